@@ -1,0 +1,140 @@
+"""argv and PET_ variables -> a RunSpec.
+
+torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
+(`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
+`--flag value`, and everything after the script belongs to the script, byte for byte.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from relight.env import Environment
+from relight.errors import UsageError, nearest
+from relight.spec import FLAGS, Flag, RunSpec
+
+_FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
+
+
+class Parsed(NamedTuple):
+    """The values of all flags, the names of those that were given, and the script with its
+    arguments.
+    """
+
+    values: Mapping[str, Any]
+    given: set[str]
+    command: tuple[str, ...]
+
+
+def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> Parsed:
+    """Read flags from `argv` up to the script; those not there come from PET_ variables or are
+    defaults.
+
+    Raises:
+        UsageError: an unknown or ambiguous flag, or a value that does not fit.
+    """
+    table = {flag.name: flag for flag in flags}
+    texts, command = _split(argv, table)
+    values: dict[str, Any] = {}
+    given = set(texts)
+    for flag in table.values():
+        text = texts.get(flag.name)
+        variable = env.default_of(flag.name) if flag.from_env else None
+        if text is not None:
+            values[flag.field] = _value(flag, text, f"--{flag.name}={text}")
+        elif variable is not None:
+            source = "PET_" + flag.field.upper()
+            values[flag.field] = _value(flag, variable, f"{source}={variable}")
+            given.add(flag.name)
+        else:
+            values[flag.field] = flag.default
+    return Parsed(values, given, tuple(command))
+
+
+def to_spec(parsed: Parsed) -> RunSpec:
+    """Return the RunSpec of a parsed command line.
+
+    Raises:
+        UsageError: there is no script.
+    """
+    if not parsed.command:
+        raise UsageError(
+            "no training script was given",
+            hint="relight run [flags] SCRIPT [arguments of the script]; relight run --help",
+        )
+    script, *script_args = parsed.command
+    fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
+    return RunSpec(**fields, script=script, script_args=tuple(script_args))
+
+
+def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
+    """Return the text of each flag given (the last one counts) and the rest, from the script on."""
+    texts: dict[str, str] = {}
+    shorts = {flag.short: flag for flag in table.values() if flag.short}
+    rest = list(argv)
+    while rest:
+        word = rest[0]
+        if word == "--":
+            return texts, rest[1:]
+        if not word.startswith("-") or word == "-":
+            break
+        rest.pop(0)
+        if word.startswith("--"):
+            name, equals, text = word[2:].partition("=")
+            flag = _find(name, table)
+        else:
+            short_flag = shorts.get(word[1])
+            if short_flag is None:
+                raise _unknown(word, table)
+            flag, text = short_flag, word[2:]
+            equals, text = ("=", text.removeprefix("=")) if text else ("", "")
+            if flag.parse is None and equals:  # -mr3: a switch followed by more short flags
+                rest.insert(0, "-" + text)
+                equals, text = "", ""
+        if flag.parse is None:
+            if equals:
+                raise UsageError(f"--{flag.name} is a switch and takes no value: {word}")
+            texts[flag.name] = "1"
+        elif equals:
+            texts[flag.name] = text
+        elif rest and (not rest[0].startswith("-") or _is_number(rest[0])):
+            texts[flag.name] = rest.pop(0)
+        else:
+            raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
+    return texts, rest
+
+
+def _find(name: str, table: Mapping[str, Flag]) -> Flag:
+    wanted = name.replace("_", "-")
+    if wanted in table:
+        return table[wanted]
+    matches = [known for known in table if known.startswith(wanted)] if wanted else []
+    if len(matches) == 1:
+        return table[matches[0]]
+    if matches:
+        raise UsageError(f"--{name} is ambiguous: {', '.join('--' + m for m in matches)}")
+    raise _unknown("--" + name, table)
+
+
+def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
+    meant = nearest(word.lstrip("-").partition("=")[0].replace("_", "-"), list(table))
+    hint = f"did you mean --{meant}?" if meant else "relight run --help lists the flags"
+    return UsageError(f"unknown flag: {word}", hint=hint)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _value(flag: Flag, text: str, source: str) -> object:
+    if flag.parse is None:
+        if text.lower() not in _FALSE + _TRUE:
+            raise UsageError(f"{source}: expected 1 or 0")
+        return text.lower() in _TRUE
+    try:
+        return flag.parse(text)
+    except ValueError as error:
+        raise UsageError(f"{source}: {error}", hint=f"--{flag.name}: {flag.help}") from None

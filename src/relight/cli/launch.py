@@ -1,0 +1,39 @@
+"""`relight launch`: the contract of `python -m torch.distributed.launch`.
+
+Older scripts take their local rank as an argument: without `--use-env` each gets `--local-rank=N`
+before its own arguments. Everything else is `relight run`.
+"""
+
+from relight import env as environment
+from relight.cli import run
+from relight.cli.arguments import parse, to_spec
+from relight.errors import UsageError
+from relight.spec import FLAGS, Flag
+
+LAUNCH_FLAGS = (
+    *FLAGS,
+    Flag("use-env", None, False, "", "tell the local rank by LOCAL_RANK alone", from_env=False),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight launch` and return the job's exit code.
+
+    Raises:
+        RelightError: nothing was started.
+    """
+    if run.asks_for_help(argv):
+        from relight.cli.usage import run_help
+
+        print(run_help(LAUNCH_FLAGS, command="launch"))
+        return 0
+    env = environment.read()
+    parsed = parse(argv, env, LAUNCH_FLAGS)
+    spec = to_spec(parsed)
+    use_env = bool(parsed.values["use_env"])
+    if spec.no_python and not use_env:
+        raise UsageError(
+            "--no-python needs --use-env: --local-rank=N is an argument for Python scripts",
+            hint="relight launch --use-env --no-python PROGRAM",
+        )
+    return run.launch(spec, parsed.given, env, local_rank_argument=not use_env)

@@ -1,0 +1,77 @@
+"""The `relight` command: finds the sub-command, runs it, and turns errors into one line and an exit
+code.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from relight.errors import EXIT_SIGNAL_BASE, RelightError, UsageError, nearest
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    pass
+
+COMMANDS = {
+    "run": "start and watch the workers of this node (torchrun)",
+    "launch": "the same with the contract of torch.distributed.launch",
+    "version": "print the version",
+}
+
+USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
+
+
+def main(argv: list[str]) -> int:
+    """Run one command line and return its exit code.
+
+    Args:
+        argv: the arguments after the program's name.
+    """
+    try:
+        return _command(argv)(argv[1:])
+    except RelightError as error:
+        print(f"relight: error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL_BASE + 2
+
+
+def entry() -> NoReturn:
+    """Run this process's command line; the console script."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def _command(argv: list[str]) -> Callable[[list[str]], int]:
+    name = argv[0] if argv else "--help"
+    if name == "run":
+        from relight.cli import run
+
+        return run.main
+    if name == "launch":
+        from relight.cli import launch
+
+        return launch.main
+    if name in ("version", "--version", "-V"):
+        return _version
+    if name in ("help", "--help", "-h"):
+        return _help
+    meant = nearest(name, list(COMMANDS))
+    hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(COMMANDS)}"
+    raise UsageError(f"unknown command: {name}", hint=hint)
+
+
+def _version(_: list[str]) -> int:
+    from relight import __version__
+
+    print(f"relight {__version__}")
+    return 0
+
+
+def _help(_: list[str]) -> int:
+    print(USAGE + "\n")
+    for name, text in COMMANDS.items():
+        print(f"  {name:10}{text}")
+    print("\nrelight COMMAND --help tells more.")
+    return 0

@@ -1,0 +1,193 @@
+"""`relight run`: what torchrun does on one node.
+
+Everything that can be wrong with the command line is found here, before anything is started.
+"""
+
+import os
+import sys
+
+from relight import env as environment
+from relight.agent import Agent, Job
+from relight.cli.arguments import parse, to_spec
+from relight.core.commands import Command
+from relight.env import Environment
+from relight.errors import UsageError, nearest
+from relight.host import files
+from relight.spec import FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight run` and return the job's exit code.
+
+    Raises:
+        RelightError: nothing was started.
+    """
+    if asks_for_help(argv):
+        from relight.cli.usage import run_help
+
+        print(run_help(FLAGS))
+        return 0
+    env = environment.read()
+    parsed = parse(argv, env)
+    return launch(to_spec(parsed), parsed.given, env)
+
+
+def launch(
+    spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
+) -> int:
+    """Check what was asked for against this machine, run it, and return the job's exit code.
+
+    Args:
+        spec: what was asked for.
+        given: the flags that were written down.
+        env: the environment.
+        local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
+
+    Raises:
+        RelightError: nothing was started.
+    """
+    notes = check(spec, given)
+    if not spec.runs_locally():
+        raise UsageError(
+            f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}: not supported yet",
+            hint="this version runs jobs of one node",
+        )
+    python = _find_python(spec, env)
+    _check_script(spec, env)
+    nproc = _count_workers(spec, env)
+    notes += check_ranks(spec, nproc)
+    job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
+    for note in notes:
+        print(f"relight: note: {note}", file=sys.stderr)
+    sys.stderr.flush()
+    return Agent(job).run()
+
+
+def _job(
+    spec: RunSpec,
+    env: Environment,
+    nproc: int,
+    python: str,
+    notes: list[str],
+    *,
+    local_rank_argument: bool,
+) -> Job:
+    threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
+    if threads:
+        notes.append(f"OMP_NUM_THREADS is not set; it is 1 for each of the {nproc} workers")
+    shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
+    run_id = spec.rdzv_id
+    master = spec.store_address()
+    if run_id in ("", UNSET_RUN_ID) and not master.port and spec.rdzv_backend == "static":
+        run_id = files.new_run_id()
+    command = Command(
+        spec=spec,
+        env=env,
+        python=python,
+        run_path=_run_path_file(),
+        run_id=run_id or files.new_run_id(),
+        local_rank_argument=local_rank_argument,
+        agent_store=shared and spec.worker_store == "agent",
+        threads=threads,
+    )
+    return Job(
+        command=command,
+        nproc=nproc,
+        master_addr=master.host,
+        master_port=master.port or 0,
+        cpus=_bind_cpus(spec, env, nproc),
+        run_directory=_run_directory(spec, env, command.run_id),
+        keep_logs=spec.keeps_logs(),
+    )
+
+
+def _run_directory(spec: RunSpec, env: Environment, run_id: str) -> str:
+    if spec.log_dir == os.devnull:
+        return ""
+    if not spec.keeps_logs():
+        return files.make_temporary_directory(env)
+    base = spec.log_dir or os.path.join(env.get("TMPDIR", "/tmp"), "relight")  # noqa: S108
+    return files.make_run_directory(os.path.abspath(base), run_id)
+
+
+def _run_path_file() -> str:
+    import relight
+
+    return os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
+
+
+def asks_for_help(argv: list[str]) -> bool:
+    """Return whether --help stands among our own flags; values of flags never begin with a dash."""
+    for word in argv:
+        if word in ("-h", "--help"):
+            return True
+        if word == "--":
+            return False
+    return False
+
+
+def _count_workers(spec: RunSpec, env: Environment) -> int:
+    if spec.nproc_per_node.isdecimal():
+        return int(spec.nproc_per_node)
+    from relight.host.devices import count
+
+    return count(spec.nproc_per_node, env)
+
+
+def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
+    if not spec.numa_binding:
+        return ()
+    from relight.host.numa import bind
+
+    return bind(spec.numa_binding, nproc, env)
+
+
+def _find_python(spec: RunSpec, env: Environment) -> str:
+    python = env.get("PYTHON_EXEC", sys.executable)
+    if not spec.no_python and _find_program(python, env) is None:
+        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
+    return python
+
+
+def _check_script(spec: RunSpec, env: Environment) -> None:
+    if spec.module or spec.script == "-":
+        return
+    if spec.no_python and not spec.run_path:
+        if _find_program(spec.script, env) is None:
+            raise _no_program(spec.script)
+        return
+    if os.path.isdir(spec.script):
+        if not os.path.isfile(os.path.join(spec.script, "__main__.py")):
+            raise UsageError(
+                f"{spec.script} is a directory without a __main__.py", hint="give the script's file"
+            )
+    elif not os.path.exists(spec.script):
+        raise UsageError(f"there is no file {spec.script}", hint=_similar_file(spec.script))
+    elif not os.access(spec.script, os.R_OK):
+        raise UsageError(f"the file {spec.script} can't be read", hint="look at its permissions")
+
+
+def _no_program(name: str) -> UsageError:
+    if "/" in name and os.path.exists(name):
+        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
+    return UsageError(f"there is no program {name}", hint=_similar_file(name))
+
+
+def _find_program(name: str, env: Environment) -> str | None:
+    """Return the path of a program as execvp(3) finds it."""
+    folders = [""] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _similar_file(path: str) -> str:
+    folder, name = os.path.split(path)
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no directory {folder}"
+    meant = nearest(name, names)
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"

@@ -1,0 +1,100 @@
+"""The command line and the environment of one worker: a pure function of what was asked for and its
+place.
+
+Both are torchrun's (torch 2.13), with one exception: arguments reach the script byte for byte,
+where torchrun replaces `$$` and `${local_rank}` in them.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
+from relight.env import Environment
+from relight.errors import UsageError, signal_name
+from relight.spec import RunSpec
+
+
+class Command(NamedTuple):
+    """What all workers of this node have in common.
+
+    `run_path` is the file that stands in for `--run-path`; `local_rank_argument` is the contract of
+    `relight launch` without `--use-env`; `agent_store` tells whether the agent serves MASTER_PORT.
+    """
+
+    spec: RunSpec
+    env: Environment
+    python: str
+    run_path: str
+    run_id: str
+    local_rank_argument: bool
+    agent_store: bool
+    threads: int
+    """OMP_NUM_THREADS to set, 0 to leave it as it is."""
+
+
+def argv(command: Command, local_rank: int) -> tuple[str, ...]:
+    """Return the worker's command line."""
+    spec = command.spec
+    first = (f"--local-rank={local_rank}",) if command.local_rank_argument else ()
+    rest = (spec.script, *first, *spec.script_args)
+    if spec.run_path:
+        return (command.python, "-u", command.run_path, *rest)
+    if spec.no_python:
+        return rest
+    return (command.python, "-u", *(("-m",) if spec.module else ()), *rest)
+
+
+def variables(
+    command: Command, generation: Generation, assignment: Assignment, error_file: str
+) -> Mapping[str, str]:
+    """Return the worker's whole environment.
+
+    Raises:
+        UsageError: CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
+    """
+    spec, env = command.spec, command.env
+    result = dict(env.variables)
+    result.update(
+        worker_variables(
+            assignment,
+            generation,
+            agent_store=command.agent_store,
+            virtual=spec.virtual_local_rank,
+        )
+    )
+    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
+    result["TORCHELASTIC_RUN_ID"] = command.run_id
+    result["TORCHELASTIC_ERROR_FILE"] = error_file
+    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
+    result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+    )
+    if command.threads:
+        result["OMP_NUM_THREADS"] = str(command.threads)
+    if spec.virtual_local_rank:
+        try:
+            result["CUDA_VISIBLE_DEVICES"] = visible_device(
+                env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
+            )
+        except ValueError as error:
+            raise UsageError(str(error), hint="start fewer workers or list more devices") from None
+    return result
+
+
+def prefix(command: Command, assignment: Assignment) -> bytes:
+    """Return what each tee'd line of a worker begins with.
+
+    `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` replaces torchrun's `[<role><local rank>]:`; it knows
+    `${role_name}`, `${rank}` and `${local_rank}`.
+    """
+    template = command.env.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")
+    if not template:
+        return f"[{assignment.role}{assignment.local_rank}]:".encode()
+    from string import Template
+
+    names = {
+        "role_name": assignment.role,
+        "rank": str(assignment.rank),
+        "local_rank": str(assignment.local_rank),
+    }
+    return Template(template).safe_substitute(names).encode()

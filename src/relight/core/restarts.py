@@ -1,0 +1,34 @@
+"""May the job restart, after how long, and the reason in words.
+
+One budget a job: `--max-restarts` counts failures wherever they happen; a change of membership
+costs nothing.
+"""
+
+from typing import NamedTuple
+
+
+class Restart(NamedTuple):
+    """Start the workers again as restart number `number`."""
+
+    number: int
+    reason: str
+
+
+class GiveUp(NamedTuple):
+    """The job has failed."""
+
+    reason: str
+
+
+def after_failure(used: int, budget: int) -> Restart | GiveUp:
+    """Decide what follows a failure.
+
+    Args:
+        used: restarts so far.
+        budget: `--max-restarts`.
+    """
+    if used < budget:
+        return Restart(used + 1, f"restart {used + 1} of {budget}")
+    if budget == 0:
+        return GiveUp("no restarts were allowed (--max-restarts=0)")
+    return GiveUp(f"all {budget} restarts are used up")

@@ -1,0 +1,177 @@
+"""The workers of one node through one generation: watch, stop, escalate.
+
+States, and what leads on:
+
+    RUNNING   all workers that have not ended are training
+      | one exits other than 0, or a signal for the agent      -> STOPPING
+      | the last one exits 0                                   -> ENDED
+    STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
+      | the grace time is over, or a second signal             -> KILLING
+      | the last one exits                                     -> ENDED
+    KILLING   SIGKILL was sent to all of them and to everything that they started
+      | the last one exits                                     -> ENDED
+      | a minute passes (a process in an uninterruptible call) -> ENDED, with the stuck ones named
+
+Invariants (`check`): a worker exits once; nothing is signalled after its exit; ENDED is final. The
+grace time starts once for all workers together. What is deliberately not here: processes, time,
+restarts.
+"""
+
+import signal
+from enum import Enum
+from typing import NamedTuple
+
+from relight.events import Event, SignalReceived, SpawnerLost, Tick, WorkerExited
+
+STUCK_AFTER_S = 60.0
+"""How long a killed process may take to go before the agent gives it up."""
+
+
+class State(Enum):
+    """Where the workers of this node are."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    KILLING = "killing"
+    ENDED = "ended"
+
+
+class Signal(NamedTuple):
+    """Effect: send `number` to these workers."""
+
+    local_ranks: tuple[int, ...]
+    number: int
+
+
+class Kill(NamedTuple):
+    """Effect: kill all workers and everything that they started."""
+
+
+class End(NamedTuple):
+    """What became of one worker. `asked` is the signal that it was sent before it ended, 0 for
+    none.
+    """
+
+    local_rank: int
+    exitcode: int
+    at: float
+    asked: int
+
+
+class Over(NamedTuple):
+    """Effect: the generation is over on this node."""
+
+
+Effect = Signal | Kill | Over
+
+
+class Supervision:
+    """The state machine of one node's workers in one generation.
+
+    Args:
+        size: number of workers.
+        grace_s: seconds from asking workers to stop to killing them.
+    """
+
+    def __init__(self, size: int, grace_s: float) -> None:
+        self.state = State.RUNNING
+        self.ends: dict[int, End] = {}
+        self.received = 0
+        """The signal that the agent got, 0 for none."""
+        self._size = size
+        self._grace_s = grace_s
+        self._asked = 0
+        self._deadline: float | None = None
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Local ranks of the workers that have not ended."""
+        return tuple(rank for rank in range(self._size) if rank not in self.ends)
+
+    @property
+    def failed(self) -> bool:
+        """Whether some worker ended other than with 0, or could not be ended at all."""
+        return any(end.exitcode for end in self.ends.values()) or (
+            self.state is State.ENDED and bool(self.alive)
+        )
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return what must be done.
+
+        Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
+        early.
+        """
+        if self.state is State.ENDED:
+            return []
+        match event:
+            case WorkerExited(local_rank, exitcode) if local_rank not in self.ends:
+                self.ends[local_rank] = End(local_rank, exitcode, now, self._asked)
+                if not self.alive:
+                    return self._become_ended()
+                if exitcode and self.state is State.RUNNING:
+                    return self._become_stopping(int(signal.SIGTERM), now)
+            case SignalReceived(number) if not self.received:
+                self.received = number
+                if self.state is State.RUNNING:
+                    return self._become_stopping(number, now)
+                if self.state is State.STOPPING:
+                    return [Signal(self.alive, number)]
+            case SignalReceived():
+                if self.state is State.STOPPING:
+                    return self._become_killing(now)
+            case SpawnerLost():
+                for local_rank in self.alive:
+                    self.ends[local_rank] = End(local_rank, -signal.SIGKILL, now, self._asked)
+                return self._become_ended()
+            case Tick() if self._deadline is not None and now >= self._deadline:
+                if self.state is State.STOPPING:
+                    return self._become_killing(now)
+                return self._become_ended()
+        return []
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        return self._deadline
+
+    def explain(self, now: float) -> str:
+        """Return in words what is being waited for."""
+        alive = ", ".join(str(rank) for rank in self.alive)
+        match self.state:
+            case State.RUNNING:
+                return f"local ranks {alive} are running"
+            case State.STOPPING:
+                left = max(0.0, (self._deadline or now) - now)
+                return f"waiting for local ranks {alive} to stop; they are killed in {left:.0f} s"
+            case State.KILLING:
+                return f"waiting for the killed local ranks {alive} to go"
+            case State.ENDED:
+                return (
+                    f"the system does not let go of local ranks {alive}" if alive else "all ended"
+                )
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        assert set(self.ends) <= set(range(self._size))
+        assert (self.state is State.RUNNING) == (self._deadline is None and not self._over())
+        assert self.state is State.ENDED or self.alive
+        assert not (self.state is State.RUNNING and self.failed)
+
+    def _over(self) -> bool:
+        return self.state is State.ENDED
+
+    def _become_stopping(self, number: int, now: float) -> list[Effect]:
+        self.state = State.STOPPING
+        self._asked = number
+        self._deadline = now + self._grace_s
+        return [Signal(self.alive, number)]
+
+    def _become_killing(self, now: float) -> list[Effect]:
+        self.state = State.KILLING
+        self._asked = int(signal.SIGKILL)
+        self._deadline = now + STUCK_AFTER_S
+        return [Kill()]
+
+    def _become_ended(self) -> list[Effect]:
+        self.state = State.ENDED
+        self._deadline = None
+        return [Over()]

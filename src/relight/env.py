@@ -1,0 +1,28 @@
+"""The only place that reads os.environ.
+
+The environment is read once, at the start, into an `Environment`; everything else takes that value
+as an argument. Tests and the workers' environment therefore never depend on hidden state.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Environment(NamedTuple):
+    """A copy of the process environment and the questions that the launcher asks it."""
+
+    variables: Mapping[str, str]
+
+    def get(self, name: str, default: str = "") -> str:
+        """Return the value of `name`, or `default` where it is unset or empty."""
+        return self.variables.get(name) or default
+
+    def default_of(self, flag: str) -> str | None:
+        """Return torchrun's variable for a flag (`PET_NPROC_PER_NODE`), or None if unset."""
+        return self.variables.get("PET_" + flag.upper().replace("-", "_"))
+
+
+def read() -> Environment:
+    """Return the environment of this process."""
+    return Environment(dict(os.environ))

@@ -1,0 +1,84 @@
+"""The errors that people see, sorted by who must act on them, and the exit codes they end with.
+
+    RelightError
+    ├── UsageError      2   the user: the command line or the environment asks for what can't be
+    ├── GroupError      3   the operator: the nodes did not come together in time
+    ├── MachineError    4   the operator: this machine refused something that the launcher needs
+    └── InternalError  70   us: a state that must not occur; please report it
+
+A job whose workers failed is no error of the launcher: it ends with the exit code of its root
+cause.
+
+A message is one line: what happened, to which thing, why. The hint says what to do next.
+"""
+
+import signal
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_GROUP = 3
+EXIT_MACHINE = 4
+EXIT_INTERNAL = 70
+EXIT_SIGNAL_BASE = 128
+"""A process that ended by signal n counts as exit code 128 + n, as in every shell."""
+
+
+class RelightError(Exception):
+    """Base of all errors that the command line prints as one line and a hint.
+
+    Args:
+        message: one line without a final full stop.
+        hint: what to do next, or an empty string.
+    """
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(RelightError):
+    """What was asked for is wrong; nothing has been started."""
+
+    exit_code = EXIT_USAGE
+
+
+class GroupError(RelightError):
+    """The nodes of the job did not come together, or fell apart for good."""
+
+    exit_code = EXIT_GROUP
+
+
+class MachineError(RelightError):
+    """The machine refused a resource that the launcher needs: a process, a socket, a directory."""
+
+    exit_code = EXIT_MACHINE
+
+
+class InternalError(RelightError):
+    """A state that must not occur."""
+
+    exit_code = EXIT_INTERNAL
+
+
+def exit_code_of_signal(number: int) -> int:
+    """Return the exit code that stands for an end by signal `number`."""
+    return EXIT_SIGNAL_BASE + number
+
+
+def signal_name(number: int) -> str:
+    """Return `SIGTERM` for 15, and so on; `signal 40` where there is no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
+    """Return the entry of `known` that `word` was probably meant to be, or an empty string."""
+    import difflib  # only on the way to an error message
+
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    return matches[0] if matches else ""

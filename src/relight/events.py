@@ -1,0 +1,107 @@
+"""What happened: one small immutable type an event, to and from JSON.
+
+The same records are the inputs of the cores and the lines of the event log, so that a run can be
+read, and replayed, from its log. Times are not part of an event: whoever records it adds them.
+An exit code below 0 is the number of the signal that ended a process, as in torch and subprocess.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Formed(NamedTuple):
+    """A generation was formed: these nodes, this many workers."""
+
+    generation: int
+    restart: int
+    nodes: tuple[str, ...]
+    world_size: int
+    master_addr: str
+    master_port: int
+    cause: str
+
+
+class WorkerStarted(NamedTuple):
+    """A worker process exists."""
+
+    local_rank: int
+    rank: int
+    pid: int
+
+
+class WorkerExited(NamedTuple):
+    """A worker process is gone and reaped."""
+
+    local_rank: int
+    exitcode: int
+
+
+class SignalReceived(NamedTuple):
+    """The agent was sent a signal that stops the job."""
+
+    number: int
+
+
+class SpawnerLost(NamedTuple):
+    """The process that holds the workers died, and they with it."""
+
+    exitcode: int
+
+
+class Tick(NamedTuple):
+    """A deadline has passed."""
+
+
+class Restarting(NamedTuple):
+    """The workers will be started again."""
+
+    restart: int
+    of: int
+    reason: str
+
+
+class Ended(NamedTuple):
+    """The job has ended on this node."""
+
+    exit_code: int
+    reason: str
+
+
+Event = (
+    Formed | WorkerStarted | WorkerExited | SignalReceived | SpawnerLost | Tick | Restarting | Ended
+)
+
+_TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        Formed,
+        WorkerStarted,
+        WorkerExited,
+        SignalReceived,
+        SpawnerLost,
+        Tick,
+        Restarting,
+        Ended,
+    )
+}
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """Return an event as a JSON object; its type is under the key `event`."""
+    return {"event": type(event).__name__, **event._asdict()}
+
+
+def from_json(record: dict[str, Any]) -> Event:
+    """Return the event of a JSON object; keys that do not belong to it (times) are left out.
+
+    Raises:
+        ValueError: no such event, or a field is missing.
+    """
+    kind = _TYPES.get(str(record.get("event")))
+    if kind is None:
+        raise ValueError(f"unknown event: {record.get('event')}; known: {', '.join(_TYPES)}")
+    missing = [field for field in kind._fields if field not in record]
+    if missing:
+        raise ValueError(f"{kind.__name__} without {', '.join(missing)}")
+    values = (record[field] for field in kind._fields)
+    event: Event = kind(*(tuple(v) if isinstance(v, list) else v for v in values))
+    return event

@@ -1,0 +1,1 @@
+"""What touches this machine, one resource a file."""

@@ -1,0 +1,101 @@
+"""The run directory of a job, and the event log in it.
+
+Layout, as torchrun's: `<base>/<run id>_<random>/`, made by each agent for itself.
+"""
+
+import os
+import sys
+import time
+
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.events import Event
+
+
+def new_run_id() -> str:
+    """Return a random id in the form of a UUID."""
+    digits = os.urandom(16).hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def make_run_directory(base: str, run_id: str) -> str:
+    """Make `<base>/<run id>_<random>` and return it.
+
+    Raises:
+        UsageError: the directory can't be made or written.
+    """
+    directory = os.path.join(base, f"{run_id}_{os.urandom(4).hex()}")
+    try:
+        os.makedirs(base, exist_ok=True)
+        os.mkdir(directory, 0o700)
+    except OSError as error:
+        raise UsageError(
+            f"can't write logs to {error.filename or base}: {error.strerror}",
+            hint="--log-dir takes a directory; /dev/null switches all files off",
+        ) from None
+    return directory
+
+
+def make_temporary_directory(env: Environment) -> str:
+    """Make a directory for the error files of a job that keeps no logs; empty if that is not
+    possible.
+    """
+    base = env.get("TMPDIR", "/tmp")  # noqa: S108  # where torchrun puts it as well; the name is random
+    directory = os.path.join(base, f"relight_{os.urandom(8).hex()}")
+    try:
+        os.mkdir(directory, 0o700)
+    except OSError:
+        return ""  # a full disk: the job can run without error files
+    return directory
+
+
+def remove_tree(directory: str) -> None:
+    """Remove a directory and what is in it, as far as possible."""
+    for folder, folders, files in os.walk(directory, topdown=False):
+        for name in files:
+            _try(os.unlink, os.path.join(folder, name))
+        for name in folders:
+            path = os.path.join(folder, name)
+            _try(os.unlink if os.path.islink(path) else os.rmdir, path)
+    _try(os.rmdir, directory)
+
+
+def _try(remove: "object", path: str) -> None:
+    try:
+        remove(path)  # type: ignore[operator]  # unlink or rmdir
+    except OSError:
+        pass
+
+
+class EventLog:
+    """Writes events as JSON lines: to `events.jsonl` in the run directory, to stderr, to both or to
+    neither.
+
+    Args:
+        directory: the run directory, or empty for no file.
+        console: whether events go to stderr as well (`--event-log-handler=console`).
+    """
+
+    def __init__(self, directory: str, *, console: bool) -> None:
+        self._console = console
+        self._path = os.path.join(directory, "events.jsonl") if directory else ""
+
+    def write(self, event: Event) -> None:
+        """Add an event with the time: `t` is monotonic, `time` is seconds since 1970."""
+        if not (self._path or self._console):
+            return
+        import json
+
+        from relight.events import to_json
+
+        record = {"t": round(time.monotonic(), 6), "time": round(time.time(), 3), **to_json(event)}
+        line = json.dumps(record) + "\n"
+        if self._console:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+        if self._path:
+            try:
+                with open(self._path, "a") as file:
+                    file.write(line)
+            except OSError:
+                self._path = ""  # the disk is full; the job goes on

@@ -1,0 +1,103 @@
+"""System calls that Python's standard library does not offer, through libc.
+
+`ctypes` would cost the launch path 2 ms for its Python half; only the two calls of its C half that
+this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
+"""
+
+import _ctypes
+import os
+import signal
+from collections.abc import Collection
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+IN_MODIFY = 0x2  # linux/inotify.h
+
+_libc = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None: this program
+
+
+def _call(name: str, *arguments: int | bytes) -> int:
+    result: int = _ctypes.call_function(_ctypes.dlsym(_libc, name), arguments)
+    return result
+
+
+def die_with_parent(number: int) -> None:
+    """Have the kernel send this process a signal when its parent thread ends (prctl(2))."""
+    _call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def become_subreaper() -> None:
+    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4)."""
+    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def inotify_open() -> int:
+    """Return a new non-blocking inotify descriptor, or -1 where the system has none left."""
+    return _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def inotify_watch(fd: int, path: str, mask: int) -> int:
+    """Watch `path`; return the watch's number, or -1."""
+    return _call("inotify_add_watch", fd, os.fsencode(path), mask)
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close all descriptors of this process but these."""
+    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
+        if fd not in keep:
+            try:
+                os.close(fd)
+            except OSError:
+                pass  # the descriptor of the listing itself
+
+
+def rename_process(name: str) -> None:
+    """Make `name` what ps, top and pkill see of this process: its command line and its short name.
+
+    The command line is overwritten in place (proc(5): arg_start and arg_end of /proc/self/stat), so
+    a long name is cut to the length of the old one.
+    """
+    _call("prctl", _PR_SET_NAME, name.encode()[:15] + b"\0", 0, 0, 0)
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        with open("/proc/self/mem", "r+b", buffering=0) as memory:
+            memory.seek(start)
+            memory.write(name.encode()[: end - start - 1].ljust(end - start, b"\0"))
+    except (OSError, ValueError, IndexError):
+        return  # a nicety: some sandboxes hide these files
+
+
+def children() -> list[int]:
+    """Return the pids of the children of this process that are not reaped, in no order."""
+    pid = os.getpid()
+    try:
+        with open(f"/proc/self/task/{pid}/children") as file:
+            return [int(word) for word in file.read().split()]
+    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
+        return [child for child in _all_pids() if _parent_of(child) == pid]
+
+
+def kill_children() -> None:
+    """Send SIGKILL to the children of this process. Their pids can't be reused before it reaps
+    them.
+    """
+    for pid in children():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except (PermissionError, ProcessLookupError):
+            pass  # a setuid program, which somebody else must end
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[1])
+    except OSError:
+        return 0

@@ -1,0 +1,182 @@
+"""Where the output of one generation's workers goes: files, the console, or nowhere.
+
+A stream that has a file is written to it by the worker itself, so nothing is lost when anything is
+killed, and no console can hold the worker up; a tee'd one is read back from its file. A stream
+without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
+a terminal, so that progress bars and colours are as they would be. The end of each worker's stderr
+is kept for the failure report.
+
+Layout, as torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
+error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
+"""
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relight.host.console import Consoles, Stream
+from relight.host.loop import Loop
+from relight.host.readers import TAIL_SIZE, FileTails, PipeReader, channel
+from relight.spec import STDERR, STDOUT, RunSpec
+
+_NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+
+
+class Destination(NamedTuple):
+    """Where one stream of one worker goes."""
+
+    file: bool
+    console: bool
+
+
+def destination(spec: RunSpec, local_rank: int, stream: int) -> Destination:
+    """Return where a stream goes, after `--redirects`, `--tee`, `--local-ranks-filter`,
+    `--log-dir`.
+
+    The rules are those of torchrun: tee and redirect go to the file, tee and neither to the
+    console, and the filter takes the console away.
+    """
+    if spec.log_dir == os.devnull:
+        return Destination(file=False, console=True)
+    tee = bool(spec.tee.of(local_rank) & stream)
+    redirect = bool(spec.redirects.of(local_rank) & stream)
+    shown = not spec.local_ranks_filter or local_rank in spec.local_ranks_filter
+    return Destination(file=tee or redirect, console=shown and (tee or not redirect))
+
+
+class Logs:
+    """The output of the workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        consoles: where people read.
+        spec: what was asked for.
+        directory: `attempt_<n>` of this generation, to be made; empty for no files at all.
+
+    Raises:
+        OSError: the directory or a file can't be made.
+    """
+
+    def __init__(self, loop: Loop, consoles: Consoles, spec: RunSpec, directory: str) -> None:
+        self._directory = directory
+        self._loop = loop
+        self._consoles = consoles
+        self._spec = spec
+        self._tails = FileTails(loop) if spec.tee.any() and directory else None
+        self._pipes: list[tuple[PipeReader, int]] = []
+        self._stderr: dict[int, PipeReader | str] = {}
+        self._to_pass_on: list[int] = []
+        self._filters: dict[int, _Filter] = {}
+        if directory:
+            os.makedirs(directory)
+            for stream, name in _NAMES.items():
+                texts = getattr(spec, f"duplicate_{name}_filters")
+                if texts:
+                    path = os.path.join(directory, f"filtered_{name}.log")
+                    self._filters[stream] = _Filter(texts, path)
+
+    def error_file(self, local_rank: int) -> str:
+        """Return where a worker's `@record` writes its exception; empty where there are no files."""
+        return self._path(local_rank, "error.json") if self._directory else ""
+
+    def stderr_path(self, local_rank: int) -> str:
+        """Return the file with a worker's stderr, or an empty string."""
+        source = self._stderr.get(local_rank)
+        return source if isinstance(source, str) else ""
+
+    def stderr_of(self, local_rank: int) -> str:
+        """Return the end of what a worker wrote to stderr."""
+        source = self._stderr.get(local_rank)
+        if isinstance(source, PipeReader):
+            return source.tail.decode(errors="replace")
+        if source is None:
+            return ""
+        with open(source, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE))
+            return file.read().decode(errors="replace")
+
+    def open(self, local_rank: int, prefix: bytes) -> tuple[int, int]:
+        """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them here.
+
+        Args:
+            local_rank: the worker.
+            prefix: what its lines begin with where they are tee'd.
+        """
+        if self._directory:
+            os.makedirs(os.path.join(self._directory, str(local_rank)))
+        stdout = self._open_stream(local_rank, STDOUT, prefix)
+        raw = Destination(file=False, console=True)
+        if self._consoles.stdout is self._consoles.stderr and all(
+            destination(self._spec, local_rank, stream) == raw for stream in _NAMES
+        ):
+            # One channel keeps the order of what the worker writes to the one and the other.
+            self._stderr[local_rank] = self._pipes[-1][0]
+            return stdout, stdout
+        return stdout, self._open_stream(local_rank, STDERR, prefix)
+
+    def passed_on(self) -> None:
+        """Close this side's copies of the workers' descriptors, now that the workers have theirs."""
+        for fd in self._to_pass_on:
+            os.close(fd)
+        self._to_pass_on.clear()
+
+    def resize(self) -> None:
+        """The terminal has another size now: tell the workers."""
+        for pipe, console_fd in self._pipes:
+            if pipe.fd >= 0:
+                pipe.copy_window_size(console_fd)
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        """Show the rest and close everything; all workers and what they started are gone by now."""
+        for pipe, _ in self._pipes:
+            pipe.finish(give_up)
+        if self._tails is not None:
+            self._tails.finish(give_up)
+        for each in self._filters.values():
+            each.close()
+
+    def _path(self, local_rank: int, name: str) -> str:
+        return os.path.join(self._directory, str(local_rank), name)
+
+    def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
+        to_file, to_console = destination(self._spec, local_rank, stream)
+        console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
+        if to_file:
+            path = self._path(local_rank, f"{_NAMES[stream]}.log")
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            if stream == STDERR:
+                self._stderr[local_rank] = path
+            if to_console and self._tails is not None:
+                lines = self._filters.get(stream)
+                self._tails.add(path, Stream(console, prefix, lines.take if lines else None))
+        elif not to_console and stream == STDOUT:
+            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        else:  # stderr is read even if nobody wants to see it: it tells why a worker failed
+            ours, fd = channel(console.fd if to_console else -1)
+            pipe = PipeReader(self._loop, ours, Stream(console) if to_console else None)
+            pipe.copy_window_size(console.fd)
+            self._pipes.append((pipe, console.fd))
+            if stream == STDERR:
+                self._stderr[local_rank] = pipe
+        self._to_pass_on.append(fd)
+        return fd
+
+
+class _Filter:
+    """Copies the lines that contain one of the texts to a file."""
+
+    def __init__(self, texts: tuple[str, ...], path: str) -> None:
+        self._texts = [text.encode() for text in texts]
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+    def take(self, line: bytes) -> None:
+        if self._fd >= 0 and any(text in line for text in self._texts):
+            try:
+                os.write(self._fd, line)
+            except OSError:  # a full disk must not end the job
+                self.close()
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,163 @@
+"""The agent's event loop: readable and writable descriptors, deadlines, signals. Nothing is polled.
+
+One thread. Why not asyncio: its import alone costs 40 ms, most of what a launch may take
+(docs/decisions/0001).
+"""
+
+import heapq
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Protocol
+
+Callback = Callable[[], None]
+
+
+class HasFileno(Protocol):
+    """Anything with a file descriptor."""
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+
+
+Fd = int | HasFileno
+
+
+class Timer:
+    """A call that is due at a time; `cancel` it when it is no longer wanted."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callback) -> None:
+        self.when = when
+        self.callback: Callback | None = callback
+
+    def cancel(self) -> None:
+        """Forget the call."""
+        self.callback = None
+
+    def __lt__(self, other: "Timer") -> bool:
+        return self.when < other.when
+
+
+class Loop:
+    """Waits for what is registered and calls it back, until a condition holds.
+
+    Signal handlers only write a byte to a pipe; what was registered with `on_signal` runs in the
+    loop.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._callbacks: dict[int, list[Callback | None]] = {}
+        self._timers: list[Timer] = []
+        self._signals: dict[int, Callable[[int], None]] = {}
+        self._previous: dict[int, object] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
+        self.on_readable(self._wake_read, self._dispatch_signals)
+
+    @staticmethod
+    def now() -> float:
+        """Return the monotonic time in seconds."""
+        return time.monotonic()
+
+    def on_readable(self, fd: Fd, callback: Callback | None) -> None:
+        """Call back whenever `fd` can be read; None ends it."""
+        self._watch(fd, selectors.EVENT_READ, callback)
+
+    def on_writable(self, fd: Fd, callback: Callback | None) -> None:
+        """Call back whenever `fd` can be written; None ends it."""
+        self._watch(fd, selectors.EVENT_WRITE, callback)
+
+    def forget(self, fd: Fd) -> None:
+        """End both watches; call it before closing the descriptor."""
+        self.on_readable(fd, None)
+        self.on_writable(fd, None)
+
+    def __contains__(self, fd: Fd) -> bool:
+        return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
+
+    def call_at(self, when: float, callback: Callback) -> Timer:
+        """Call back once at the monotonic time `when`."""
+        timer = Timer(when, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def call_after(self, seconds: float, callback: Callback) -> Timer:
+        """Call back once in `seconds`."""
+        return self.call_at(self.now() + seconds, callback)
+
+    def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
+        """Call back with the signal's number, inside the loop, each time the signal arrives."""
+        self._signals[number] = callback
+        self._previous.setdefault(number, signal.signal(number, _only_wake))
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Handle what happens until `done()` is true."""
+        while not done():
+            self.run_once(None)
+
+    def run_once(self, timeout_s: float | None) -> None:
+        """Wait for at most `timeout_s` (None: until something happens) and handle what happened."""
+        while self._timers and self._timers[0].callback is None:
+            heapq.heappop(self._timers)
+        if self._timers:
+            left = max(0.0, self._timers[0].when - self.now())
+            timeout_s = left if timeout_s is None else min(left, timeout_s)
+        for key, events in self._selector.select(timeout_s):
+            for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
+                # A callback may have forgotten a descriptor whose event is still in the list.
+                pair = self._callbacks.get(key.fd)
+                if events & bit and pair is not None and (callback := pair[index]) is not None:
+                    callback()
+        now = self.now()
+        while self._timers and self._timers[0].when <= now:
+            due = heapq.heappop(self._timers).callback
+            if due is not None:
+                due()
+
+    def close(self) -> None:
+        """Restore the signal handlers and close what the loop opened."""
+        for number, previous in self._previous.items():
+            signal.signal(number, previous)  # type: ignore[arg-type]  # as signal() returned it
+        signal.set_wakeup_fd(-1)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _watch(self, fd: Fd, bit: int, callback: Callback | None) -> None:
+        number = fd if isinstance(fd, int) else fd.fileno()
+        pair = self._callbacks.get(number)
+        if pair is None:
+            if callback is None:
+                return
+            pair = self._callbacks[number] = [None, None]
+            self._selector.register(number, bit)
+        pair[0 if bit == selectors.EVENT_READ else 1] = callback
+        events = (selectors.EVENT_READ if pair[0] else 0) | (
+            selectors.EVENT_WRITE if pair[1] else 0
+        )
+        if events:
+            self._selector.modify(number, events)
+        else:
+            self._selector.unregister(number)
+            del self._callbacks[number]
+
+    def _dispatch_signals(self) -> None:
+        try:
+            numbers = os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            callback = self._signals.get(number)
+            if callback is not None:
+                callback(number)
+
+
+def _only_wake(number: int, frame: FrameType | None) -> None:
+    """Do nothing: Python has already written the number to the wake-up pipe."""
+    del number, frame

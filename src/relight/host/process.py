@@ -1,0 +1,147 @@
+"""The agent's hold on the workers of one generation: start them, signal them, hear of their ends.
+
+The work is done by the spawner, a process of its own (`host/spawner.py` says why); this is the
+agent's end of the socket to it.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+
+from relight.errors import InternalError, MachineError
+from relight.events import SpawnerLost, WorkerExited, WorkerStarted
+from relight.host import linux, spawner
+from relight.host.loop import Loop
+from relight.host.memory import OomCounters
+from relight.host.spawner import WorkerPlan
+
+__all__ = ["WorkerPlan", "Workers"]
+
+ProcessEvent = WorkerStarted | WorkerExited | SpawnerLost
+_CLOSE_LIMIT_S = 30.0
+
+
+class Workers:
+    """The running workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        plans: the workers to start, in the order of their local ranks.
+        ranks: the rank of each, in the same order.
+        on_event: is told of each start and each end, and when (monotonic seconds).
+
+    Raises:
+        MachineError: the machine has no process or descriptor left.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        plans: Sequence[WorkerPlan],
+        ranks: Sequence[int],
+        on_event: Callable[[ProcessEvent, float], None],
+    ) -> None:
+        self.pids: dict[int, int] = {}
+        self.ranks = tuple(ranks)
+        self.start_errors: dict[int, OSError] = {}
+        """Why a worker could not be started, by local rank."""
+        self._loop = loop
+        self._on_event = on_event
+        self._buffer = b""
+        try:
+            self._pid, self._socket = spawner.fork(plans)
+            self._pidfd = os.pidfd_open(self._pid)
+        except OSError as error:
+            raise MachineError(
+                f"can't start processes on this machine: {error.strerror}",
+                hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
+            ) from None
+        # What a killed spawner leaves behind becomes ours, see _bury.
+        linux.become_subreaper()
+        self.memory = OomCounters()
+        self._gone = False
+        loop.on_readable(self._socket, self._receive)
+        loop.on_readable(self._pidfd, self._bury)
+
+    def signal(self, local_ranks: Sequence[int], number: int) -> None:
+        """Send a signal to these workers; those that have ended are left out."""
+        for local_rank in local_ranks:
+            self._command(f"signal {local_rank} {number}")
+
+    def kill(self) -> None:
+        """Kill all workers and everything that they started."""
+        self._command("kill")
+
+    def close(self) -> None:
+        """Kill whatever is left, and return when it is gone (or stuck in the system for 30 s)."""
+        if not self._gone:
+            self._socket.shutdown(socket.SHUT_WR)
+            limit = self._loop.now() + _CLOSE_LIMIT_S
+            timer = self._loop.call_at(limit, lambda: None)
+            self._loop.run_until(lambda: self._gone or self._loop.now() >= limit)
+            timer.cancel()
+        self._loop.forget(self._socket)
+        self._loop.forget(self._pidfd)
+        self._socket.close()
+        os.close(self._pidfd)
+
+    def _command(self, line: str) -> None:
+        try:
+            self._socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
+        except OSError:
+            return  # the spawner is gone, and with it the workers; _bury says so
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.forget(self._socket)
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            self._take(line.decode())
+
+    def _take(self, line: str) -> None:
+        word, _, rest = line.partition(" ")
+        if word == "broken":
+            raise InternalError(f"the worker spawner (pid {self._pid}) broke: {rest}")
+        local_rank, value, *times = rest.split()
+        index = int(local_rank)
+        now = self._loop.now()
+        if word == "started":
+            self.pids[index] = int(value)
+            self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
+        elif word == "failed":
+            number = int(value)
+            self.start_errors[index] = OSError(number, os.strerror(number))
+            if index not in self.pids:  # it could not even be forked, so no exit will follow
+                self._on_event(WorkerExited(index, 127), now)
+        else:
+            self._on_event(WorkerExited(index, int(value)), float(times[0]))
+
+    def _bury(self) -> None:
+        """The spawner has ended: take its last words, and end what it may have left behind."""
+        self._loop.forget(self._pidfd)
+        while self._socket.fileno() in self._loop:
+            self._receive()
+        _, status = os.waitpid(self._pid, 0)
+        exitcode = os.waitstatus_to_exitcode(status)
+        self._gone = True
+        if exitcode:
+            while orphans := linux.children():
+                linux.kill_children()
+                for pid in orphans:
+                    os.waitpid(pid, 0)
+            self._on_event(SpawnerLost(exitcode), self._loop.now())
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal (proc(5), SigCgt of /proc/PID/status)."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+    except OSError:
+        return False
+    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)

@@ -1,0 +1,243 @@
+"""The process between the agent and its workers: it starts, signals and reaps them, and outlives
+the agent.
+
+A process that is killed with SIGKILL can't clean up after itself, so somebody else has to. The
+agent forks one spawner a generation. The spawner is the parent of all workers and the subreaper of
+everything that they start, so a descendant can't get out of its sight, also one that calls setsid
+or whose parent has died. When the socket to the agent ends, for whatever reason, the spawner kills
+all of them and goes. That is also how a generation ends in good order: one way out, used every
+time.
+
+    agent --fork--> spawner --fork, exec--> workers --> whatever they start
+
+If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
+the agent's (it is a subreaper as well), which kills it. Only children of our own are ever killed,
+by pids that can't have been used again because nobody else reaps them.
+
+Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`. Spawner to agent: `started RANK
+PID`, `failed RANK ERRNO`, `exited RANK EXITCODE TIME` (CLOCK_MONOTONIC, the same for all processes
+of a machine), `broken REASON`.
+"""
+
+import errno
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+from relight.errors import EXIT_INTERNAL
+from relight.host import linux
+
+_STOPPING = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+
+
+class WorkerPlan(NamedTuple):
+    """One worker to start.
+
+    `stdout` and `stderr` are descriptors of the agent. `cpus` is an affinity mask, empty for the
+    agent's own. A stop signal goes to the worker alone, or to its process group where
+    `signal_group` is set.
+    """
+
+    local_rank: int
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    stdout: int
+    stderr: int
+    cpus: frozenset[int]
+    signal_group: bool
+
+
+class _Spawner:
+    def __init__(
+        self, plans: Iterable[WorkerPlan], agent: socket.socket, pid_of_agent: int
+    ) -> None:
+        self.plans = list(plans)
+        self.agent = agent
+        self.pid_of_agent = pid_of_agent
+        self.local_rank_of: dict[int, int] = {}
+        self.pid_of: dict[int, int] = {}
+        self.buffer = b""
+
+    def run(self, mask: Collection[int]) -> None:
+        wake_read = self._prepare()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for plan in self.plans:
+            self._start(plan)
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
+            os.close(fd)
+        poll = select.poll()
+        poll.register(self.agent, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
+        while True:
+            ready = dict(poll.poll())
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+            # Exits first: a worker that is already gone must not be signalled.
+            self._reap(os.WNOHANG)
+            if self.agent.fileno() in ready and not self._obey():
+                self._end_everything()
+                return
+
+    def _prepare(self) -> int:
+        """Leave the agent's session and signals behind; return the descriptor that wakes on
+        SIGCHLD.
+        """
+        os.setsid()
+        linux.become_subreaper()
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # Handlers rather than SIG_IGN, which workers would inherit through exec.
+        for number in (*_STOPPING, signal.SIGCHLD):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _do_nothing)
+        keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
+        keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
+        linux.close_all_but(keep)
+        linux.rename_process(f"worker spawner of {self.pid_of_agent}")
+        return wake_read
+
+    def _start(self, plan: WorkerPlan) -> None:
+        own = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self.tell(f"failed {plan.local_rank} {error.errno}")
+            return
+        if pid == 0:
+            self._become_worker(plan, own)
+        self.local_rank_of[pid] = plan.local_rank
+        self.pid_of[plan.local_rank] = pid
+        self.tell(f"started {plan.local_rank} {pid}")
+
+    def _become_worker(self, plan: WorkerPlan, spawner: int) -> NoReturn:
+        try:
+            linux.die_with_parent(signal.SIGKILL)
+            if os.getppid() != spawner:
+                os._exit(1)  # the spawner died before it could be watched
+            os.setsid()
+            if plan.cpus:
+                os.sched_setaffinity(0, plan.cpus)
+            os.dup2(plan.stdout, 1)
+            os.dup2(plan.stderr, 2)
+            # As subprocess does: Python ignores these two for itself only.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            os.execvpe(plan.argv[0], plan.argv, plan.variables)
+        except OSError as error:
+            self.tell(f"failed {plan.local_rank} {error.errno}")
+        finally:
+            os._exit(127)
+
+    def _obey(self) -> bool:
+        """Carry out the agent's commands; return False when the agent is gone or wants an end."""
+        try:
+            data = self.agent.recv(4096)
+        except OSError:
+            data = b""
+        if not data:
+            return False
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            words = line.split()
+            if words[0] == b"signal":
+                self._signal(int(words[1]), int(words[2]))
+            elif words[0] == b"kill":
+                self._end_everything()
+        return True
+
+    def _signal(self, local_rank: int, number: int) -> None:
+        pid = self.pid_of.get(local_rank)
+        if pid is None:
+            return
+        if self.plans[local_rank].signal_group:
+            try:
+                os.killpg(pid, number)
+            except (ProcessLookupError, PermissionError):
+                os.kill(pid, number)  # between its fork and its setsid
+        else:
+            os.kill(pid, number)
+
+    def _reap(self, options: int) -> bool:
+        """Reap children; return False when there are none at all."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, options)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            local_rank = self.local_rank_of.pop(pid, None)
+            if local_rank is not None:
+                del self.pid_of[local_rank]
+                exitcode = os.waitstatus_to_exitcode(status)
+                self.tell(f"exited {local_rank} {exitcode} {time.monotonic()!r}")
+            if not options & os.WNOHANG:
+                return True
+
+    def _end_everything(self) -> None:
+        """Kill all children, and theirs as they become ours, until there are none."""
+        while True:
+            linux.kill_children()
+            if not self._reap(0):
+                return
+            self._reap(os.WNOHANG)
+
+    def tell(self, line: str) -> None:
+        try:
+            self.agent.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):
+                raise
+
+
+def _live(
+    plans: Iterable[WorkerPlan], agent: socket.socket, pid: int, mask: Collection[int]
+) -> NoReturn:
+    gc.disable()  # the agent's objects, with descriptors that are closed here, must not be finalized
+    spawner = _Spawner(plans, agent, pid)
+    try:
+        spawner.run(mask)
+        os._exit(0)
+    except BaseException as error:
+        spawner.tell(f"broken {error!r}")
+        os._exit(EXIT_INTERNAL)
+
+
+def _do_nothing(number: int, frame: FrameType | None) -> None:
+    del number, frame
+
+
+def fork(plans: Iterable[WorkerPlan]) -> tuple[int, socket.socket]:
+    """Fork a spawner that starts these workers; return its pid and the agent's end of the socket.
+
+    Raises:
+        OSError: no process or no descriptor is to be had.
+    """
+    ours, theirs = socket.socketpair()
+    agent = os.getpid()
+    # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _live(plans, theirs, agent, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    theirs.close()
+    return pid, ours

@@ -1,0 +1,443 @@
+"""What the user asked for on this node: one table of flags, one record of checked values, no I/O.
+
+`FLAGS` is the whole command line of `relight run`: each flag's name, how its text becomes a value,
+its default and its help. Names, defaults and meanings are those of torchrun (torch 2.13,
+`torch.distributed.run`), and so are the `PET_<NAME>` variables that supply defaults. A new setting
+is a field of `RunSpec`, a row of `FLAGS`, and the one place that uses it.
+
+`check` looks at the values together: what can't work is refused, and what torchrun would ignore in
+silence becomes a note of one line.
+"""
+
+import signal
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from relight.errors import UsageError, nearest
+
+STDOUT, STDERR = 1, 2
+"""The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""
+
+DEFAULT_MASTER_PORT = 29500
+DEFAULT_GRACE_S = 30
+UNSET_RUN_ID = "none"
+LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
+BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+
+
+class Nodes(NamedTuple):
+    """How many nodes the job may have; equal for a job of fixed size."""
+
+    least: int
+    most: int
+
+
+class Endpoint(NamedTuple):
+    """Where the nodes meet. `port` is None where none was written."""
+
+    host: str
+    port: int | None
+
+
+class StreamChoice(NamedTuple):
+    """Which streams of which local rank: a default, and exceptions by local rank."""
+
+    default: int
+    by_rank: tuple[tuple[int, int], ...] = ()
+
+    def of(self, local_rank: int) -> int:
+        """Return the bits for one worker: 0, STDOUT, STDERR or both."""
+        return dict(self.by_rank).get(local_rank, self.default)
+
+    def any(self) -> bool:
+        """Return whether some worker has a stream chosen."""
+        return bool(self.default) or any(bits for _, bits in self.by_rank)
+
+
+class RunSpec(NamedTuple):
+    """Everything that `relight run` was asked for, checked. One field a flag, in the order of
+    `FLAGS`.
+    """
+
+    nnodes: Nodes
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: Endpoint
+    rdzv_id: str
+    rdzv_conf: tuple[tuple[str, str], ...]
+    standalone: bool
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    local_addr: str
+    max_restarts: int
+    monitor_interval: float
+    start_method: str
+    role: str
+    module: bool
+    no_python: bool
+    run_path: bool
+    signals_to_handle: tuple[int, ...]
+    shutdown_timeout: float | None
+    virtual_local_rank: bool
+    numa_binding: str
+    worker_store: str
+    log_dir: str
+    redirects: StreamChoice
+    tee: StreamChoice
+    local_ranks_filter: tuple[int, ...]
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+    logs_specs: str
+    event_log_handler: str
+    verbose: bool
+    script: str
+    script_args: tuple[str, ...]
+
+    def runs_locally(self) -> bool:
+        """Return whether one node is the whole job, so that there is nobody to meet."""
+        return self.nnodes.most == 1
+
+    def store_address(self) -> Endpoint:
+        """Return where the workers' store of a job of one node listens; port 0 is any free one."""
+        static = self.rdzv_backend == "static" and not self.standalone
+        if static and self.rdzv_endpoint.host:
+            port = self.rdzv_endpoint.port
+            return Endpoint(self.rdzv_endpoint.host, DEFAULT_MASTER_PORT if port is None else port)
+        if static and self.master_port is not None:
+            return Endpoint(self.master_addr, self.master_port)
+        return Endpoint(self.local_addr or "127.0.0.1", 0)
+
+    def keeps_logs(self) -> bool:
+        """Return whether files were asked for that outlive the job."""
+        return self.log_dir != "/dev/null" and bool(
+            self.log_dir or self.redirects.any() or self.tee.any()
+        )
+
+
+class Flag(NamedTuple):
+    """One row of the command line. `parse` is None for a switch; it raises ValueError on a bad
+    value.
+    """
+
+    name: str
+    parse: Callable[[str], Any] | None
+    default: Any
+    metavar: str
+    help: str
+    short: str = ""
+    from_env: bool = True
+
+    @property
+    def field(self) -> str:
+        """The field of `RunSpec` that holds the value."""
+        return self.name.replace("-", "_")
+
+
+def parse_nodes(text: str) -> Nodes:
+    """Parse `N` or `MIN:MAX` nodes."""
+    parts = text.split(":")
+    if len(parts) > 2:
+        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8")
+    try:
+        least, most = int(parts[0]), int(parts[-1])
+    except ValueError:
+        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8") from None
+    if least < 1:
+        raise ValueError("there must be at least 1 node")
+    if least > most:
+        raise ValueError(f"the minimum, {least}, is above the maximum, {most}")
+    return Nodes(least, most)
+
+
+NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
+
+
+def parse_nproc(text: str) -> str:
+    """Parse a number of workers or one of the words; a word is resolved later, on the machine."""
+    if text in NPROC_WORDS:
+        return text
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError(
+            f"expected a number of workers or one of {', '.join(NPROC_WORDS)}"
+        ) from None
+    if count < 1:
+        raise ValueError("there must be at least 1 worker on a node")
+    return str(count)
+
+
+def parse_endpoint(text: str) -> Endpoint:
+    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`; an empty text is this machine."""
+    host, port = text.strip(), ""
+    if host.startswith("["):
+        host, bracket, port = host[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise ValueError("expected [V6_ADDRESS]:PORT")
+        port = port[1:]
+    elif host.count(":") == 1:
+        host, _, port = host.partition(":")
+        if not port:
+            raise ValueError("the port after the colon is missing")
+    if any(c.isspace() or c in "/@,;[]" for c in host):
+        raise ValueError("expected HOST or HOST:PORT")
+    return Endpoint(host, parse_port(port) if port else None)
+
+
+def parse_port(text: str) -> int:
+    """Parse a TCP port; 0 means any free one."""
+    try:
+        port = int(text)
+    except ValueError:
+        raise ValueError("expected a port number") from None
+    if not 0 <= port <= 65535:
+        raise ValueError("a port is a number from 0 to 65535")
+    return port
+
+
+def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
+    """Parse `KEY=VALUE,KEY=VALUE`."""
+    pairs = []
+    for part in text.split(",") if text.strip() else []:
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not (key and equals and value):
+            raise ValueError(f"expected KEY=VALUE,KEY=VALUE; {part!r} is not such a pair")
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def parse_streams(text: str) -> StreamChoice:
+    """Parse `0` (none), `1` (stdout), `2` (stderr), `3` (both), or `RANK:STREAMS,RANK:STREAMS`."""
+    wrong = "expected 0, 1, 2 or 3, or LOCAL_RANK:STREAMS,… such as 0:3,1:2"
+    if text in ("0", "1", "2", "3"):
+        return StreamChoice(int(text))
+    pairs = []
+    for part in text.split(","):
+        rank, colon, bits = part.partition(":")
+        if not (colon and rank.isdecimal() and bits in ("0", "1", "2", "3")):
+            raise ValueError(wrong)
+        pairs.append((int(rank), int(bits)))
+    return StreamChoice(0, tuple(pairs))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list of local ranks; empty means all."""
+    parts = text.split(",") if text else []
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
+    return tuple(int(part) for part in parts)
+
+
+def parse_filters(text: str) -> tuple[str, ...]:
+    """Parse comma-separated texts to look for; two commas stand for one that is meant literally."""
+    parts = text.replace(",,", "\0").split(",")
+    return tuple(part.replace("\0", ",") for part in parts if part)
+
+
+def parse_signals(text: str) -> tuple[int, ...]:
+    """Parse a comma-separated list of signal names, such as `SIGTERM,SIGUSR1`."""
+    known = [s.name for s in signal.Signals]
+    numbers = []
+    for name in (part.strip() for part in text.split(",")):
+        if name not in known:
+            raise ValueError(_not_one_of(name or "''", known))
+        number = int(signal.Signals[name])
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"{name} can't be handled by any process")
+        numbers.append(number)
+    return tuple(dict.fromkeys(numbers))
+
+
+def parse_grace(text: str) -> float:
+    """Parse a time in seconds that may be 0."""
+    seconds = _number(text)
+    if seconds < 0:
+        raise ValueError("the time can't be negative")
+    return seconds
+
+
+def parse_interval(text: str) -> float:
+    """Parse a time in seconds above 0."""
+    seconds = _number(text)
+    if seconds <= 0:
+        raise ValueError("the interval must be above 0")
+    return seconds
+
+
+def parse_count(text: str) -> int:
+    """Parse a whole number that may be 0."""
+    try:
+        count = int(text)
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+    if count < 0:
+        raise ValueError("the number can't be negative")
+    return count
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """Return a parser that accepts one of `words`."""
+
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(_not_one_of(text, words))
+        return text
+
+    return parse
+
+
+def _number(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds") from None
+    if not seconds < float("inf"):
+        raise ValueError("expected a finite number of seconds")
+    return seconds
+
+
+def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
+    meant = nearest(word, known)
+    return f"{word} is not one of {', '.join(known)}" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
+
+
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
+
+FLAGS: tuple[Flag, ...] = (
+    Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes of the job, or their range"),
+    Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
+    Flag("rdzv-backend", one_of(*BACKENDS), "static", "NAME", ", ".join(BACKENDS)),
+    Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]", "where nodes meet"),
+    Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),
+    Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
+    Flag("standalone", None, False, "", "one node, nobody to meet, any free port"),
+    Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
+    Flag("master-addr", str, "127.0.0.1", "HOST", "address of node 0 (static only)"),
+    Flag("master-port", parse_port, None, "PORT", f"its port (static; {DEFAULT_MASTER_PORT})"),
+    Flag("local-addr", str, "", "HOST", "the address of this node that others shall use"),
+    Flag("max-restarts", parse_count, 0, "N", "restarts of the job after failures"),
+    Flag("monitor-interval", parse_interval, 0.1, "S", "accepted; nothing is polled here"),
+    Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
+         "accepted; workers are processes of their own"),
+    Flag("role", str, "default", "NAME", "role of the workers of this node"),
+    Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
+    Flag("no-python", None, False, "", "SCRIPT is a program of its own"),
+    Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),
+    Flag("signals-to-handle", parse_signals, DEFAULT_SIGNALS, "NAMES",
+         "signals that stop the job, passed on to the workers"),
+    Flag("shutdown-timeout", parse_grace, None, "S",
+         f"time from asking the workers to stop to killing them ({DEFAULT_GRACE_S})"),
+    Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
+    Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
+         "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),
+    Flag("worker-store", one_of("agent", "rank0"), "agent", "NAME",
+         "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
+    Flag("log-dir", str, "", "DIR", "base directory of log files"),
+    Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "to files: " + _BOTH, short="r"),
+    Flag("tee", parse_streams, StreamChoice(0), "STREAMS", "to files and console", short="t"),
+    Flag("local-ranks-filter", parse_ranks, (), "RANKS", "only these local ranks on the console"),
+    Flag("duplicate-stdout-filters", parse_filters, (), "TEXTS",
+         "copy tee'd lines with one of these texts to filtered_stdout.log"),
+    Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS", "likewise to filtered_stderr.log"),
+    Flag("logs-specs", one_of("default"), "default", "NAME", "accepted: default", from_env=False),
+    Flag("event-log-handler", one_of("null", "console"), "null", "NAME",
+         "where events go: null, console (stderr, a JSON line each)"),
+    Flag("verbose", None, False, "", "say what is done and why", short="v", from_env=False),
+)  # fmt: skip
+
+FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}
+
+
+def check(spec: RunSpec, given: "set[str]") -> list[str]:
+    """Refuse values that contradict each other; return a note for each that has no effect.
+
+    Args:
+        spec: the values, each good by itself.
+        given: names of the flags that were written on the command line or in a PET_ variable.
+
+    Raises:
+        UsageError: the combination can't work.
+    """
+    notes: list[str] = []
+    if spec.standalone:
+        _check_standalone(spec, given, notes)
+    _check_script_form(spec, notes)
+    _check_logs(spec, notes)
+    static = spec.rdzv_backend == "static" and not spec.standalone
+    if static and spec.node_rank >= spec.nnodes.most:
+        raise UsageError(
+            f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.most}",
+            hint="node ranks count from 0",
+        )
+    if "node-rank" in given and spec.node_rank and not static:
+        notes.append("--node-rank has no effect: only the static rendezvous has node ranks")
+    if not spec.standalone and not static and {"master-addr", "master-port"} & given:
+        notes.append("--master-addr and --master-port have no effect with --rdzv-backend="
+                     f"{spec.rdzv_backend}; the endpoint counts")  # fmt: skip
+    if not spec.rdzv_id and not spec.runs_locally():
+        raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
+    if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:
+        raise UsageError(f"--rdzv-id={spec.rdzv_id} contains a slash; it names a directory of logs")
+    return notes
+
+
+def _check_standalone(spec: RunSpec, given: "set[str]", notes: list[str]) -> None:
+    contradictions = []
+    if spec.nnodes.most != 1:
+        contradictions.append(f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}")
+    if "rdzv-backend" in given and spec.rdzv_backend != "c10d":
+        contradictions.append(f"--rdzv-backend={spec.rdzv_backend}")
+    if spec.rdzv_endpoint.host not in LOCAL_HOSTS:
+        contradictions.append(f"--rdzv-endpoint={spec.rdzv_endpoint.host}")
+    if spec.node_rank:
+        contradictions.append(f"--node-rank={spec.node_rank}")
+    if contradictions:
+        raise UsageError(
+            f"--standalone contradicts {', '.join(contradictions)}",
+            hint="leave out --standalone for a job of several nodes",
+        )
+    unused = sorted({"master-addr", "master-port"} & given)
+    if spec.rdzv_endpoint.port:
+        unused.append("rdzv-endpoint")
+    if unused:
+        names = ", ".join("--" + name for name in unused)
+        notes.append(f"{names}: no effect with --standalone, which takes any free port")
+
+
+def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
+    if spec.module and (spec.no_python or spec.run_path):
+        other = "--no-python" if spec.no_python else "--run-path"
+        raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
+    if spec.run_path and spec.no_python:
+        notes.append("--no-python has no effect: --run-path goes before it")
+
+
+def _check_logs(spec: RunSpec, notes: list[str]) -> None:
+    if spec.log_dir == "/dev/null" and (spec.redirects.any() or spec.tee.any()):
+        notes.append("--redirects and --tee have no effect with --log-dir=/dev/null")
+    for name in ("stdout", "stderr"):
+        bit = STDOUT if name == "stdout" else STDERR
+        filters = getattr(spec, f"duplicate_{name}_filters")
+        teed = [spec.tee.default, *(bits for _, bits in spec.tee.by_rank)]
+        if filters and not any(bits & bit for bits in teed):
+            notes.append(f"--duplicate-{name}-filters has no effect: no {name} is tee'd (--tee)")
+
+
+def check_ranks(spec: RunSpec, nproc: int) -> list[str]:
+    """Return a note for each local rank named in a flag that this node does not have."""
+    notes = []
+    for flag, ranks in (
+        ("--redirects", [rank for rank, _ in spec.redirects.by_rank]),
+        ("--tee", [rank for rank, _ in spec.tee.by_rank]),
+        ("--local-ranks-filter", list(spec.local_ranks_filter)),
+    ):
+        missing = [str(rank) for rank in ranks if rank >= nproc]
+        if missing:
+            notes.append(
+                f"{flag} names local rank {', '.join(missing)}; this node has 0 to {nproc - 1}"
+            )
+    return notes

@@ -1,0 +1,15 @@
+"""Stands in front of a script started with `--run-path`: runs it with runpy.run_path.
+
+It is executed by its path, with the workers' interpreter, which need not have relight installed.
+"""
+
+import runpy
+import sys
+
+if __name__ == "__main__":
+    script = sys.argv[1]
+    del sys.argv[0]
+    # As for `python script.py`: imports are looked up beside the script, not beside this file.
+    # (A directory or an archive is put there by runpy itself.)
+    sys.path[0] = script.rpartition("/")[0]
+    runpy.run_path(script, run_name="__main__")
