@@ -23,7 +23,16 @@ from relight.core.commands import Command
 from relight.core.ranks import Assignment, Generation, Node
 from relight.core.supervision import End, Kill, Signal, State, Supervision
 from relight.errors import EXIT_OK, MachineError, exit_code_of_signal, signal_name
-from relight.events import Ended, Event, Formed, Restarting, SignalReceived, Tick, WorkerStarted
+from relight.events import (
+    Ended,
+    Event,
+    Formed,
+    Restarting,
+    SignalReceived,
+    Tick,
+    WorkerStarted,
+    describe,
+)
 from relight.host.console import Consoles
 from relight.host.files import EventLog, remove_tree
 from relight.host.logs import Logs
@@ -31,6 +40,10 @@ from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers, catches_signal
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.spec import DEFAULT_GRACE_S
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.timers import WorkerTimers
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -145,6 +158,7 @@ class Agent:
             raise MachineError(
                 f"can't write logs to {error.filename or attempt}: {error.strerror}"
             ) from None
+        timers = self._open_timers()
         workers = Workers(self.loop, plans, [a.rank for a in assignments], self._on_process)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
@@ -154,8 +168,27 @@ class Agent:
         if supervision.alive:
             self.say(supervision.explain(self.loop.now()))
         workers.close()
+        if timers is not None:
+            timers.close()
         logs.finish(lambda: len(self._signals) > 1)
         return list(supervision.ends.values())
+
+    def _open_timers(self) -> "WorkerTimers | None":
+        """Return the timers of a generation if the workers may set some."""
+        path = self.job.command.timer_file
+        if not path:
+            return None
+        from relight.host.timers import WorkerTimers
+
+        return WorkerTimers(self.loop, path, self._on_late)
+
+    def _on_late(self, pid: int, number: int, scope: str) -> None:
+        """A worker did not release its timer in time: send it what it asked for."""
+        assert self._workers is not None
+        for local_rank, known in self._workers.pids.items():
+            if known == pid:
+                self._workers.evidence[local_rank] = f"its timer {scope} ran out"
+                self._workers.signal([local_rank], number)
 
     def _plan(self, generation: Generation, assignment: Assignment, logs: Logs) -> WorkerPlan:
         local_rank, command = assignment.local_rank, self.job.command
@@ -257,3 +290,5 @@ class Agent:
 
     def _record(self, event: Event) -> None:
         self._event_log.write(event)
+        if self.spec.verbose:
+            self.say(describe(event))

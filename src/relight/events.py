@@ -85,6 +85,30 @@ _TYPES: dict[str, Any] = {
 }
 
 
+def describe(event: Event) -> str:
+    """Return an event in words, for people who want to know what is done (`--verbose`)."""
+    match event:
+        case Formed():
+            return (
+                f"generation {event.generation} ({event.cause}): {event.world_size} workers on "
+                f"{', '.join(event.nodes)}; they meet at {event.master_addr}:{event.master_port}"
+            )
+        case WorkerStarted():
+            return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
+        case WorkerExited():
+            return f"local rank {event.local_rank} ended: {event.exitcode}"
+        case SignalReceived():
+            return f"the agent got signal {event.number}"
+        case SpawnerLost():
+            return f"the process that holds the workers ended: {event.exitcode}"
+        case Restarting():
+            return f"restart {event.restart} of {event.of}: {event.reason}"
+        case Ended():
+            return f"the job ends with {event.exit_code}: {event.reason}"
+        case Tick():
+            return "a deadline has passed"
+
+
 def to_json(event: Event) -> dict[str, Any]:
     """Return an event as a JSON object; its type is under the key `event`."""
     return {"event": type(event).__name__, **event._asdict()}

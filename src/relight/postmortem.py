@@ -31,11 +31,8 @@ def tell_parent(path: str, root: Failure, logs: Logs) -> None:
 def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
     stderr = logs.stderr_of(end.local_rank)
     report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
-    evidence = ""
-    start_error = workers.start_errors.get(end.local_rank)
-    if start_error is not None:
-        evidence = f"it could not be started: {start_error.strerror}"
-    elif end.exitcode == -signal.SIGKILL and not end.asked:
+    evidence = workers.evidence.get(end.local_rank, "")
+    if not evidence and end.exitcode == -signal.SIGKILL and not end.asked:
         evidence = workers.memory.evidence()
     return Failure(
         rank=workers.ranks[end.local_rank],

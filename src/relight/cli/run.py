@@ -89,6 +89,7 @@ def _job(
         local_rank_argument=local_rank_argument,
         agent_store=shared and spec.worker_store == "agent",
         threads=threads,
+        timer_file=_timer_file(env),
     )
     return Job(
         command=command,
@@ -108,6 +109,14 @@ def _run_directory(spec: RunSpec, env: Environment, run_id: str) -> str:
         return files.make_temporary_directory(env)
     base = spec.log_dir or os.path.join(env.get("TMPDIR", "/tmp"), "relight")  # noqa: S108
     return files.make_run_directory(os.path.abspath(base), run_id)
+
+
+def _timer_file(env: Environment) -> str:
+    """Return the FIFO for torch.distributed.elastic.timer, where torchrun would make one."""
+    path = env.get("TORCHELASTIC_TIMER_FILE")
+    if path or env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return path
+    return os.path.join(env.get("TMPDIR", "/tmp"), f"watchdog_timer_{files.new_run_id()}")  # noqa: S108
 
 
 def _run_path_file() -> str:

@@ -25,9 +25,9 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         "",
         "examples:",
         f"  relight {command} --nproc-per-node=4 train.py --epochs 3",
-        f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 --log-dir=logs train.py",
+        f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 train.py",
         f"  relight {command} --nproc-per-node=2 -m package.train",
         "",
-        "exit code: the root cause's own, 128 + n for a signal; 0 all ended well; 2 wrong usage.",
+        "exit code: the root cause's own, 128 + n for a signal; 0 if all ended well; 2 wrong usage",
     ]
     return "\n".join(lines)

@@ -30,6 +30,8 @@ class Command(NamedTuple):
     agent_store: bool
     threads: int
     """OMP_NUM_THREADS to set, 0 to leave it as it is."""
+    timer_file: str
+    """The FIFO of the workers' timers, empty for none."""
 
 
 def argv(command: Command, local_rank: int) -> tuple[str, ...]:
@@ -69,6 +71,8 @@ def variables(
     result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
         "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
     )
+    if command.timer_file:
+        result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     if spec.virtual_local_rank:

@@ -141,17 +141,16 @@ def _visible(text: str, present: int) -> int:
 
 
 def _cpu_quota(root: str) -> float | None:
-    """Return the CPUs that the cgroup's bandwidth limit allows (cgroup v2 cpu.max, v1 cfs_quota)."""
-    quotas = []
+    """Return the CPUs that the cgroup allows (v2: cpu.max; v1: cpu.cfs_quota_us)."""
+    limits = []
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
-        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "" or "cpu" in controllers.split(","):
             # Any group above may be the one with the limit; a container sees its own as the root.
             parts = [part for part in path.split("/") if part]
-            for depth in range(len(parts) + 1):
-                quotas.append(_quota_of(root, controllers, "/".join(parts[:depth])))
-    limits = [quota for quota in quotas if quota is not None]
-    return min(limits) if limits else None
+            groups = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
+            limits += [_quota_of(root, controllers, group) for group in groups]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _quota_of(root: str, controllers: str, path: str) -> float | None:

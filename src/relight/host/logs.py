@@ -76,7 +76,7 @@ class Logs:
                     self._filters[stream] = _Filter(texts, path)
 
     def error_file(self, local_rank: int) -> str:
-        """Return where a worker's `@record` writes its exception; empty where there are no files."""
+        """Return where a worker's `@record` writes its exception; empty without files."""
         return self._path(local_rank, "error.json") if self._directory else ""
 
     def stderr_path(self, local_rank: int) -> str:
@@ -115,7 +115,7 @@ class Logs:
         return stdout, self._open_stream(local_rank, STDERR, prefix)
 
     def passed_on(self) -> None:
-        """Close this side's copies of the workers' descriptors, now that the workers have theirs."""
+        """Close our copies of the workers' descriptors, now that they have theirs."""
         for fd in self._to_pass_on:
             os.close(fd)
         self._to_pass_on.clear()

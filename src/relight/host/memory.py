@@ -42,10 +42,10 @@ def _counters() -> list[_Counter]:
     counters = []
     for controllers, path in _cgroups():
         if controllers == "":
-            mounts = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified")
+            mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
             events, limit = "memory.events", "memory.max"
         elif "memory" in controllers.split(","):
-            mounts = ("/sys/fs/cgroup/memory",)
+            mounts = ["/sys/fs/cgroup/memory"]
             events, limit = "memory.oom_control", "memory.limit_in_bytes"
         else:
             continue

@@ -43,8 +43,8 @@ class Workers:
     ) -> None:
         self.pids: dict[int, int] = {}
         self.ranks = tuple(ranks)
-        self.start_errors: dict[int, OSError] = {}
-        """Why a worker could not be started, by local rank."""
+        self.evidence: dict[int, str] = {}
+        """What is known of a worker's end beyond its exit code, by local rank."""
         self._loop = loop
         self._on_event = on_event
         self._buffer = b""
@@ -114,8 +114,7 @@ class Workers:
             self.pids[index] = int(value)
             self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
         elif word == "failed":
-            number = int(value)
-            self.start_errors[index] = OSError(number, os.strerror(number))
+            self.evidence[index] = f"it could not be started: {os.strerror(int(value))}"
             if index not in self.pids:  # it could not even be forked, so no exit will follow
                 self._on_event(WorkerExited(index, 127), now)
         else:

@@ -209,7 +209,7 @@ class _Spawner:
 def _live(
     plans: Iterable[WorkerPlan], agent: socket.socket, pid: int, mask: Collection[int]
 ) -> NoReturn:
-    gc.disable()  # the agent's objects, with descriptors that are closed here, must not be finalized
+    gc.disable()  # the agent's objects must not be finalized here, with descriptors of ours
     spawner = _Spawner(plans, agent, pid)
     try:
         spawner.run(mask)

@@ -17,6 +17,7 @@ import socket
 import struct
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from relight.errors import MachineError, UsageError
 from relight.host.loop import Loop
@@ -146,7 +147,7 @@ class TCPStore:
 
     # The queries, in the numbering of torch's QueryType; VALIDATE (0) is the client's own affair.
 
-    def _set(self, client: "_Client", request: _Request) -> None:
+    def _set(self, _: "_Client", request: _Request) -> None:
         key = request.key()
         self._store(key, request.value())
 
@@ -181,14 +182,14 @@ class TCPStore:
             self._waiting.setdefault(key, []).append(client)
         client.awaited.extend(missing)
 
-    def _count_keys(self, client: "_Client", request: _Request) -> None:
+    def _count_keys(self, client: "_Client", _: _Request) -> None:
         client.reply(_i64.pack(len(self.values)))
 
     def _delete(self, client: "_Client", request: _Request) -> None:
         existed = self.values.pop(request.key(), None) is not None
         client.reply(_i64.pack(int(existed)))
 
-    def _append(self, client: "_Client", request: _Request) -> None:
+    def _append(self, _: "_Client", request: _Request) -> None:
         key, value = request.key(), request.value()
         self._store(key, self.values.get(key, b"") + value)
 
@@ -196,19 +197,19 @@ class TCPStore:
         for key in request.all_keys():
             client.reply_value(self.values.get(key, b""))
 
-    def _multi_set(self, client: "_Client", request: _Request) -> None:
+    def _multi_set(self, _: "_Client", request: _Request) -> None:
         count = request.length(_MAX_KEYS)
-        for key, value in [(request.key(), request.value()) for _ in range(count)]:
+        for key, value in [(request.key(), request.value()) for _i in range(count)]:
             self._store(key, value)
 
-    def _cancel(self, client: "_Client", request: _Request) -> None:
+    def _cancel(self, client: "_Client", _: _Request) -> None:
         self.cancel_wait(client)
         client.reply(_WAIT_CANCELED)
 
     def _ping(self, client: "_Client", request: _Request) -> None:
         client.reply(request.take(4))
 
-    def _queue_push(self, client: "_Client", request: _Request) -> None:
+    def _queue_push(self, _: "_Client", request: _Request) -> None:
         key, value = request.key(), request.value()
         self._queues.setdefault(key, deque()).append(value)
         waiting = self._waiting.get(key)
@@ -224,7 +225,7 @@ class TCPStore:
     def _queue_length(self, client: "_Client", request: _Request) -> None:
         client.reply(_i64.pack(len(self._queues.get(request.key(), ()))))
 
-    def _list_keys(self, client: "_Client", request: _Request) -> None:
+    def _list_keys(self, client: "_Client", _: _Request) -> None:
         client.reply(_i64.pack(len(self.values)))
         for key in self.values:
             client.reply_value(key)
@@ -415,17 +416,9 @@ class Reservation:
 
 def _bind(host: str, port: int) -> socket.socket:
     host = host.strip("[]")
-    where = f"{host}:{port}"
+    family, address = _resolve(host, port)
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, protocol)
-    except socket.gaierror as error:
-        raise UsageError(
-            f"the address {host} for the workers' store is unknown: {error.strerror}",
-            hint="--master-addr and --local-addr take an address of this machine",
-        ) from None
+        bound = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
         raise MachineError(f"can't open a socket: {error.strerror}") from None
     try:
@@ -436,7 +429,7 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         if error.errno == errno.EADDRINUSE:
             raise UsageError(
-                f"port {where} for the workers' store is taken by another program",
+                f"port {host}:{port} for the workers' store is taken by another program",
                 hint="leave out --master-port for a free port, or choose another",
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
@@ -444,6 +437,24 @@ def _bind(host: str, port: int) -> socket.socket:
                 f"{host} is not an address of this machine",
                 hint="--master-addr and --local-addr take an address of this machine",
             ) from None
-        raise MachineError(f"can't listen on {where}: {error.strerror}") from None
+        raise MachineError(f"can't bind {host}:{port}: {error.strerror}") from None
     bound.setblocking(False)
     return bound
+
+
+def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
+    """Return the family and address to bind; an address in digits costs no look-up."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, host)
+        except OSError:
+            continue
+        return family, (host, port)
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except (socket.gaierror, UnicodeError) as error:
+        raise UsageError(
+            f"the address {host} for the workers' store is unknown: {error}",
+            hint="--master-addr and --local-addr take an address of this machine",
+        ) from None
+    return family, address

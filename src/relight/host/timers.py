@@ -1,0 +1,90 @@
+"""Timers that a script sets with torch.distributed.elastic.timer: who is late is killed.
+
+The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
+TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
+scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
+torchrun's agent, this one signals only its own workers, and does not kill itself: a late worker is
+a failure like any other.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+
+from relight.host.loop import Loop, Timer
+
+_LIMIT = 64 * 1024
+
+
+class WorkerTimers:
+    """The timers of the workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        path: where to make the FIFO; what is there is replaced.
+        on_expired: is told pid, signal and scope of a timer that ran out.
+
+    Raises:
+        OSError: the FIFO can't be made.
+    """
+
+    def __init__(self, loop: Loop, path: str, on_expired: Callable[[int, int, str], None]) -> None:
+        self.path = path
+        self._loop = loop
+        self._on_expired = on_expired
+        self._timers: dict[tuple[int, str], Timer] = {}
+        self._buffer = b""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        os.mkfifo(path, 0o600)
+        # Open for writing as well, or the FIFO is at its end whenever no worker has it open.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        loop.on_readable(self._fd, self._read)
+
+    def close(self) -> None:
+        """Forget all timers and remove the FIFO."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._loop.forget(self._fd)
+        os.close(self._fd)
+        try:
+            os.unlink(self.path)
+        except FileNotFoundError:
+            pass
+
+    def _read(self) -> None:
+        try:
+            self._buffer += os.read(self._fd, _LIMIT)
+        except BlockingIOError:
+            return
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > _LIMIT:
+            self._buffer = b""
+        for line in lines:
+            try:
+                self._take(json.loads(line))
+            except (ValueError, KeyError, TypeError, OverflowError):
+                continue  # anybody who may write to the FIFO may write nonsense
+
+    def _take(self, request: dict[str, object]) -> None:
+        if request["version"] != 1:
+            return
+        pid, scope = int(str(request["pid"])), str(request["scope_id"])
+        due, number = float(str(request["expiration_time"])), int(str(request["signal"]))
+        previous = self._timers.pop((pid, scope), None)
+        if previous is not None:
+            previous.cancel()
+        if due < 0:
+            return
+        left = due - time.time()
+        self._timers[pid, scope] = self._loop.call_after(
+            left, lambda: self._expire(pid, number, scope)
+        )
+
+    def _expire(self, pid: int, number: int, scope: str) -> None:
+        self._timers.pop((pid, scope), None)
+        if number > 0:
+            self._on_expired(pid, number, scope)

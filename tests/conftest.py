@@ -1,0 +1,99 @@
+"""Fixtures that run the installed command on real processes and clean up after it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+RELIGHT = (sys.executable, "-m", "relight")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+
+Launch = Callable[..., "subprocess.CompletedProcess[str]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def clean_environment(**variables: str) -> dict[str, str]:
+    """The environment of this process without what would change a launcher's behaviour."""
+    hidden = ("PET_", "TORCHELASTIC_", "RELIGHT_", "OMP_NUM_THREADS", "COV_", "PYTEST_")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    return {**environment, **variables}
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Launch:
+    """Run a command line of relight to its end: `launch("run", "x.py", OMP_NUM_THREADS="2")`."""
+
+    def run(
+        *arguments: str | Path,
+        command: tuple[str, ...] = RELIGHT,
+        timeout: float = 60,
+        cwd: Path | None = None,
+        stdin: str = "",
+        **variables: str,
+    ) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*command, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            errors="surrogateescape",
+            timeout=timeout,
+            cwd=cwd or tmp_path,
+            input=stdin,
+            env=clean_environment(**variables),
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a command line of relight in a session of its own; it is killed at the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(
+        *arguments: str | Path,
+        command: tuple[str, ...] = RELIGHT,
+        cwd: Path | None = None,
+        variables: dict[str, str] | None = None,
+        **options: object,
+    ) -> "subprocess.Popen[bytes]":
+        defaults = {
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+            "stdin": subprocess.DEVNULL,
+        }
+        process = subprocess.Popen(
+            [*command, *map(str, arguments)],
+            cwd=cwd or tmp_path,
+            env=clean_environment(**(variables or {})),
+            start_new_session=True,
+            **{**defaults, **options},
+        )
+        processes.append(process)
+        return process
+
+    yield begin
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    """Write a training script and return its path."""
+
+    def write(text: str, name: str = "train.py") -> Path:
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write

@@ -1,0 +1,70 @@
+"""The way to the first worker imports a fixed list of modules: each costs milliseconds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import clean_environment
+
+# What `relight run` imports beyond a bare interpreter, in a job that ends well.
+OWN = {
+    "relight",
+    "relight.agent",
+    "relight.cli",
+    "relight.cli.arguments",
+    "relight.cli.main",
+    "relight.cli.run",
+    "relight.core",
+    "relight.core.commands",
+    "relight.core.ranks",
+    "relight.core.restarts",
+    "relight.core.supervision",
+    "relight.env",
+    "relight.errors",
+    "relight.events",
+    "relight.host",
+    "relight.host.console",
+    "relight.host.files",
+    "relight.host.linux",
+    "relight.host.logs",
+    "relight.host.loop",
+    "relight.host.memory",
+    "relight.host.process",
+    "relight.host.readers",
+    "relight.host.spawner",
+    "relight.host.tcp_store",
+    "relight.spec",
+}
+STANDARD = {
+    "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",
+    "_socket", "_sre", "_struct", "_typing", "_weakref", "_weakrefset", "array", "collections",
+    "collections.abc", "contextlib", "copyreg", "enum", "errno", "fcntl", "functools", "gc",
+    "heapq", "itertools", "keyword", "math", "operator", "re", "re._casefix", "re._compiler",
+    "re._constants", "re._parser", "reprlib", "select", "selectors", "signal", "socket",
+    "struct", "termios", "types", "typing", "typing.io", "typing.re", "warnings", "weakref",
+}  # fmt: skip
+
+PROBE = """
+import sys
+before = set(sys.modules)
+from relight.cli.main import main
+code = main(["run", "--no-python", "true"])
+print(code, *sorted(set(sys.modules) - before))
+"""
+
+
+def test_the_launch_path_imports_a_fixed_list(tmp_path: Path) -> None:
+    """Nothing but the modules listed here is loaded on the way to the first worker."""
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", PROBE],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+        env=clean_environment(),
+    )
+    code, *modules = result.stdout.split()
+    assert code == "0", result.stderr
+    assert {name for name in modules if name.startswith("relight")} == OWN
+    extra = {name for name in modules if not name.startswith("relight")} - STANDARD
+    assert not extra, f"new on the launch path: {sorted(extra)}"
