@@ -346,6 +346,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("logs-specs", one_of("default"), "default", "NAME", "accepted: default", from_env=False),
     Flag("event-log-handler", one_of("null", "console"), "null", "NAME",
          "where events go: null, console (stderr, a JSON line each)"),
+    Flag("help", None, False, "", "show this list", short="h", from_env=False),
     Flag("verbose", None, False, "", "say what is done and why", short="v", from_env=False),
 )  # fmt: skip
 

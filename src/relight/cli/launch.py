@@ -22,13 +22,13 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: nothing was started.
     """
-    if run.asks_for_help(argv):
+    env = environment.read()
+    parsed = parse(argv, env, LAUNCH_FLAGS)
+    if parsed.values["help"]:
         from relight.cli.usage import run_help
 
         print(run_help(LAUNCH_FLAGS, command="launch"))
         return 0
-    env = environment.read()
-    parsed = parse(argv, env, LAUNCH_FLAGS)
     spec = to_spec(parsed)
     use_env = bool(parsed.values["use_env"])
     if spec.no_python and not use_env:

@@ -22,13 +22,13 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: nothing was started.
     """
-    if asks_for_help(argv):
+    env = environment.read()
+    parsed = parse(argv, env)
+    if parsed.values["help"]:
         from relight.cli.usage import run_help
 
         print(run_help(FLAGS))
         return 0
-    env = environment.read()
-    parsed = parse(argv, env)
     return launch(to_spec(parsed), parsed.given, env)
 
 
@@ -123,16 +123,6 @@ def _run_path_file() -> str:
     import relight
 
     return os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
-
-
-def asks_for_help(argv: list[str]) -> bool:
-    """Return whether --help stands among our own flags; values of flags never begin with a dash."""
-    for word in argv:
-        if word in ("-h", "--help"):
-            return True
-        if word == "--":
-            return False
-    return False
 
 
 def _count_workers(spec: RunSpec, env: Environment) -> int:
