@@ -267,8 +267,10 @@ class Agent:
         self._signals.append(number)
         event = SignalReceived(number)
         self._record(event)
-        if self._supervision is not None:
-            self._step(event, self.loop.now())
+        if self._supervision is None:
+            return
+        self._step(event, self.loop.now())
+        self.say(f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}")
 
     def _on_resize(self, number: int) -> None:
         del number

@@ -176,8 +176,10 @@ def what_happened(failure: Failure) -> str:
 def _symptoms(failure: Failure) -> tuple[str, str, str] | None:
     """Return what makes two failures the same one, or None where a report is missing."""
     report = failure.report
-    if report is None or classify(failure) is Class.STOPPED:
+    if classify(failure) is Class.STOPPED:
         return None
+    if report is None:
+        return ("", failure.evidence, "") if failure.evidence else None
     # Addresses, ranks and sizes differ between ranks without making another failure of it.
     message = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", report.message)
     return report.type, message, report.where

@@ -2,16 +2,33 @@
 use.
 
 torch is never imported. What a worker will see is what counts, so the variables that hide devices
-are read as the drivers read them. Sources: the NVIDIA driver's /proc/driver/nvidia/gpus and
+are read as torch reads them. Sources: the NVIDIA driver's /proc/driver/nvidia/gpus and
 /dev/nvidia<minor>; the CUDA programming guide on CUDA_VISIBLE_DEVICES; amdkfd's
 /sys/class/kfd/kfd/topology/nodes; Intel's xe and i915 under /sys/class/drm and Level Zero's
-ZE_AFFINITY_MASK.
+ZE_AFFINITY_MASK and ZE_FLAT_DEVICE_HIERARCHY.
+
+GPUs are numbered by PCI address. So does the CUDA driver where they are all of one model, and where
+CUDA_DEVICE_ORDER is PCI_BUS_ID; otherwise it puts the fastest first, which no file tells.
 """
 
 import os
+import re
+from typing import NamedTuple
 
 from relight.env import Environment
 from relight.errors import UsageError
+
+
+class Device(NamedTuple):
+    """One accelerator as a driver lists it: a GPU, or a tile of an Intel one.
+
+    `number` tells it from the driver's others. `pci` is its address in /sys/bus/pci/devices, and
+    `uuid` what *_VISIBLE_DEVICES may call it; both are empty where the driver doesn't say.
+    """
+
+    number: int
+    pci: str
+    uuid: str = ""
 
 
 def count(word: str, env: Environment, root: str = "/") -> int:
@@ -27,31 +44,49 @@ def count(word: str, env: Environment, root: str = "/") -> int:
     """
     if word == "cpu":
         return cpus(root)
-    gpus, xpus = 0, 0
-    if word in ("gpu", "auto"):
-        gpus = cuda_devices(env, root) or rocm_devices(env, root)
-        if gpus:
-            return gpus
-    if word in ("xpu", "auto"):
-        xpus = xpu_devices(env, root)
-        if xpus:
-            return xpus
-    if word == "auto":
-        return cpus(root)
-    hidden = [name for name in _HIDING if name in env.variables]
-    seen = f" with {', '.join(f'{n}={env.variables[n]}' for n in hidden)}" if hidden else ""
+    find = {"auto": accelerators, "gpu": gpus, "xpu": xpus}[word]
+    found = len(find(env, root))
+    if found or word == "auto":
+        return found or cpus(root)
+    hiding = [f"{n}={env.variables[n]}" for n in _HIDING[word] if n in env.variables]
+    seen = f" with {', '.join(hiding)}" if hiding else ""
     raise UsageError(
-        f"--nproc-per-node={word}: this machine has no {word}{seen}",
+        f"--nproc-per-node={word}: there is no {word} that can be used here{seen}",
         hint="--nproc-per-node=auto takes the CPUs where there is no accelerator",
     )
 
 
-_HIDING = (
-    "CUDA_VISIBLE_DEVICES",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ZE_AFFINITY_MASK",
-)
+def accelerators(env: Environment, root: str = "/") -> list[Device]:
+    """Return the devices that training uses by default, in the order of the workers' indices.
+
+    A GPU inside an Intel processor is left out: nearly every laptop has one, and hardly any trains
+    on it. `xpus` has it.
+    """
+    return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
+
+
+def gpus(env: Environment, root: str = "/") -> list[Device]:
+    """Return the GPUs that CUDA, or else ROCm, shows to a worker, by index."""
+    found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
+    if found:
+        return found
+    # ROCm hides in two steps: the second numbers what the first has left.
+    left = _visible(env.variables.get("ROCR_VISIBLE_DEVICES"), _amd(root))
+    cuda = env.variables.get("CUDA_VISIBLE_DEVICES")
+    return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
+
+
+def xpus(env: Environment, root: str = "/") -> list[Device]:
+    """Return the Intel GPUs that Level Zero shows to a worker: the one inside the processor only
+    where there is no other.
+    """
+    found = _intel(root, tiles=env.get("ZE_FLAT_DEVICE_HIERARCHY") != "COMPOSITE")
+    mask = env.get("ZE_AFFINITY_MASK")
+    if mask:
+        # The order of the mask doesn't matter; "1.0" is a part of device 1.
+        chosen = {entry.partition(".")[0].strip() for entry in mask.split(",")}
+        found = [xpu for xpu in found if str(xpu.number) in chosen]
+    return [xpu for xpu in found if xpu.pci != _INSIDE_PROCESSOR] or found
 
 
 def cpus(root: str = "/") -> int:
@@ -60,88 +95,147 @@ def cpus(root: str = "/") -> int:
     """
     mask = len(os.sched_getaffinity(0))
     quota = _cpu_quota(root)
-    return mask if quota is None else max(1, min(mask, int(quota + 0.999)))
+    return mask if quota is None else max(1, min(mask, quota))
 
 
-def cuda_devices(env: Environment, root: str = "/") -> int:
-    """Return how many NVIDIA GPUs CUDA shows to a worker."""
-    minors = _nvidia_minors(root)
-    visible = env.variables.get("CUDA_VISIBLE_DEVICES")
-    return len(minors) if visible is None else _visible(visible, len(minors))
+_HIDING = {
+    "gpu": ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    "xpu": ("ZE_AFFINITY_MASK",),
+}
+_INSIDE_PROCESSOR = "0000:00:02.0"
+"""Where every Intel processor has its own GPU."""
 
 
-def rocm_devices(env: Environment, root: str = "/") -> int:
-    """Return how many AMD GPUs HIP shows to a worker."""
+def _nvidia(root: str) -> list[Device]:
+    """Return the NVIDIA GPUs that we may open, by PCI address.
+
+    The driver lists those of the whole machine, in a container too; the device files, and a batch
+    system's device cgroup, give a job a part of them.
+    """
+    minors = {
+        int(name[6:])
+        for name in _list(os.path.join(root, "dev"))
+        if re.fullmatch("nvidia[0-9]+", name) and _usable(os.path.join(root, "dev", name))
+    }
+    folder = os.path.join(root, "proc/driver/nvidia/gpus")
+    listed = []
+    for pci in _list(folder):
+        facts = {}
+        for line in _read(os.path.join(folder, pci, "information")).splitlines():
+            key, _, value = line.partition(":")
+            facts[key.strip()] = value.strip()
+        minor = facts.get("Device Minor", "")
+        if minor.isdecimal() and facts.get("GPU Excluded") != "Yes":
+            uuid = facts.get("GPU UUID", "")
+            # Question marks until the GPU is used for the first time.
+            listed.append(Device(int(minor), pci.lower(), "" if "?" in uuid else uuid))
+    if not listed:
+        return [Device(minor, "") for minor in sorted(minors)]
+    return sorted((gpu for gpu in listed if gpu.number in minors), key=_bus_order)
+
+
+def _amd(root: str) -> list[Device]:
+    """Return the AMD GPUs that we may open, in the order of the kernel's nodes."""
+    if not _usable(os.path.join(root, "dev/kfd")):
+        return []
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
-    found = 0
-    for node in _list(folder):
-        gpu_id = _read(os.path.join(folder, node, "gpu_id"))
-        found += gpu_id not in ("", "0")  # a CPU is a node as well, with id 0
-    for name in ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
-        visible = env.variables.get(name)
-        if visible is not None:
-            found = _visible(visible, found)
+    found = []
+    for node in sorted(int(name) for name in _list(folder) if name.isdecimal()):
+        # A CPU is a node as well, with id 0; what a container may not use can't be read.
+        if _read(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
+            continue
+        facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
+        for line in _read(os.path.join(folder, str(node), "properties")).splitlines():
+            key, _, value = line.partition(" ")
+            if key in facts:
+                facts[key] = int(value)
+        if not _usable(os.path.join(root, f"dev/dri/renderD{facts['drm_render_minor']}")):
+            continue
+        place = facts["location_id"]  # bus, device and function; above them the partition
+        bus, slot, function = place >> 8 & 0xFF, place >> 3 & 0x1F, place & 7
+        pci = f"{facts['domain']:04x}:{bus:02x}:{slot:02x}.{function:x}"
+        uuid = f"GPU-{facts['unique_id']:016x}" if facts["unique_id"] else ""
+        found.append(Device(node, pci, uuid))
     return found
 
 
-def xpu_devices(env: Environment, root: str = "/") -> int:
-    """Return how many Intel GPUs Level Zero shows to a worker."""
+def _intel(root: str, *, tiles: bool) -> list[Device]:
+    """Return the Intel GPUs that we may open, or their tiles, by PCI address."""
     folder = os.path.join(root, "sys/class/drm")
-    found = 0
+    cards = []
     for name in _list(folder):
-        if name.startswith("renderD"):
-            driver = os.path.basename(os.path.realpath(os.path.join(folder, name, "device/driver")))
-            found += driver in ("xe", "i915")
-    mask = env.variables.get("ZE_AFFINITY_MASK")
-    if not mask:
-        return found
-    devices = {entry.partition(".")[0].strip() for entry in mask.split(",")}
-    return sum(1 for device in devices if device.isdecimal() and int(device) < found)
+        device = os.path.realpath(os.path.join(folder, name, "device"))
+        driver = os.path.basename(os.path.realpath(os.path.join(device, "driver")))
+        if not name.startswith("renderD") or driver not in ("xe", "i915"):
+            continue
+        if _usable(os.path.join(root, "dev/dri", name)):
+            pci = os.path.basename(device)
+            parts = _tiles(device) if tiles and pci != _INSIDE_PROCESSOR else 1
+            cards += [Device(0, pci)] * parts
+    # The one inside the processor is the last.
+    cards.sort(key=lambda card: (card.pci == _INSIDE_PROCESSOR, *_bus_order(card)))
+    return [card._replace(number=number) for number, card in enumerate(cards)]
 
 
-def _nvidia_minors(root: str) -> list[int]:
-    """Return the minor numbers of the GPUs that have both a driver entry and a device file.
+def _tiles(device: str) -> int:
+    """Return how many tiles an Intel GPU has: xe has tile<N>, i915 drm/card<N>/gt/gt<N>."""
+    found = [name for name in _list(device) if re.fullmatch("tile[0-9]+", name)]
+    for card in _list(os.path.join(device, "drm")):
+        found += _list(os.path.join(device, "drm", card, "gt"))
+    return max(1, len(found))
 
-    A container may be given the device files of a part of the machine's GPUs only.
+
+def _visible(text: str | None, devices: list[Device]) -> list[Device]:
+    """Return the devices that a *_VISIBLE_DEVICES variable leaves, in its order.
+
+    The first entry says whether all are numbers or all are names. The list ends at the first entry
+    that is no device; one that comes twice hides everything.
     """
-    devices = {
-        int(name[6:])
-        for name in _list(os.path.join(root, "dev"))
-        if name[6:].isdecimal() and name.startswith("nvidia")
-    }
-    folder = os.path.join(root, "proc/driver/nvidia/gpus")
-    minors = []
-    for gpu in _list(folder):
-        for line in _read(os.path.join(folder, gpu, "information")).splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "Device Minor" and value.strip().isdecimal():
-                minors.append(int(value))
-    return sorted(devices & set(minors)) if minors else sorted(devices)
-
-
-def _visible(text: str, present: int) -> int:
-    """Return how many devices a *_VISIBLE_DEVICES variable leaves.
-
-    The list ends at the first entry that is no device; an entry that comes twice hides everything.
-    An entry with a name (GPU-…, MIG-…) is taken as valid: names are known to the driver only.
-    """
-    entries: list[str] = []
-    for entry in (part.strip() for part in text.split(",")):
-        if entry.isdecimal():
-            if int(entry) >= present:
-                break
-            entry = str(int(entry))
-        elif not entry.startswith(("GPU-", "MIG-")) or not present:
+    if text is None:
+        return devices
+    kind = text[:4] if text.startswith(("GPU-", "MIG-")) else ""
+    keys: list[str | int] = []
+    for entry in text.split(","):
+        number = re.match(r"\s*([+-]?[0-9]+)", entry)
+        key = entry if kind else int(number[1] if number else -1)
+        if key in keys:
+            return []
+        if not entry.startswith(kind) or (isinstance(key, int) and key < 0):
             break
-        if entry in entries:
-            return 0
-        entries.append(entry)
-    migs = [entry for entry in entries if entry.startswith("MIG-")]
-    return 1 if migs else len(entries)  # CUDA shows a process one MIG instance at most
+        keys.append(key)
+    if kind == "MIG-":
+        keys = keys[:1]  # CUDA shows a process one instance at most
+    chosen: list[Device] = []
+    for key in keys:
+        found = devices[key : key + 1] if isinstance(key, int) else _named(key, devices, chosen)
+        if len(found) != 1:
+            break
+        if found[0] in chosen:
+            return []
+        chosen += found
+    return chosen
 
 
-def _cpu_quota(root: str) -> float | None:
-    """Return the CPUs that the cgroup allows (v2: cpu.max; v1: cpu.cfs_quota_us)."""
+def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Device]:
+    """Return the devices whose names begin with `name`.
+
+    Names that the driver's files don't have (of a MIG instance, of a GPU that was not used yet) are
+    taken as valid while there are devices that could have them. Which one it is, is not known.
+    """
+    instance = name.startswith("MIG-")
+    whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>
+    found = [device for device in devices if device.uuid and device.uuid.startswith(whole)]
+    if found:
+        return found
+    taken = {device.number for device in chosen}
+    rest = [d for d in devices if (instance or not d.uuid) and d.number not in taken][:1]
+    return rest if len(devices) == 1 else [d._replace(pci="", uuid=name) for d in rest]
+
+
+def _cpu_quota(root: str) -> int | None:
+    """Return the CPUs that the cgroup allows, a part of one counted as one (v2: cpu.max; v1:
+    cpu.cfs_quota_us).
+    """
     limits = []
     for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -153,20 +247,27 @@ def _cpu_quota(root: str) -> float | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _quota_of(root: str, controllers: str, path: str) -> float | None:
-    if controllers == "":
-        for mount in ("sys/fs/cgroup", "sys/fs/cgroup/unified"):
-            words = _read(os.path.join(root, mount, path, "cpu.max")).split()
-            if len(words) == 2 and words[0].isdecimal():
-                return int(words[0]) / int(words[1])
-        return None
-    for mount in (controllers, "cpu"):
+def _quota_of(root: str, controllers: str, path: str) -> int | None:
+    mounts = (controllers, "cpu") if controllers else ("", "unified")
+    for mount in mounts:
         folder = os.path.join(root, "sys/fs/cgroup", mount, path)
-        quota = _read(os.path.join(folder, "cpu.cfs_quota_us"))
-        period = _read(os.path.join(folder, "cpu.cfs_period_us"))
-        if quota.isdecimal() and period.isdecimal():
-            return int(quota) / int(period)
+        if controllers:
+            quota = _read(os.path.join(folder, "cpu.cfs_quota_us"))
+            period = _read(os.path.join(folder, "cpu.cfs_period_us"))
+        else:
+            quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
+        if quota.isdecimal() and period.isdecimal():  # "max" and -1 are no limit
+            return -(-int(quota) // int(period))
     return None
+
+
+def _bus_order(device: Device) -> tuple[int, str]:
+    return len(device.pci), device.pci  # a domain may have more than 4 digits
+
+
+def _usable(path: str) -> bool:
+    """Return whether we may open a device file: the kernel asks the device cgroup here as well."""
+    return os.access(path, os.R_OK | os.W_OK)
 
 
 def _list(folder: str) -> list[str]:
@@ -178,7 +279,7 @@ def _list(folder: str) -> list[str]:
 
 def _read(path: str) -> str:
     try:
-        with open(path) as file:
+        with open(path, errors="surrogateescape") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -133,6 +133,10 @@ class Workers:
                 linux.kill_children()
                 for pid in orphans:
                     os.waitpid(pid, 0)
+            for local_rank in self.pids:
+                self.evidence.setdefault(
+                    local_rank, f"the process that holds the workers (pid {self._pid}) was killed"
+                )
             self._on_event(SpawnerLost(exitcode), self._loop.now())
 
 

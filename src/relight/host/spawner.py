@@ -73,9 +73,11 @@ class _Spawner:
 
     def run(self, mask: Collection[int]) -> None:
         wake_read = self._prepare()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # All signals are blocked until here. One that comes for a worker between its fork and its
+        # exec waits until the worker has the default actions again.
         for plan in self.plans:
-            self._start(plan)
+            self._start(plan, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -112,7 +114,7 @@ class _Spawner:
         linux.rename_process(f"worker spawner of {self.pid_of_agent}")
         return wake_read
 
-    def _start(self, plan: WorkerPlan) -> None:
+    def _start(self, plan: WorkerPlan, mask: Collection[int]) -> None:
         own = os.getpid()
         try:
             pid = os.fork()
@@ -120,12 +122,12 @@ class _Spawner:
             self.tell(f"failed {plan.local_rank} {error.errno}")
             return
         if pid == 0:
-            self._become_worker(plan, own)
+            self._become_worker(plan, own, mask)
         self.local_rank_of[pid] = plan.local_rank
         self.pid_of[plan.local_rank] = pid
         self.tell(f"started {plan.local_rank} {pid}")
 
-    def _become_worker(self, plan: WorkerPlan, spawner: int) -> NoReturn:
+    def _become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
         try:
             linux.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
@@ -135,9 +137,12 @@ class _Spawner:
                 os.sched_setaffinity(0, plan.cpus)
             os.dup2(plan.stdout, 1)
             os.dup2(plan.stderr, 2)
-            # As subprocess does: Python ignores these two for itself only.
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            # SIGPIPE and SIGXFSZ as subprocess does it: Python ignores them for itself only.
+            for number in (*_STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                ignored = signal.getsignal(number) is signal.SIG_IGN
+                if not ignored or number in (signal.SIGPIPE, signal.SIGXFSZ):
+                    signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvpe(plan.argv[0], plan.argv, plan.variables)
         except OSError as error:
             self.tell(f"failed {plan.local_rank} {error.errno}")

@@ -1,0 +1,197 @@
+"""Which CPUs each worker may use: `--numa-binding`, from the topology under /sys.
+
+A worker is at home on the NUMA node of its GPU, and the mode says which CPUs there it gets. The
+meaning of the modes is torchrun's (torch 2.13); the masks are set with sched_setaffinity, so that
+no numactl is needed.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from itertools import pairwise
+
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.host.devices import Device, accelerators
+
+Cpus = frozenset[int]
+
+
+def bind(
+    mode: str, nproc: int, env: Environment, root: str = "/", allowed: Cpus | None = None
+) -> tuple[Cpus, ...]:
+    """Return the affinity mask of each worker, in the order of local ranks.
+
+    - `node`: all CPUs of the worker's home;
+    - `socket`: all CPUs of the NUMA nodes of its socket;
+    - `exclusive`: its own part of the home's physical cores; what can't be divided evenly goes to
+      the lowest local ranks;
+    - `core-complex`: the home's cores that share one last-level cache, in turns, the largest first.
+
+    The home is the NUMA node of the GPU whose index is the local rank. `exclusive` and
+    `core-complex` leave the part of a visible GPU without a worker unused. Where there is no GPU
+    (torchrun refuses that), the workers' homes are spread evenly over the cores: with 4 workers on
+    2 equal nodes, 2 are at home on each.
+
+    Args:
+        mode: one of the four words.
+        nproc: the number of workers on this node.
+        env: the environment, with the variables that hide devices.
+        root: where /proc, /dev and /sys are; for tests.
+        allowed: the CPUs that may be used; by default, the affinity mask of this process.
+
+    Raises:
+        UsageError: the machine can't do it.
+    """
+    topology = _Topology(
+        mode, root, frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
+    )
+    found = accelerators(env, root)
+    if nproc > len(found) > 0:
+        raise UsageError(
+            f"--numa-binding={mode}: {nproc} workers, but {len(found)} GPU(s) to bind them to",
+            hint=f"--nproc-per-node={len(found)}; or hide the GPUs (CUDA_VISIBLE_DEVICES=) "
+            "from workers that don't use them",
+        )
+    if found:
+        homes = [topology.node_of(index, gpu) for index, gpu in enumerate(found)]
+    else:
+        homes = topology.spread(nproc)
+    masks: dict[int, Cpus] = {}
+    for node in dict.fromkeys(homes[:nproc]):
+        # GPUs without a worker have their share as well.
+        at_home = [index for index, home in enumerate(homes) if home == node]
+        masks.update(zip(at_home, topology.share(node, len(at_home)), strict=True))
+    return tuple(masks[local_rank] for local_rank in range(nproc))
+
+
+class _Topology:
+    """The NUMA nodes of this machine and those of their CPUs that may be used."""
+
+    def __init__(self, mode: str, root: str, allowed: Cpus) -> None:
+        self.mode = mode
+        self.cpu_folder = os.path.join(root, "sys/devices/system/cpu")
+        self.pci_folder = os.path.join(root, "sys/bus/pci/devices")
+        folder = os.path.join(root, "sys/devices/system/node")
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            raise self._missing(folder) from None
+        numbers = sorted(int(name[4:]) for name in names if re.fullmatch("node[0-9]+", name))
+        self.all_cpus = {n: self._cpus_in(f"{folder}/node{n}/cpulist") for n in numbers}
+        self.cpus = {node: cpus & allowed for node, cpus in self.all_cpus.items()}
+
+    def node_of(self, index: int, gpu: Device) -> int:
+        """Return the NUMA node that a GPU is attached to; 0 where the firmware doesn't say."""
+        if not gpu.pci:
+            raise UsageError(
+                f"--numa-binding={self.mode}: the driver's files don't say where GPU {index}"
+                f"{f' ({gpu.uuid})' if gpu.uuid else ''} is",
+                hint="name the devices by number, or leave --numa-binding out",
+            )
+        return max(0, int(self._read(f"{self.pci_folder}/{gpu.pci}/numa_node")))
+
+    def spread(self, nproc: int) -> list[int]:
+        """Return a home for each of `nproc` workers without a GPU."""
+        # By cores rather than nodes: a container may have more of one node than of another.
+        homes = [node for node, cpus in self.cpus.items() for _ in self._cores(cpus)]
+        if not homes:
+            raise UsageError(
+                f"--numa-binding={self.mode}: none of the CPUs that may be used is on a NUMA node",
+                hint="leave --numa-binding out",
+            )
+        return [homes[index * len(homes) // nproc] for index in range(nproc)]
+
+    def share(self, node: int, workers: int) -> list[Cpus]:
+        """Return the CPUs of each of the workers that are at home on a node."""
+        cpus = self._socket(node) if self.mode == "socket" else self.cpus.get(node, frozenset())
+        if not cpus:
+            raise UsageError(
+                f"--numa-binding={self.mode}: there are GPUs on NUMA node {node}, "
+                f"but none of the CPUs {'in its socket' if self.mode == 'socket' else 'there'} "
+                "may be used here",
+                hint="widen the CPU set of this shell or container, or leave --numa-binding out",
+            )
+        if self.mode in ("node", "socket"):
+            return [cpus] * workers
+        if self.mode == "core-complex":
+            caches = self._groups(cpus, self._sharing_last_cache)
+            caches.sort(key=lambda cache: -len(cache))
+            return [caches[index % len(caches)] for index in range(workers)]
+        cores = self._cores(cpus)
+        each, more = divmod(len(cores), workers)
+        if not each:
+            raise UsageError(
+                f"--numa-binding=exclusive: NUMA node {node} has {len(cores)} physical core(s) "
+                f"for {workers} workers or GPUs",
+                hint="--numa-binding=node shares them",
+            )
+        ends = [index * each + min(index, more) for index in range(workers + 1)]
+        return [frozenset().union(*cores[start:end]) for start, end in pairwise(ends)]
+
+    def _socket(self, node: int) -> Cpus:
+        socket = self._socket_of(node)
+        nodes = [other for other in self.cpus if self._socket_of(other) == socket]
+        return frozenset().union(*(self.cpus[other] for other in nodes))
+
+    def _socket_of(self, node: int) -> int:
+        cpus = self.all_cpus.get(node)
+        if not cpus:
+            return -1 - node  # only memory, or absent: a socket of its own
+        return int(self._read(f"{self.cpu_folder}/cpu{min(cpus)}/topology/physical_package_id"))
+
+    def _cores(self, cpus: Cpus) -> list[Cpus]:
+        return self._groups(
+            cpus,
+            lambda cpu: self._cpus_in(f"{self.cpu_folder}/cpu{cpu}/topology/thread_siblings_list"),
+        )
+
+    def _sharing_last_cache(self, cpu: int) -> Cpus:
+        folder = f"{self.cpu_folder}/cpu{cpu}/cache"
+        levels: dict[int, str] = {}
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            raise self._missing(folder) from None
+        for name in names:
+            if re.fullmatch("index[0-9]+", name):
+                cache = f"{folder}/{name}"
+                if self._read(f"{cache}/type") != "Instruction":
+                    levels[int(self._read(f"{cache}/level"))] = cache
+        if not levels:
+            raise self._missing(f"{folder}/index*")
+        return self._cpus_in(f"{levels[max(levels)]}/shared_cpu_list")
+
+    def _groups(self, cpus: Cpus, sharing: Callable[[int], Cpus]) -> list[Cpus]:
+        """Split CPUs by what they share, ordered by the lowest CPU of each whole group."""
+        groups: dict[int, Cpus] = {}
+        left = set(cpus)
+        while left:
+            cpu = min(left)
+            whole = sharing(cpu) | {cpu}
+            groups[min(whole)] = cpus & whole
+            left -= whole
+        return [groups[first] for first in sorted(groups)]
+
+    def _cpus_in(self, path: str) -> Cpus:
+        """Return the CPUs of a list such as `0-3,8`."""
+        cpus: set[int] = set()
+        for part in self._read(path).split(","):
+            first, _, last = part.partition("-")
+            if first:
+                cpus.update(range(int(first), int(last or first) + 1))
+        return frozenset(cpus)
+
+    def _read(self, path: str) -> str:
+        try:
+            with open(path) as file:
+                return file.read().strip()
+        except OSError:
+            raise self._missing(path) from None
+
+    def _missing(self, path: str) -> UsageError:
+        return UsageError(
+            f"--numa-binding={self.mode}: this machine doesn't show its topology ({path} "
+            "can't be read)",
+            hint="leave --numa-binding out",
+        )

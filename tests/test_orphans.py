@@ -1,0 +1,155 @@
+"""Nothing is left behind: whatever kills the agent, all that it started is gone."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+
+MOMENTS = 200
+AT_ONCE = 8
+LIMIT_S = 1.0
+
+# A child that ignores SIGTERM, a grandchild in a session of its own, one without any trace of our
+# environment, and a daemon whose parents are gone. All carry the marker in their command line.
+TREE = """
+trap '' TERM
+sleep {marker} &
+setsid sleep {marker} &
+env -i setsid /bin/sh -c 'sleep {marker} & sleep {marker}' &
+(setsid sh -c 'sleep {marker} &' &)
+sleep {lifetime}
+exit {code}
+"""
+
+
+def marked(marker: str) -> list[int]:
+    """The pids of running processes whose command line has the marker."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdecimal() or int(name) == os.getpid():
+            continue
+        try:
+            words = Path(f"/proc/{name}/cmdline").read_bytes()
+            state = Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[0]
+        except OSError:
+            continue
+        if marker.encode() in words and state != b"Z":
+            found.append(int(name))
+    return found
+
+
+def wait_until_gone(marker: str, limit_s: float) -> float:
+    """Return the seconds until no marked process is left."""
+    begin = time.monotonic()
+    while left := marked(marker):
+        waited = time.monotonic() - begin
+        assert waited < limit_s, f"alive after {waited:.1f} s: {left}"
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
+def wait_until_up(marker: str, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while len(marked(marker)) < count:
+        assert time.monotonic() < deadline, "the workers did not come up"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def marker() -> str:
+    """A sleep of a length that no other process on this machine sleeps."""
+    return f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
+
+
+@pytest.fixture
+def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
+    """Processes beside the agent that are none of its business; they must survive the test."""
+    processes = [
+        subprocess.Popen(["sleep", "600"]),
+        subprocess.Popen(["setsid", "sleep", "600"]),
+    ]
+    yield processes
+    ended = [process.args for process in processes if process.poll() is not None]
+    for process in processes:
+        process.kill()
+        process.wait()
+    assert not ended, f"killed although not ours: {ended}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("life", ["long", "restarting"])
+def test_no_orphans_at_random_moments(
+    life: str, tmp_path: Path, start: Start, marker: str, bystanders: object
+) -> None:
+    """SIGKILL for the agent at any moment leaves nothing of it alive after a second."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    lifetime, code = ("600", 0) if life == "long" else ("0.02", 1)
+    program = tmp_path / "tree.sh"
+    program.write_text(TREE.format(marker=marker, lifetime=lifetime, code=code))
+    for _ in range(MOMENTS // 2 // AT_ONCE + 1):
+        agents = [
+            start("run", "--nproc-per-node=2", "--max-restarts=1000", "--shutdown-timeout=0.01",
+                  "--no-python", "sh", program, stdout=subprocess.DEVNULL,
+                  stderr=subprocess.DEVNULL)
+            for _ in range(AT_ONCE)
+        ]  # fmt: skip
+        moments = sorted((chance.uniform(0.02, 0.8), agent) for agent in agents)
+        begin = time.monotonic()
+        for moment, agent in moments:
+            time.sleep(max(0.0, begin + moment - time.monotonic()))
+            agent.send_signal(signal.SIGKILL)
+            agent.wait()
+        wait_until_gone(marker, LIMIT_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
+def test_no_orphans_when_the_agent_ends(
+    number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
+) -> None:
+    """However the agent ends, descendants that left its session and ignore SIGTERM go too."""
+    program = tmp_path / "tree.sh"
+    program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+    agent = start(
+        "run", "--nproc-per-node=2", "--shutdown-timeout=0.2", "--no-python", "sh", program
+    )
+    wait_until_up(marker, 12)
+    agent.send_signal(number)
+    agent.wait(timeout=30)
+    wait_until_gone(marker, LIMIT_S)
+
+
+def test_no_orphans_after_a_good_end(
+    tmp_path: Path, launch: Launch, marker: str, bystanders: object
+) -> None:
+    """What workers leave behind in the background is gone when a job has ended well."""
+    program = tmp_path / "tree.sh"
+    program.write_text(TREE.format(marker=marker, lifetime="0.1", code=0))
+    result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)
+    assert result.returncode == 0, result.stderr
+    assert marked(marker) == []
+
+
+def test_no_orphans_when_the_spawner_is_killed(
+    tmp_path: Path, start: Start, marker: str, bystanders: object
+) -> None:
+    """SIGKILL for the process that holds the workers ends them all; the report names it."""
+    program = tmp_path / "tree.sh"
+    program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+    agent = start("run", "--nproc-per-node=2", "--no-python", "sh", program)
+    wait_until_up(marker, 12)
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    assert len(children) == 1
+    os.kill(int(children[0]), signal.SIGKILL)
+    _, errors = agent.communicate(timeout=30)
+    assert agent.returncode == 137
+    assert b"the process that holds the workers" in errors
+    assert marked(marker) == []

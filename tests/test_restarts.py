@@ -1,0 +1,164 @@
+"""Restarts: a fresh start for every attempt, one count for all ranks, a bounded stop."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+Script = Callable[[str], Path]
+
+GLOO = """
+import os, signal
+import torch
+import torch.distributed as dist
+
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+total = torch.ones(1) * rank
+dist.all_reduce(total)
+assert total.item() == size * (size - 1) / 2
+counts = [None] * size
+dist.all_gather_object(counts, restart)
+assert counts == [restart] * size, counts
+if rank == restart % size and restart < int(os.environ["KILLS"]):
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+if rank == 0:
+    print("trained in attempt", restart, flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("nproc", [2, 4])
+def test_a_gloo_job_survives_20_kills_of_20(nproc: int, launch: Launch, script: Script) -> None:
+    """A rank killed with SIGKILL, each time another: every attempt meets in a fresh store."""
+    result = launch(
+        "run", f"--nproc-per-node={nproc}", "--max-restarts=20", script(GLOO),
+        KILLS="20", timeout=290,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "trained in attempt 20\n"
+    assert result.stderr.count("was killed by SIGKILL") == 20
+    assert "restart 20 of 20" in result.stderr
+
+
+@pytest.mark.slow
+def test_rank_0_may_serve_the_store_itself(launch: Launch, script: Script) -> None:
+    """--worker-store=rank0 leaves the store to torch, with a port that nobody else can take."""
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=2", "--worker-store=rank0", script(GLOO),
+        KILLS="2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "trained in attempt 2\n"
+
+
+COUNT = """
+import os, sys
+names = ("RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
+print(*(os.environ[name] for name in names), flush=True)
+sys.exit(9 if os.environ["RANK"] == "1" else 0)
+"""
+
+
+def test_the_budget_is_one_number(launch: Launch, script: Script) -> None:
+    """After --max-restarts restarts the job fails with the root cause's exit code."""
+    result = launch("run", "--nproc-per-node=2", "--max-restarts=2", script(COUNT))
+    assert result.returncode == 9
+    assert sorted(result.stdout.split("\n")[:-1]) == [
+        "0 0 2", "0 1 2", "0 2 2", "1 0 2", "1 1 2", "1 2 2",
+    ]  # fmt: skip
+    assert "all 2 restarts are used up" in result.stderr
+
+
+def test_workers_that_ended_well_are_started_again(launch: Launch, script: Script) -> None:
+    """A restart is for all ranks, also for one that was done before another failed."""
+    text = """
+import os, pathlib, sys, time
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+print("ran", flush=True)
+mark = pathlib.Path("rank0-is-done")
+if os.environ["RANK"] == "0":
+    mark.touch()
+elif first:
+    while not mark.exists():
+        time.sleep(0.01)
+    time.sleep(0.1)
+    sys.exit(1)
+"""
+    result = launch("run", "--nproc-per-node=2", "--max-restarts=1", script(text))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "ran\n" * 4
+
+
+def test_the_grace_time_holds_on_restarts(launch: Launch, script: Script) -> None:
+    """--shutdown-timeout bounds how long a stubborn peer delays a restart (torchrun: 30 s)."""
+    text = """
+import os, signal, sys, time
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit(0)
+if os.environ["RANK"] == "1":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open("stubborn", "w").close()
+    time.sleep(60)
+while not os.path.exists("stubborn"):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    begin = time.monotonic()
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--shutdown-timeout=0.3", script(text)
+    )
+    assert result.returncode == 0, result.stderr
+    assert 0.3 <= time.monotonic() - begin < 25
+
+
+def test_twenty_jobs_at_the_same_moment(start: Callable[..., object], script: Script) -> None:
+    """Twenty jobs started together each get a port of their own, also with 29500 taken."""
+    import json
+    import socket
+
+    path = script("""
+import json, os, socket
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+socket.create_connection(address).close()
+print(json.dumps([os.environ["TORCHELASTIC_RUN_ID"], address[1]]), flush=True)
+""")
+    with socket.socket() as squatter:
+        squatter.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            squatter.bind(("127.0.0.1", 29500))
+            squatter.listen()
+        except OSError:
+            pass  # somebody else squats already
+        agents = [start("run", "--nproc-per-node=2", path) for _ in range(20)]
+        seen = set()
+        for agent in agents:
+            out, errors = agent.communicate(timeout=60)  # type: ignore[attr-defined]
+            assert agent.returncode == 0, errors  # type: ignore[attr-defined]
+            lines = {tuple(json.loads(line)) for line in out.splitlines()}
+            assert len(lines) == 1
+            seen |= lines
+    assert len({run_id for run_id, _ in seen}) == 20
+    assert len({port for _, port in seen}) == 20
+
+
+def test_a_taken_master_port_is_an_error_before_anything_starts(
+    launch: Launch, script: Script
+) -> None:
+    """A port that was asked for and is taken is named; no worker has run."""
+    import socket
+
+    with socket.socket() as squatter:
+        squatter.bind(("127.0.0.1", 0))
+        squatter.listen()
+        port = squatter.getsockname()[1]
+        result = launch("run", f"--master-port={port}", script("print('ran')"))
+    assert result.returncode == 2
+    assert f"port 127.0.0.1:{port}" in result.stderr
+    assert result.stdout == ""

@@ -1,0 +1,220 @@
+"""Signals to the agent: passed on, a grace time, then the end; and what must not end anything."""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+
+Script = Callable[[str], Path]
+
+# Says that it is ready, then writes down each signal that it gets.
+RECORDER = """
+import os, signal, sys, time
+def note(number, frame):
+    print("got", signal.Signals(number).name, flush=True)
+    if os.environ.get("LEAVE_ON") == signal.Signals(number).name:
+        sys.exit(int(os.environ.get("LEAVE_WITH", "0")))
+for name in os.environ["CATCH"].split(","):
+    signal.signal(getattr(signal, name), note)
+print("ready", flush=True)
+end = time.monotonic() + 60
+while time.monotonic() < end:
+    time.sleep(1)
+"""
+
+
+def wait_for(agent: "subprocess.Popen[bytes]", text: bytes, count: int = 1) -> bytes:
+    """Read the agent's stdout until `text` was seen `count` times."""
+    assert agent.stdout is not None
+    seen = b""
+    while seen.count(text) < count:
+        line = agent.stdout.readline()
+        assert line, f"the output ended before {text!r}: {seen!r}"
+        seen += line
+    return seen
+
+
+def started(
+    start: Start, script: Script, *flags: str, **variables: str
+) -> "subprocess.Popen[bytes]":
+    agent = start("run", "--nproc-per-node=2", *flags, script(RECORDER), variables=variables)
+    wait_for(agent, b"ready\n", 2)
+    return agent
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
+def test_a_stop_signal_is_passed_on(name: str, start: Start, script: Script) -> None:
+    """Workers get the agent's own signal once and may leave; the exit code is 128 + n."""
+    agent = started(start, script, CATCH=name, LEAVE_ON=name)
+    agent.send_signal(signal.Signals[name])
+    out, errors = agent.communicate(timeout=30)
+    assert out.count(b"got " + name.encode()) == 2
+    assert agent.returncode == 128 + signal.Signals[name]
+    assert b"Traceback" not in errors
+
+
+def test_the_grace_time_ends_with_sigkill(start: Start, script: Script) -> None:
+    """A worker that ignores the signal is killed after --shutdown-timeout, all at the same time."""
+    agent = started(start, script, "--shutdown-timeout=0.5", CATCH="SIGTERM")
+    begin = time.monotonic()
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert time.monotonic() - begin >= 0.5
+    assert out.count(b"got SIGTERM") == 2
+    assert agent.returncode == 143
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_kills_at_once(second: int, start: Start, script: Script) -> None:
+    """Who asks twice need not wait for the grace time; the exit code is that of the first."""
+    agent = started(start, script, "--shutdown-timeout=600", CATCH="SIGTERM,SIGINT")
+    agent.send_signal(signal.SIGTERM)
+    wait_for(agent, b"got SIGTERM\n", 2)
+    agent.send_signal(second)
+    agent.communicate(timeout=30)
+    assert agent.returncode == 143
+
+
+@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
+def test_user_signals_reach_workers_that_want_them(name: str, start: Start, script: Script) -> None:
+    """SIGUSR1 and SIGUSR2 do not end the agent; workers with a handler get them."""
+    agent = started(start, script, CATCH=f"{name},SIGTERM", LEAVE_ON="SIGTERM")
+    agent.send_signal(signal.Signals[name])
+    wait_for(agent, b"got " + name.encode(), 2)
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate(timeout=30)
+    assert agent.returncode == 143
+
+
+def test_user_signals_do_not_kill_workers_that_know_nothing_of_them(
+    start: Start, script: Script
+) -> None:
+    """SIGUSR1 is kept from workers that it would kill."""
+    agent = started(start, script, "-v", CATCH="SIGTERM", LEAVE_ON="SIGTERM")
+    agent.send_signal(signal.SIGUSR1)
+    assert agent.stderr is not None
+    while b"passed SIGUSR1 on" not in (line := agent.stderr.readline()):
+        assert line
+    assert b"none, as none handles it" in line
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert out.count(b"got SIGTERM") == 2
+
+
+def test_signals_to_handle_replaces_the_list(start: Start, script: Script) -> None:
+    """A signal named in --signals-to-handle stops the job, as in torchrun."""
+    agent = started(
+        start, script, "--signals-to-handle=SIGUSR1", CATCH="SIGUSR1", LEAVE_ON="SIGUSR1"
+    )
+    agent.send_signal(signal.SIGUSR1)
+    out, _ = agent.communicate(timeout=30)
+    assert out.count(b"got SIGUSR1") == 2
+    assert agent.returncode == 128 + signal.SIGUSR1
+
+
+def test_a_signal_left_out_of_the_list_ends_the_agent_but_leaves_no_orphan(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    """SIGHUP that is not handled ends the agent, and the workers with it."""
+    agent = start("run", "--signals-to-handle=SIGTERM", script(
+        "import os, time; print(os.getpid(), flush=True); time.sleep(60)"))  # fmt: skip
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    agent.send_signal(signal.SIGHUP)
+    agent.wait(timeout=30)
+    assert agent.returncode == -signal.SIGHUP
+    deadline = time.monotonic() + 10
+    while _alive(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except FileNotFoundError:
+        return False
+    return stat.rpartition(b")")[2].split()[0] != b"Z"
+
+
+def test_nohup_outlives_the_terminal(start: Start, script: Script) -> None:
+    """A job under nohup is not ended by SIGHUP."""
+    agent = start(
+        "run", "--nproc-per-node=2", script(RECORDER),
+        variables={"CATCH": "SIGTERM", "LEAVE_ON": "SIGTERM"},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    wait_for(agent, b"ready\n", 2)
+    agent.send_signal(signal.SIGHUP)
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert agent.returncode == 143
+    assert b"SIGHUP" not in out
+
+
+def test_a_signal_before_there_are_workers_ends_the_agent(start: Start, script: Script) -> None:
+    """At any moment after the start, SIGTERM ends the agent without a traceback."""
+    path = script("import time; time.sleep(60)")
+    codes = set()
+    for step in range(20):
+        agent = start("run", "--nproc-per-node=2", path)
+        time.sleep(step * 0.03)
+        agent.send_signal(signal.SIGTERM)
+        _, errors = agent.communicate(timeout=30)
+        assert b"Traceback" not in errors
+        codes.add(agent.returncode)
+    # Before Python runs our code, SIGTERM has its default action.
+    assert codes <= {143, -signal.SIGTERM}
+    assert 143 in codes
+
+
+def test_a_python_worker_is_signalled_alone(start: Start, script: Script) -> None:
+    """SIGTERM does not reach a script's children before the script itself can react."""
+    agent = start("run", script("""
+import signal, subprocess, sys, time
+child = subprocess.Popen(["sleep", "60"])
+def leave(number, frame):
+    time.sleep(0.2)
+    print("child", child.poll(), flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+print("ready", flush=True)
+time.sleep(60)
+"""))  # fmt: skip
+    wait_for(agent, b"ready\n")
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert b"child None" in out
+
+
+def test_a_program_is_signalled_with_its_process_group(start: Start, tmp_path: Path) -> None:
+    """A shell script does not pass signals on, so its whole group gets them."""
+    inner = tmp_path / "inner.sh"
+    inner.write_text(
+        "trap 'echo inner got it; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    )
+    outer = tmp_path / "outer.sh"
+    outer.write_text(f"trap 'wait; exit 0' TERM; sh {inner} & wait; wait")
+    agent = start("run", "--no-python", "sh", outer)
+    wait_for(agent, b"ready\n")
+    agent.send_signal(signal.SIGTERM)
+    out, _ = agent.communicate(timeout=30)
+    assert b"inner got it" in out
+
+
+def test_workers_start_with_default_signals(launch: Launch, script: Script) -> None:
+    """What the agent does with signals is not inherited: nothing blocked, nothing ignored."""
+    probe = script("""
+fields = dict(line.split(":\\t") for line in open("/proc/self/status") if line.startswith("Sig"))
+print(fields["SigBlk"].strip(), fields["SigIgn"].strip())
+""")
+    result = launch("run", probe)
+    plain = subprocess.run(
+        [os.sys.executable, str(probe)], capture_output=True, text=True, check=True
+    )
+    assert result.stdout == plain.stdout
