@@ -31,4 +31,6 @@ def after_failure(used: int, budget: int) -> Restart | GiveUp:
         return Restart(used + 1, f"restart {used + 1} of {budget}")
     if budget == 0:
         return GiveUp("no restarts were allowed (--max-restarts=0)")
+    if budget == 1:
+        return GiveUp("the one restart is used up")
     return GiveUp(f"all {budget} restarts are used up")

@@ -49,7 +49,7 @@ def bind(
     found = accelerators(env, root)
     if nproc > len(found) > 0:
         raise UsageError(
-            f"--numa-binding={mode}: {nproc} workers, but {len(found)} GPU(s) to bind them to",
+            f"--numa-binding={mode}: more workers ({nproc}) than GPUs ({len(found)})",
             hint=f"--nproc-per-node={len(found)}; or hide the GPUs (CUDA_VISIBLE_DEVICES=) "
             "from workers that don't use them",
         )
@@ -57,11 +57,12 @@ def bind(
         homes = [topology.node_of(index, gpu) for index, gpu in enumerate(found)]
     else:
         homes = topology.spread(nproc)
+    word = "GPUs" if found else "workers"
     masks: dict[int, Cpus] = {}
     for node in dict.fromkeys(homes[:nproc]):
         # GPUs without a worker have their share as well.
         at_home = [index for index, home in enumerate(homes) if home == node]
-        masks.update(zip(at_home, topology.share(node, len(at_home)), strict=True))
+        masks.update(zip(at_home, topology.share(node, len(at_home), word), strict=True))
     return tuple(masks[local_rank] for local_rank in range(nproc))
 
 
@@ -102,8 +103,8 @@ class _Topology:
             )
         return [homes[index * len(homes) // nproc] for index in range(nproc)]
 
-    def share(self, node: int, workers: int) -> list[Cpus]:
-        """Return the CPUs of each of the workers that are at home on a node."""
+    def share(self, node: int, number: int, word: str) -> list[Cpus]:
+        """Return the CPUs of each of a number of GPUs or workers that are at home on a node."""
         cpus = self._socket(node) if self.mode == "socket" else self.cpus.get(node, frozenset())
         if not cpus:
             raise UsageError(
@@ -113,20 +114,20 @@ class _Topology:
                 hint="widen the CPU set of this shell or container, or leave --numa-binding out",
             )
         if self.mode in ("node", "socket"):
-            return [cpus] * workers
+            return [cpus] * number
         if self.mode == "core-complex":
             caches = self._groups(cpus, self._sharing_last_cache)
             caches.sort(key=lambda cache: -len(cache))
-            return [caches[index % len(caches)] for index in range(workers)]
+            return [caches[index % len(caches)] for index in range(number)]
         cores = self._cores(cpus)
-        each, more = divmod(len(cores), workers)
+        each, more = divmod(len(cores), number)
         if not each:
             raise UsageError(
-                f"--numa-binding=exclusive: NUMA node {node} has {len(cores)} physical core(s) "
-                f"for {workers} workers or GPUs",
+                f"--numa-binding=exclusive: NUMA node {node} has fewer physical cores "
+                f"({len(cores)}) than {word} ({number})",
                 hint="--numa-binding=node shares them",
             )
-        ends = [index * each + min(index, more) for index in range(workers + 1)]
+        ends = [index * each + min(index, more) for index in range(number + 1)]
         return [frozenset().union(*cores[start:end]) for start, end in pairwise(ends)]
 
     def _socket(self, node: int) -> Cpus:

@@ -1,0 +1,241 @@
+"""The command line: torchrun's grammar, PET_ variables, and errors that name what is wrong."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.cli.arguments import parse, to_spec
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.spec import FLAGS, Endpoint, Nodes, RunSpec, StreamChoice, check
+
+
+def spec_of(*argv: str, **variables: str) -> RunSpec:
+    return to_spec(parse(list(argv), Environment(variables)))
+
+
+def notes_of(*argv: str) -> list[str]:
+    parsed = parse(list(argv), Environment({}))
+    return check(to_spec(parsed), parsed.given)
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--nnodes=2:4"], "nnodes", Nodes(2, 4)),
+        (["--nnodes", "3"], "nnodes", Nodes(3, 3)),
+        (["--nproc-per-node=1_0"], "nproc_per_node", "10"),
+        (["--nproc_per_node", "gpu"], "nproc_per_node", "gpu"),
+        (["--nproc=4"], "nproc_per_node", "4"),
+        (["--max-r=2"], "max_restarts", 2),
+        (["--max_restarts", "2"], "max_restarts", 2),
+        (["--stand"], "standalone", True),
+        (["-m"], "module", True),
+        (["-mr3"], "redirects", StreamChoice(3)),
+        (["-r3"], "redirects", StreamChoice(3)),
+        (["-r", "3"], "redirects", StreamChoice(3)),
+        (["-t=1"], "tee", StreamChoice(1)),
+        (["--tee", "0:3,12:1"], "tee", StreamChoice(0, ((0, 3), (12, 1)))),
+        (["--rdzv-endpoint=host:29400"], "rdzv_endpoint", Endpoint("host", 29400)),
+        (["--rdzv-endpoint=[::1]:1"], "rdzv_endpoint", Endpoint("::1", 1)),
+        (["--rdzv-endpoint=[fe80::1]"], "rdzv_endpoint", Endpoint("fe80::1", None)),
+        (["--rdzv-endpoint=fe80::1"], "rdzv_endpoint", Endpoint("fe80::1", None)),
+        (["--rdzv-endpoint=localhost:0"], "rdzv_endpoint", Endpoint("localhost", 0)),
+        (["--rdzv-conf=a=1, b=2=3"], "rdzv_conf", (("a", "1"), ("b", "2=3"))),
+        (["--local-ranks-filter=0,2"], "local_ranks_filter", (0, 2)),
+        (["--duplicate-stdout-filters=a,,b,c"], "duplicate_stdout_filters", ("a,b", "c")),
+        (["--signals-to-handle=SIGUSR1,SIGTERM"], "signals_to_handle", (10, 15)),
+        (["--shutdown-timeout=0"], "shutdown_timeout", 0.0),
+        (["--role", ""], "role", ""),
+        (["--role=a=b"], "role", "a=b"),
+        (["--role", "-1"], "role", "-1"),
+        (["--max-restarts=1", "--max-restarts=2"], "max_restarts", 2),
+    ],
+)
+def test_a_flag_and_its_value(argv: list[str], field: str, value: object) -> None:
+    """Each form that torchrun takes gives the same value."""
+    assert getattr(spec_of(*argv, "train.py"), field) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "script", "script_args"),
+    [
+        (["train.py"], "train.py", ()),
+        (["train.py", "--nnodes=2", "-m"], "train.py", ("--nnodes=2", "-m")),
+        (["train.py", "--", "a", "--"], "train.py", ("--", "a", "--")),
+        (["--", "train.py", "--", "a"], "train.py", ("--", "a")),
+        (["--", "--odd-name", "a"], "--odd-name", ("a",)),
+        (["-m", "pkg.train", "--help"], "pkg.train", ("--help",)),
+        (["-", "a"], "-", ("a",)),
+        (["train.py", "", "$$", "${local_rank}"], "train.py", ("", "$$", "${local_rank}")),
+    ],
+)
+def test_what_belongs_to_the_script(
+    argv: list[str], script: str, script_args: tuple[str, ...]
+) -> None:
+    """Everything from the script on is the script's, unchanged."""
+    spec = spec_of(*argv)
+    assert (spec.script, spec.script_args) == (script, script_args)
+
+
+@given(st.lists(st.text(alphabet=st.characters(codec="utf-8")), max_size=6))
+def test_any_arguments_reach_the_script(arguments: list[str]) -> None:
+    """No text in the script's arguments is taken for ours."""
+    assert spec_of("train.py", *arguments).script_args == tuple(arguments)
+
+
+@pytest.mark.parametrize(
+    ("variables", "argv", "field", "value"),
+    [
+        ({"PET_NNODES": "2:3"}, [], "nnodes", Nodes(2, 3)),
+        ({"PET_NPROC_PER_NODE": "4"}, ["--nproc-per-node=2"], "nproc_per_node", "2"),
+        ({"PET_STANDALONE": "1"}, [], "standalone", True),
+        ({"PET_STANDALONE": "0"}, [], "standalone", False),
+        ({"PET_STANDALONE": "true"}, [], "standalone", True),
+        ({"PET_LOG_DIR": "/x"}, [], "log_dir", "/x"),
+        ({"PET_NUMA_BINDING": "node"}, [], "numa_binding", ""),  # torchrun has no variable for it
+    ],
+)
+def test_defaults_from_the_environment(
+    variables: dict[str, str], argv: list[str], field: str, value: object
+) -> None:
+    """PET_ variables give defaults; the command line wins."""
+    assert getattr(spec_of(*argv, "train.py", **variables), field) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "no training script"),
+        (["--bogus", "x.py"], "unknown flag: --bogus"),
+        (["-x", "x.py"], "unknown flag: -x"),
+        (["--rdzv=x", "x.py"], "--rdzv is ambiguous: --rdzv-backend, --rdzv-endpoint"),
+        (["--max-restarts"], "--max-restarts needs a value"),
+        (["--max-restarts", "--tee", "x.py"], "--max-restarts needs a value"),
+        (["--standalone=yes", "x.py"], "--standalone is a switch"),
+        (["--max-restarts=x", "x.py"], "--max-restarts=x: expected a whole number"),
+        (["--max-restarts=-1", "x.py"], "--max-restarts=-1: the number can't be negative"),
+        (["--nnodes=0", "x.py"], "at least 1 node"),
+        (["--nnodes=4:2", "x.py"], "the minimum, 4, is above the maximum, 2"),
+        (["--nnodes=1:2:3", "x.py"], "expected N or MIN:MAX"),
+        (["--nproc-per-node=0", "x.py"], "at least 1 worker"),
+        (["--nproc-per-node=gpus", "x.py"], "auto, cpu, gpu, xpu"),
+        (["--rdzv-backend=c10", "x.py"], "did you mean c10d?"),
+        (["--rdzv-endpoint=host:x", "x.py"], "expected a port number"),
+        (["--rdzv-endpoint=host:70000", "x.py"], "0 to 65535"),
+        (["--rdzv-endpoint=host:", "x.py"], "the port after the colon is missing"),
+        (["--rdzv-conf=a", "x.py"], "'a' is not such a pair"),
+        (["--rdzv-conf=a=1,,b=2", "x.py"], "is not such a pair"),
+        (["--master-port=99999", "x.py"], "0 to 65535"),
+        (["--monitor-interval=0", "x.py"], "above 0"),
+        (["--monitor-interval=nan", "x.py"], "finite"),
+        (["--shutdown-timeout=-1", "x.py"], "can't be negative"),
+        (["--start-method=thread", "x.py"], "thread is not one of spawn, fork, forkserver"),
+        (["--signals-to-handle=SIGTREM", "x.py"], "did you mean SIGTERM?"),
+        (["--signals-to-handle=SIGKILL", "x.py"], "SIGKILL can't be handled"),
+        (["--signals-to-handle=", "x.py"], "'' is not one of"),
+        (["--redirects=4", "x.py"], "expected 0, 1, 2 or 3"),
+        (["--tee=0:4", "x.py"], "expected 0, 1, 2 or 3"),
+        (["--local-ranks-filter=0,", "x.py"], "comma-separated list of local ranks"),
+        (["--numa-binding=core", "x.py"], "core is not one of"),
+        (["--event-log-handler=file", "x.py"], "file is not one of null, console"),
+        (["--logs-specs=mine", "x.py"], "mine is not one of default"),
+    ],
+)
+def test_a_bad_command_line(argv: list[str], message: str) -> None:
+    """What is wrong is named, with the valid values or the nearest."""
+    with pytest.raises(UsageError) as caught:
+        spec_of(*argv)
+    assert message in f"{caught.value.message}\n{caught.value.hint}"
+
+
+def test_the_nearest_flag_is_offered() -> None:
+    """A slip in a flag's name leads to the flag."""
+    with pytest.raises(UsageError) as caught:
+        spec_of("--nproc-per-nod3=2", "x.py")
+    assert caught.value.hint == "did you mean --nproc-per-node?"
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS=x: expected a whole number"),
+        ({"PET_NNODES": ""}, "PET_NNODES=: expected N or MIN:MAX"),
+        ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
+    ],
+)
+def test_a_bad_variable(variables: dict[str, str], message: str) -> None:
+    """A variable with a bad value is named as the source."""
+    with pytest.raises(UsageError, match=message):
+        spec_of("x.py", **variables)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--standalone", "--nnodes=2"], "--standalone contradicts --nnodes=2:2"),
+        (["--standalone", "--rdzv-backend=static"], "contradicts --rdzv-backend=static"),
+        (["--standalone", "--rdzv-endpoint=far:1"], "contradicts --rdzv-endpoint=far"),
+        (["--standalone", "--node-rank=1"], "contradicts --node-rank=1"),
+        (["--node-rank=1"], "--node-rank=1 is not below --nnodes=1"),
+        (["-m", "--no-python"], "-m and --no-python contradict each other"),
+        (["-m", "--run-path"], "-m and --run-path contradict each other"),
+        (["--rdzv-id=a/b"], "contains a slash"),
+        (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
+    ],
+)
+def test_values_that_contradict_each_other(argv: list[str], message: str) -> None:
+    """What can't work together is refused by name."""
+    with pytest.raises(UsageError, match=message):
+        notes_of(*argv, "x.py")
+
+
+@pytest.mark.parametrize(
+    ("argv", "note"),
+    [
+        (["--standalone", "--master-port=1"], "--master-port: no effect with --standalone"),
+        (["--standalone", "--rdzv-endpoint=localhost:29400"], "--rdzv-endpoint: no effect"),
+        (["--run-path", "--no-python"], "--no-python has no effect"),
+        (["--rdzv-backend=c10d", "--node-rank=1"], "--node-rank has no effect"),
+        (["--rdzv-backend=c10d", "--master-port=1"], "have no effect with --rdzv-backend=c10d"),
+        (["--log-dir=/dev/null", "--tee=3"], "have no effect with --log-dir=/dev/null"),
+        (["--duplicate-stdout-filters=a"], "no stdout is tee'd"),
+        (["--duplicate-stderr-filters=a", "--tee=1"], "no stderr is tee'd"),
+    ],
+)
+def test_values_without_effect_are_named(argv: list[str], note: str) -> None:
+    """Where torchrun ignores something in silence, one line says so."""
+    notes = notes_of(*argv, "x.py")
+    assert len(notes) == 1
+    assert note in notes[0]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["--standalone", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--nnodes=1"],
+        ["--standalone", "--rdzv-id=job7"],
+        ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job7"],
+        ["--nnodes=1", "--node-rank=0", "--master-addr=127.0.0.1", "--master-port=29500"],
+        ["--rdzv-id="],
+    ],
+)
+def test_common_command_lines_need_no_note(argv: list[str]) -> None:
+    """Command lines that people use with torchrun are taken as they are."""
+    assert notes_of(*argv, "x.py") == []
+
+
+def test_every_flag_has_a_field() -> None:
+    """The table of flags and the record of values can't drift apart."""
+    fields = [flag.field for flag in FLAGS if flag.name != "help"]
+    assert sorted([*fields, "script", "script_args"]) == sorted(RunSpec._fields)
+
+
+@given(st.text(max_size=30), st.sampled_from([f for f in FLAGS if f.parse is not None]))
+def test_any_text_is_a_value_or_a_clear_error(text: str, flag: object) -> None:
+    """No value of a flag makes anything but a value or a UsageError."""
+    try:
+        parse([f"--{flag.name}={text}", "x.py"], Environment({}))  # type: ignore[attr-defined]
+    except UsageError as error:
+        assert flag.name in error.message  # type: ignore[attr-defined]
+        assert "\n" not in error.message or "\n" in text

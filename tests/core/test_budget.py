@@ -1,0 +1,20 @@
+"""The restart budget: one number, spent by failures, with a reason in words."""
+
+import pytest
+
+from relight.core.restarts import GiveUp, Restart, after_failure
+
+
+@pytest.mark.parametrize(
+    ("used", "budget", "decision"),
+    [
+        (0, 0, GiveUp("no restarts were allowed (--max-restarts=0)")),
+        (0, 3, Restart(1, "restart 1 of 3")),
+        (2, 3, Restart(3, "restart 3 of 3")),
+        (1, 1, GiveUp("the one restart is used up")),
+        (3, 3, GiveUp("all 3 restarts are used up")),
+    ],
+)
+def test_decision(used: int, budget: int, decision: object) -> None:
+    """Restarts are allowed until the budget is used up."""
+    assert after_failure(used, budget) == decision

@@ -1,0 +1,93 @@
+"""Ranks: a permutation of 0 to W-1, in the order of the nodes, counted by role as well."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.ranks import Generation, Node, assign, visible_device, worker_variables
+
+
+def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[Node, ...]:
+    return tuple(
+        Node(f"node{i}", f"host{i}", size, role) for i, (size, role) in enumerate(sizes_and_roles)
+    )
+
+
+def test_a_table_of_mixed_nodes() -> None:
+    """Nodes of different sizes and roles: the ranks that torchrun gives."""
+    group = nodes((2, "train"), (1, "data"), (3, "train"))
+    rows = [
+        (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
+        for group_rank in range(3)
+        for a in assign(group, group_rank)
+    ]
+    assert rows == [
+        (0, 0, 0, "train", 0, 5),
+        (1, 1, 0, "train", 1, 5),
+        (2, 0, 1, "data", 0, 1),
+        (3, 0, 2, "train", 2, 5),
+        (4, 1, 2, "train", 3, 5),
+        (5, 2, 2, "train", 4, 5),
+    ]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 9), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=12
+    )
+)
+def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
+    """All ranks of a generation are 0 to W-1, each once; so are those of each role."""
+    group = nodes(*sizes)
+    everybody = [a for group_rank in range(len(group)) for a in assign(group, group_rank)]
+    world_size = sum(size for size, _ in sizes)
+    assert [a.rank for a in everybody] == list(range(world_size))
+    assert {a.world_size for a in everybody} == {world_size}
+    for role in {role for _, role in sizes}:
+        members = [a for a in everybody if a.role == role]
+        assert [a.role_rank for a in members] == list(range(len(members)))
+        assert {a.role_world_size for a in members} == {len(members)}
+
+
+@pytest.mark.parametrize("virtual", [False, True])
+@pytest.mark.parametrize("agent_store", [False, True])
+def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
+    """A worker learns its place from torchrun's variables."""
+    group = nodes((2, "default"))
+    generation = Generation(0, 3, group, "10.0.0.1", 1234, "start")
+    variables = worker_variables(
+        assign(group, 0)[1], generation, agent_store=agent_store, virtual=virtual
+    )
+    assert variables == {
+        "LOCAL_RANK": "0" if virtual else "1",
+        "RANK": "1",
+        "GROUP_RANK": "0",
+        "ROLE_RANK": "1",
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "2",
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1234",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
+    }
+
+
+@pytest.mark.parametrize(
+    ("variable", "local_rank", "device"),
+    [(None, 3, "3"), ("4,5", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")],
+)
+def test_the_device_of_a_virtual_local_rank(
+    variable: str | None, local_rank: int, device: str
+) -> None:
+    """A worker sees the device of its local rank alone."""
+    assert visible_device(variable, local_rank) == device
+
+
+@pytest.mark.parametrize(("variable", "local_rank"), [("4,5", 2), ("", 0)])
+def test_too_few_devices(variable: str, local_rank: int) -> None:
+    """A worker without a device is an error that names the list."""
+    with pytest.raises(ValueError, match="has no device for local rank"):
+        visible_device(variable, local_rank)

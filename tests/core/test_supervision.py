@@ -1,0 +1,220 @@
+"""The workers of one node: what ends what, when, and by which signal."""
+
+import signal
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from relight.core.supervision import (
+    STUCK_AFTER_S,
+    Effect,
+    End,
+    Kill,
+    Over,
+    Signal,
+    State,
+    Supervision,
+)
+from relight.events import Event, SignalReceived, SpawnerLost, Tick, WorkerExited
+
+TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
+
+# A play: what happens when, what must be done then, and the state after it.
+Play = list[tuple[float, Event, list[Effect], State]]
+
+PLAYS: dict[str, tuple[int, float, Play]] = {
+    "all end well": (
+        2,
+        30,
+        [
+            (1, WorkerExited(1, 0), [], State.RUNNING),
+            (2, WorkerExited(0, 0), [Over()], State.ENDED),
+        ],
+    ),
+    "one fails, the rest obey": (
+        3,
+        30,
+        [
+            (1, WorkerExited(2, 0), [], State.RUNNING),
+            (2, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
+            (3, WorkerExited(0, -15), [Over()], State.ENDED),
+        ],
+    ),
+    "one fails, another is stubborn": (
+        2,
+        30,
+        [
+            (10, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
+            (39, Tick(), [], State.STOPPING),
+            (40, Tick(), [Kill()], State.KILLING),
+            (41, WorkerExited(0, -9), [Over()], State.ENDED),
+        ],
+    ),
+    "the only worker fails": (
+        1,
+        30,
+        [(1, WorkerExited(0, 1), [Over()], State.ENDED)],
+    ),
+    "the agent gets a signal": (
+        2,
+        5,
+        [
+            (1, SignalReceived(INT), [Signal((0, 1), INT)], State.STOPPING),
+            (2, WorkerExited(0, 0), [], State.STOPPING),
+            (3, WorkerExited(1, 0), [Over()], State.ENDED),
+        ],
+    ),
+    "two signals": (
+        2,
+        600,
+        [
+            (1, SignalReceived(TERM), [Signal((0, 1), TERM)], State.STOPPING),
+            (2, SignalReceived(INT), [Kill()], State.KILLING),
+            (2, SignalReceived(INT), [], State.KILLING),
+            (3, WorkerExited(0, -9), [], State.KILLING),
+            (3, WorkerExited(1, -9), [Over()], State.ENDED),
+        ],
+    ),
+    "a signal while a failure is being cleaned up": (
+        3,
+        30,
+        [
+            (1, WorkerExited(0, 1), [Signal((1, 2), TERM)], State.STOPPING),
+            (2, SignalReceived(INT), [Signal((1, 2), INT)], State.STOPPING),
+            (3, SignalReceived(INT), [Kill()], State.KILLING),
+        ],
+    ),
+    "a worker in an uninterruptible call": (
+        1,
+        0,
+        [
+            (1, SignalReceived(TERM), [Signal((0,), TERM)], State.STOPPING),
+            (1, Tick(), [Kill()], State.KILLING),
+            (1 + STUCK_AFTER_S - 1, Tick(), [], State.KILLING),
+            (1 + STUCK_AFTER_S, Tick(), [Over()], State.ENDED),
+            (99, WorkerExited(0, -9), [], State.ENDED),
+        ],
+    ),
+    "the spawner is killed": (
+        2,
+        30,
+        [
+            (1, WorkerExited(0, 0), [], State.RUNNING),
+            (2, SpawnerLost(-9), [Over()], State.ENDED),
+        ],
+    ),
+    "an exit that is told twice": (
+        2,
+        30,
+        [
+            (1, WorkerExited(0, 0), [], State.RUNNING),
+            (2, WorkerExited(0, 5), [], State.RUNNING),
+            (3, WorkerExited(1, 0), [Over()], State.ENDED),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLAYS)
+def test_play(name: str) -> None:
+    """Each event leads to exactly these effects and this state."""
+    size, grace_s, play = PLAYS[name]
+    group = Supervision(size, grace_s)
+    for now, event, effects, state in play:
+        assert group.step(event, now) == effects, f"{event} at {now}"
+        assert group.state is state
+        group.check()
+
+
+def test_an_end_tells_whether_it_was_asked_for() -> None:
+    """What ended before the stop is told from what ended because of it."""
+    group = Supervision(3, 30)
+    group.step(WorkerExited(1, 1), 1.0)
+    group.step(WorkerExited(0, -TERM), 2.0)
+    group.step(Tick(), 31.0)
+    group.step(WorkerExited(2, -KILL), 32.0)
+    assert group.ends == {
+        1: End(1, 1, 1.0, 0),
+        0: End(0, -TERM, 2.0, TERM),
+        2: End(2, -KILL, 32.0, KILL),
+    }
+    assert group.failed
+
+
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
+        ([], "local ranks 0, 1 are running"),
+        ([WorkerExited(0, 1)], "waiting for local ranks 1 to stop; they are killed in 30 s"),
+        ([SignalReceived(TERM), SignalReceived(TERM)], "waiting for the killed local ranks 0, 1"),
+        ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
+    ],
+)
+def test_explain(events: list[Event], words: str) -> None:
+    """People are told what is being waited for."""
+    group = Supervision(2, 30)
+    for event in events:
+        group.step(event, 0.0)
+    assert words in group.explain(0.0)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Whatever happens in whatever order, the invariants hold and the end comes in bounded time."""
+
+    @initialize(size=st.integers(1, 6), grace_s=st.sampled_from([0.0, 0.5, 30.0]))
+    def begin(self, size: int, grace_s: float) -> None:
+        self.now, self.size = 0.0, size
+        self.group = Supervision(size, grace_s)
+        self.signalled: list[tuple[int, ...]] = []
+
+    def step(self, event: Event) -> None:
+        before = self.group.alive
+        for effect in self.group.step(event, self.now):
+            if isinstance(effect, Signal):
+                assert effect.local_ranks
+                assert set(effect.local_ranks) <= set(before)
+                assert set(effect.local_ranks) <= set(self.group.alive)
+
+    @rule(seconds=st.floats(0, 100))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        due = self.group.deadline()
+        if due is not None and due <= self.now:
+            self.step(Tick())
+
+    @rule(rank=st.integers(0, 5), exitcode=st.sampled_from([0, 0, 1, 7, -9, -15]))
+    def a_worker_exits(self, rank: int, exitcode: int) -> None:
+        if rank < self.size:
+            self.step(WorkerExited(rank, exitcode))
+
+    @rule(number=st.sampled_from([TERM, INT]))
+    def a_signal_comes(self, number: int) -> None:
+        self.step(SignalReceived(number))
+
+    @precondition(lambda self: self.now > 50)
+    @rule()
+    def the_spawner_dies(self) -> None:
+        self.step(SpawnerLost(-9))
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "group"):
+            self.group.check()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "group"):
+            return
+        if self.group.state is State.RUNNING:
+            self.step(SignalReceived(TERM))
+        for _ in range(3):
+            due = self.group.deadline()
+            if due is not None:
+                self.now = due
+                self.step(Tick())
+        assert self.group.state is State.ENDED
+
+
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+TestAnyOrder = AnyOrder.TestCase

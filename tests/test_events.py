@@ -1,0 +1,40 @@
+"""Events survive the way to JSON and back, and say in words what happened."""
+
+import json
+
+import pytest
+
+from relight import events
+
+EXAMPLES = [
+    events.Formed(0, 0, ("a", "b"), 8, "127.0.0.1", 1234, "start"),
+    events.WorkerStarted(1, 5, 4321),
+    events.WorkerExited(1, -9),
+    events.SignalReceived(15),
+    events.SpawnerLost(-9),
+    events.Tick(),
+    events.Restarting(1, 3, "rank 1 was killed"),
+    events.Ended(0, "all workers ended well"),
+]
+
+
+@pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
+def test_round_trip(event: events.Event) -> None:
+    """What is written to the event log can be read back, with times added."""
+    line = json.dumps({"t": 1.5, **events.to_json(event)})
+    again = events.from_json(json.loads(line))
+    assert again == event
+    assert type(again) is type(event)
+    assert events.describe(again)
+
+
+def test_all_events_are_covered() -> None:
+    """A new event needs an example here, and with it a way to and from JSON and words."""
+    assert {type(event) for event in EXAMPLES} == set(events._TYPES.values())
+
+
+@pytest.mark.parametrize("record", [{}, {"event": "Nonsense"}, {"event": "Ended", "exit_code": 1}])
+def test_nonsense_is_refused(record: dict[str, object]) -> None:
+    """A record that is no event is an error that says what is wrong."""
+    with pytest.raises(ValueError, match=r"unknown event|without"):
+        events.from_json(record)
