@@ -39,7 +39,6 @@ from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers, catches_signal
 from relight.host.tcp_store import Reservation, TCPStore
-from relight.spec import DEFAULT_GRACE_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ class Job(NamedTuple):
     master_addr: str
     master_port: int
     cpus: tuple[frozenset[int], ...]
+    grace_s: float
     run_directory: str
     keep_logs: bool
 
@@ -147,8 +147,7 @@ class Agent:
     def _run_generation(self, generation: Generation) -> list[End]:
         """Run the workers until all have ended and nothing of them is left."""
         assignments = ranks.assign(generation.nodes, 0)
-        grace_s = self.spec.shutdown_timeout
-        supervision = Supervision(len(assignments), DEFAULT_GRACE_S if grace_s is None else grace_s)
+        supervision = Supervision(len(assignments), self.job.grace_s)
         directory = self.job.run_directory
         attempt = os.path.join(directory, f"attempt_{generation.restart}") if directory else ""
         try:
@@ -254,14 +253,17 @@ class Agent:
         self._step(Tick(), self.loop.now())
 
     def _listen_to_signals(self) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how children ended
         for number in self.spec.signals_to_handle:
             # A job under nohup outlives its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 self.loop.on_signal(number, self._on_signal)
         for number in _PASSED_ON:
-            if number not in self.spec.signals_to_handle:
+            ignored = signal.getsignal(number) is signal.SIG_IGN  # and workers inherit that
+            if number not in self.spec.signals_to_handle and not ignored:
                 self.loop.on_signal(number, self._pass_on)
-        self.loop.on_signal(signal.SIGWINCH, self._on_resize)
+        if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
+            self.loop.on_signal(signal.SIGWINCH, self._on_resize)
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)

@@ -379,6 +379,12 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
     if not spec.standalone and not static and {"master-addr", "master-port"} & given:
         notes.append("--master-addr and --master-port have no effect with --rdzv-backend="
                      f"{spec.rdzv_backend}; the endpoint counts")  # fmt: skip
+    if static and spec.runs_locally():
+        fixed = spec.rdzv_endpoint.host or spec.master_port is not None
+        if "master-addr" in given and not fixed:
+            notes.append("--master-addr has no effect without --master-port: any free port is used")
+        if "local-addr" in given and fixed:
+            notes.append("--local-addr has no effect with --master-port or a static endpoint")
     if not spec.rdzv_id and not spec.runs_locally():
         raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
     if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:

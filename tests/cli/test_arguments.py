@@ -198,6 +198,8 @@ def test_values_that_contradict_each_other(argv: list[str], message: str) -> Non
         (["--run-path", "--no-python"], "--no-python has no effect"),
         (["--rdzv-backend=c10d", "--node-rank=1"], "--node-rank has no effect"),
         (["--rdzv-backend=c10d", "--master-port=1"], "have no effect with --rdzv-backend=c10d"),
+        (["--master-addr=10.0.0.1"], "--master-addr has no effect without --master-port"),
+        (["--local-addr=::1", "--master-port=1"], "--local-addr has no effect"),
         (["--log-dir=/dev/null", "--tee=3"], "have no effect with --log-dir=/dev/null"),
         (["--duplicate-stdout-filters=a"], "no stdout is tee'd"),
         (["--duplicate-stderr-filters=a", "--tee=1"], "no stderr is tee'd"),

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relight.core.ranks import Generation, Node, assign, visible_device, worker_variables
+from relight.errors import UsageError
 
 
 def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[Node, ...]:
@@ -89,5 +90,5 @@ def test_the_device_of_a_virtual_local_rank(
 @pytest.mark.parametrize(("variable", "local_rank"), [("4,5", 2), ("", 0)])
 def test_too_few_devices(variable: str, local_rank: int) -> None:
     """A worker without a device is an error that names the list."""
-    with pytest.raises(ValueError, match="has no device for local rank"):
+    with pytest.raises(UsageError, match="has no device for local rank"):
         visible_device(variable, local_rank)

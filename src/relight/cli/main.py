@@ -2,6 +2,7 @@
 code.
 """
 
+import os
 import sys
 from collections.abc import Callable
 from typing import NoReturn
@@ -40,6 +41,13 @@ def main(argv: list[str]) -> int:
 
 def entry() -> NoReturn:
     """Run this process's command line; the console script."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:  # closed: the next file that is opened would take its place
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)
     sys.exit(main(sys.argv[1:]))
 
 

@@ -10,10 +10,19 @@ from relight import env as environment
 from relight.agent import Agent, Job
 from relight.cli.arguments import parse, to_spec
 from relight.core.commands import Command
+from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError, nearest
 from relight.host import files
-from relight.spec import FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
+from relight.spec import (
+    DEFAULT_GRACE_S,
+    FLAGS,
+    UNSET_RUN_ID,
+    RunSpec,
+    check,
+    check_ranks,
+    parse_grace,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -56,6 +65,8 @@ def launch(
     _check_script(spec, env)
     nproc = _count_workers(spec, env)
     notes += check_ranks(spec, nproc)
+    if spec.virtual_local_rank:
+        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
     job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
@@ -97,6 +108,7 @@ def _job(
         master_addr=master.host,
         master_port=master.port or 0,
         cpus=_bind_cpus(spec, env, nproc),
+        grace_s=_grace(spec, env),
         run_directory=_run_directory(spec, env, command.run_id),
         keep_logs=spec.keeps_logs(),
     )
@@ -107,8 +119,22 @@ def _run_directory(spec: RunSpec, env: Environment, run_id: str) -> str:
         return ""
     if not spec.keeps_logs():
         return files.make_temporary_directory(env)
-    base = spec.log_dir or os.path.join(env.get("TMPDIR", "/tmp"), "relight")  # noqa: S108
+    base = spec.log_dir or files.own_directory(env)
     return files.make_run_directory(os.path.abspath(base), run_id)
+
+
+def _grace(spec: RunSpec, env: Environment) -> float:
+    """Return the seconds between asking workers to stop and killing them."""
+    if spec.shutdown_timeout is not None:
+        return spec.shutdown_timeout
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    text = env.get(name)
+    try:
+        return parse_grace(text) if text else DEFAULT_GRACE_S
+    except ValueError as error:
+        raise UsageError(
+            f"{name}={text}: {error}", hint="--shutdown-timeout goes before it"
+        ) from None
 
 
 def _timer_file(env: Environment) -> str:

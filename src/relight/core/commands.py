@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
 from relight.env import Environment
-from relight.errors import UsageError, signal_name
+from relight.errors import signal_name
 from relight.spec import RunSpec
 
 
@@ -76,12 +76,9 @@ def variables(
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     if spec.virtual_local_rank:
-        try:
-            result["CUDA_VISIBLE_DEVICES"] = visible_device(
-                env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
-            )
-        except ValueError as error:
-            raise UsageError(str(error), hint="start fewer workers or list more devices") from None
+        result["CUDA_VISIBLE_DEVICES"] = visible_device(
+            env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank
+        )
     return result
 
 

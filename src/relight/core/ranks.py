@@ -7,6 +7,8 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from relight.errors import UsageError
+
 
 class Node(NamedTuple):
     """A member of a generation: who it is and what it brings."""
@@ -111,13 +113,14 @@ def visible_device(variable: str | None, local_rank: int) -> str:
         local_rank: the worker's real local rank.
 
     Raises:
-        ValueError: the list has no entry for this worker.
+        UsageError: the list has no entry for this worker.
     """
     if variable is None:
         return str(local_rank)
     devices = variable.split(",")
     if local_rank >= len(devices) or not variable:
-        raise ValueError(
-            f"CUDA_VISIBLE_DEVICES={variable} has no device for local rank {local_rank}"
+        raise UsageError(
+            f"CUDA_VISIBLE_DEVICES={variable} has no device for local rank {local_rank}",
+            hint="start fewer workers or list more devices",
         )
     return devices[local_rank]

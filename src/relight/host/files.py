@@ -14,8 +14,30 @@ from relight.events import Event
 
 def new_run_id() -> str:
     """Return a random id in the form of a UUID."""
-    digits = os.urandom(16).hex()
+    number = int.from_bytes(os.urandom(16), "big")
+    number = (number & ~(0xF000 << 64)) | (0x4000 << 64)  # version 4 (RFC 9562, section 5.4)
+    number = (number & ~(0xC000 << 48)) | (0x8000 << 48)
+    digits = f"{number:032x}"
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def own_directory(env: Environment) -> str:
+    """Return where this user's jobs keep logs for which no place was given: `/tmp/relight-<uid>`.
+
+    Raises:
+        UsageError: the directory is somebody else's.
+    """
+    directory = os.path.join(env.get("TMPDIR", "/tmp"), f"relight-{os.getuid()}")  # noqa: S108
+    try:
+        os.mkdir(directory, 0o700)
+    except OSError:
+        pass  # it is there already, or make_run_directory says what is wrong
+    try:
+        if os.lstat(directory).st_uid != os.getuid():
+            raise UsageError(f"{directory} belongs to somebody else", hint="give a --log-dir")
+    except FileNotFoundError:
+        pass
+    return directory
 
 
 def make_run_directory(base: str, run_id: str) -> str:
@@ -29,8 +51,9 @@ def make_run_directory(base: str, run_id: str) -> str:
         os.makedirs(base, exist_ok=True)
         os.mkdir(directory, 0o700)
     except OSError as error:
+        what = "it is a file" if os.path.isfile(base) else error.strerror
         raise UsageError(
-            f"can't write logs to {error.filename or base}: {error.strerror}",
+            f"can't write logs to {error.filename or base}: {what}",
             hint="--log-dir takes a directory; /dev/null switches all files off",
         ) from None
     return directory

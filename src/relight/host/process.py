@@ -141,10 +141,10 @@ class Workers:
 
 
 def catches_signal(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal (proc(5), SigCgt of /proc/PID/status)."""
+    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5))."""
     try:
         with open(f"/proc/{pid}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith("SigCgt:")]
+            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
     except OSError:
         return False
-    return bool(masks) and bool(int(masks[0], 16) >> (number - 1) & 1)
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)

@@ -77,7 +77,8 @@ class _Spawner:
         # exec waits until the worker has the default actions again.
         for plan in self.plans:
             self._start(plan, mask)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Without SIGCHLD nobody would wake us; whoever started the agent may have blocked it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, set(mask) - {signal.SIGCHLD})
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -106,7 +107,7 @@ class _Spawner:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         # Handlers rather than SIG_IGN, which workers would inherit through exec.
         for number in (*_STOPPING, signal.SIGCHLD):
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, _do_nothing)
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))

@@ -3,6 +3,7 @@
 It is executed by its path, with the workers' interpreter, which need not have relight installed.
 """
 
+import os
 import runpy
 import sys
 
@@ -11,5 +12,5 @@ if __name__ == "__main__":
     del sys.argv[0]
     # As for `python script.py`: imports are looked up beside the script, not beside this file.
     # (A directory or an archive is put there by runpy itself.)
-    sys.path[0] = script.rpartition("/")[0]
+    sys.path[0] = os.path.dirname(os.path.realpath(script))
     runpy.run_path(script, run_name="__main__")

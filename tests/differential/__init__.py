@@ -1,0 +1,1 @@
+"""The same command lines through torchrun and through relight."""

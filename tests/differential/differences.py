@@ -1,0 +1,334 @@
+"""The documented differences between torchrun and relight, and the comparison that allows no other.
+
+docs/differences.md has one line for each name in `DIFFERENCES` and `SHOWN`.
+"""
+
+import re
+import socket
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from differential.recording import Recording, flat
+
+Test = TypeVar("Test", bound=Callable[..., object])
+
+NOTHING = "<nothing>"
+"""What stands for a field that only the other recording has."""
+
+
+class Difference(NamedTuple):
+    """The fields that differ, each with patterns of torchrun's value and of relight's, and why."""
+
+    why: str
+    fields: tuple[tuple[str, str, str], ...]
+
+
+class Mismatch(NamedTuple):
+    """A field in which two recordings differ."""
+
+    field: str
+    torchrun: str
+    relight: str
+
+
+_OWN_CODE = ("says its own code", "True", "False")
+_ENV = r"workers .* environment "
+_ATTEMPT = r"attempt_\d+/\d+/error\.json"
+_UNDER = r"\{uuid\}_\{random\}|\w+_\{random\}"
+_ONLY_TORCHRUN = (
+    ("says .*", "True", "False"),
+    ("exit_code", "0", "2"),
+    ("workers", r"\[.+\]", r"\[\]"),
+    ("stdout|stderr", ".*", r"\[(''|)\]"),
+    ("left", ".*", r"\[\]"),
+)
+_ONLY_RELIGHT = (
+    ("says .*", "True", "False"),
+    ("exit_code", "1|2", "0"),
+    ("workers", r"\[\]", r"\[.+\]"),
+    ("stdout|stderr", r"\[(''|)\]", ".*"),
+    ("files .*", NOTHING, ".*"),
+    ("left", ".*", r"\[\]"),
+)
+
+DIFFERENCES = {
+    "master-addr": Difference(
+        "the full host name of a machine need not resolve, and another node's agent decides it",
+        ((_ENV + "MASTER_ADDR", re.escape(socket.getfqdn()), r"127\.0\.0\.1"),),
+    ),
+    "output-through-agent": Difference(
+        "lines of different ranks never mix, and the end of stderr is at hand for the report",
+        (
+            (r"workers .* fd [12]", r"the launcher's \d( and \d)?", "a pipe of its own"),
+            (
+                r"workers .* fd [12]",
+                r"the launcher's \d( and \d)?, a terminal",
+                "a device of its own, a terminal",
+            ),
+        ),
+    ),
+    "filtered-stderr": Difference(
+        "it is not shown, but a failure is reported with the traceback in it",
+        ((r"workers .* fd 2", "a null of its own", "a pipe of its own"),),
+    ),
+    "parent-death-signal": Difference(
+        "no worker outlives its agent, whatever kills it",
+        ((r"workers .* parent death signal", "[02]", "9"),),
+    ),
+    "temporary-directory": Difference(
+        "nothing is left behind that nobody asked for",
+        (
+            (
+                _ENV + "TORCHELASTIC_ERROR_FILE",
+                rf"\{{work\}}/tmp/torchelastic_\{{random\}}/({_UNDER})/{_ATTEMPT}",
+                rf"\{{work\}}/tmp/relight_\{{random\}}/{_ATTEMPT}",
+            ),
+            ("left", r"\[('torchelastic_\{random\}[^']*'(, )?)+\]", r"\[\]"),
+        ),
+    ),
+    "kept-logs": Difference(
+        "the jobs of a user are found in one place",
+        (
+            (
+                _ENV + "TORCHELASTIC_ERROR_FILE",
+                rf"\{{work\}}/tmp/torchelastic_\{{random\}}/({_UNDER})/{_ATTEMPT}",
+                rf"\{{work\}}/tmp/relight-\d+/({_UNDER})/{_ATTEMPT}",
+            ),
+            ("left", r"\[('torchelastic_\{random\}[^']*'(, )?)+\]", r"\[('relight[^']*'(, )?)+\]"),
+        ),
+    ),
+    "absolute-error-file": Difference(
+        "a script that changes its directory still finds it",
+        (
+            (
+                _ENV + "TORCHELASTIC_ERROR_FILE",
+                rf"logs/({_UNDER})/{_ATTEMPT}",
+                rf"\{{work\}}/logs/({_UNDER})/{_ATTEMPT}",
+            ),
+        ),
+    ),
+    "event-log": Difference(
+        "what happened, and when, can be read afterwards",
+        (
+            (r"files .*/events\.jsonl mode", NOTHING, "0o100[06].*"),
+            (r"files .*/events\.jsonl content", NOTHING, r"\{events\}"),
+        ),
+    ),
+    "run-id": Difference(
+        "the user named the job",
+        ((_ENV + "TORCHELASTIC_RUN_ID", r"\{uuid\}", "job7|-1"),),
+    ),
+    "random-run-id": Difference(
+        "one form of random ids",
+        ((_ENV + "TORCHELASTIC_RUN_ID", r"\d{20,}", r"\{uuid\}"),),
+    ),
+    "signal-names": Difference(
+        "one form, whatever was typed",
+        ((_ENV + "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1, SIGTERM", "SIGUSR1,SIGTERM"),),
+    ),
+    "ambiguous-beginning": Difference("one flag is meant, whichever its spelling", _ONLY_RELIGHT),
+    "switch-variable-words": Difference("what people write", _ONLY_RELIGHT),
+    "switch-variable-strict": Difference("a number is no switch", _ONLY_TORCHRUN),
+    "choice-variable-strict": Difference("a variable is checked as its flag is", _ONLY_TORCHRUN),
+    "empty-python-exec": Difference("empty means unset", _ONLY_RELIGHT),
+    "ranks-above-9": Difference("nodes with more than ten workers are usual", _ONLY_RELIGHT),
+    "dollars": Difference(
+        "arguments reach the script byte for byte; ranks are in the environment",
+        (
+            (
+                r"workers .* argv",
+                r".*'probe.py', '\$', '(\d)', '\1', 'a\$b', '\$\{other\}', '\$'\]",
+                r".*'probe.py', '\$\$', '\$\{local_rank\}', '\$local_rank', 'a\$\$b', "
+                r"'\$\{other\}', '\$'\]",
+            ),
+            (
+                r"workers .* orig_argv",
+                r".*'probe.py', '\$', '(\d)', .*",
+                r".*'probe.py', '\$\$', '\$\{local_rank\}', .*",
+            ),
+        ),
+    ),
+    "first-double-dash": Difference(
+        "arguments reach the script byte for byte",
+        (
+            (
+                r"workers .* (orig_)?argv",
+                ".*'probe.py', 'a', '--', .*",
+                ".*'probe.py', '--', 'a', .*",
+            ),
+        ),
+    ),
+    "run-path-process": Difference(
+        "a worker starts without importing torch and owns its session, as in the other modes",
+        (
+            (r"workers .* orig_argv", ".*spawn_main.*", r".*'-u', '.*/run_path\.py', .*"),
+            (r"workers .* other fds", r"\[\d.*\]", r"\[\]"),
+            (r"workers .* (session|group) leader", "False", "True"),
+            (r"workers .* torch is imported", "True", "False"),
+            (r"workers .* status SigCgt", "[0-9a-f]+4ea", "0+2"),
+        ),
+    ),
+    "run-path-unbuffered": Difference(
+        "as in the other modes, nothing is lost when a worker is killed",
+        ((r"workers .* unbuffered", "False", "True"),),
+    ),
+    "run-path-beside": Difference(
+        "a script finds the modules beside it",
+        ((r"workers .* sys\.path\[0\]", r"\{work\}", r"\{work\}/folder"),),
+    ),
+    "run-path-error-file": Difference(
+        "the report and the launcher's own error file take the traceback from stderr",
+        (
+            (r"files logs/.*/error\.json .*", ".*", NOTHING),
+            ("left", ".*", r"\[\]"),
+        ),
+    ),
+    "nohup": Difference(
+        "a job under nohup outlives its terminal, and so do its workers",
+        ((r"workers .* status SigIgn", ".*0", ".*1"),),
+    ),
+    "ignored-sigchld": Difference(
+        "a process that ignores it can't learn how its children ended, nor can a worker",
+        ((r"workers .* status SigIgn", ".*11000", ".*01000"),),
+    ),
+    "tee-carriage-return": Difference(
+        "a progress bar stays one on a terminal",
+        (
+            (
+                "stdout",
+                r"\['\[default0\]:probe out 0.0', '\[default0\]:1%', '\[default0\]:2%', .*",
+                r"\['\[default0\]:probe out 0.0', '\[default0\]:1%\\r\[default0\]:2%\\r', .*",
+            ),
+        ),
+    ),
+    "tee-bytes": Difference(
+        "what a worker wrote is not changed",
+        (("stdout", r".*'\[default0\]:(ï¿½){2}', .*", r".*'\[default0\]:éÿ', .*"),),
+    ),
+    "exit-code": Difference(
+        "whoever started the job can act on it",
+        (("exit_code", "1", "[3-7]"),),
+    ),
+    "exit-code-of-signal": Difference(
+        "as in every shell",
+        (("exit_code", "1", "137|163"),),
+    ),
+    "exit-code-of-launcher": Difference(
+        "as in every shell; a scheduler must not take it for a failure of the job",
+        (("exit_code", "1", "130|138|143"),),
+    ),
+    "late-worker": Difference(
+        "a late worker is a failure like any other: reported, restarted, its peers stopped",
+        (("exit_code", "-9", "137"), ("left", r"\[.*, 'watchdog_timer_\{random\}'\]", r"\[\]")),
+    ),
+    "fresh-store": Difference(
+        "workers of a restart must not meet the addresses of dead ones",
+        ((_ENV + "MASTER_PORT", r"\{any port\}", r"\{another port\}"),),
+    ),
+    "error-file-always": Difference(
+        "whoever started the job learns why it failed, without a decorator in the script",
+        (("files outer.json .*", NOTHING, ".*"),),
+    ),
+}
+
+DIFFERENCES |= {
+    "threads-note": Difference("one line is enough", (("says a banner", "True", "False"),)),
+    "launch-deprecation": Difference(
+        "the command is kept", (("says a deprecation", "True", "False"),)
+    ),
+    "failure-report": Difference(
+        "the first lines say which rank, what, and where; others are listed as consequences",
+        (("says a box of failures", "True", "False"),),
+    ),
+    "own-traceback": Difference("the launcher's own code tells a user nothing", (_OWN_CODE,)),
+    "usage-exit-code": Difference(
+        "a wrong command line is told from a failed job", (("exit_code", "1", "2"),)
+    ),
+    "missing-script": Difference(
+        "nothing is started; the nearest file is named",
+        (
+            ("exit_code", "1", "2"),
+            _OWN_CODE,
+            ("says a box of failures", "True", "False"),
+            ("left", ".+", r"\[\]"),
+        ),
+    ),
+    "unknown-signal": Difference("a wrong name would leave a signal unhandled", _ONLY_TORCHRUN),
+    "standalone-contradiction": Difference("one of the two is a mistake", _ONLY_TORCHRUN),
+}
+
+SHOWN: set[str] = set()
+"""Documented differences that a test of their own shows."""
+
+
+def shows(name: str) -> Callable[[Test], Test]:
+    """Mark a test as the one that shows a documented difference which no comparison can."""
+    SHOWN.add(name)
+    return lambda test: test
+
+
+SAYS = {
+    "a banner": r".*\*{20,}",
+    "a deprecation": r".*FutureWarning.*",
+    "a box of failures": r"={20,}",
+    "its own code": (
+        r' *File ".*/(torch/distributed/(run|launch)|relight/(agent|(cli|core|host)/\w+))\.py".*'
+    ),
+}
+"""What a launcher may say on stderr, as patterns of a line."""
+
+
+def mismatches(torchrun: Recording, relight: Recording) -> list[Mismatch]:
+    """Return the fields that differ. Of what the launchers say, only the kind is compared.
+
+    Workers that only one of the launchers started are one mismatch, not one for each thing that
+    they saw.
+    """
+    both = torchrun.workers.keys() & relight.workers.keys()
+    sides = []
+    for recording in (torchrun, relight):
+        names = str(sorted(recording.workers))
+        fields = flat(recording._replace(workers={w: recording.workers[w] for w in both}))
+        del fields["says"]
+        kinds = {
+            f"says {kind}": any(re.fullmatch(pattern, line) for line in recording.says)
+            for kind, pattern in SAYS.items()
+        }
+        sides.append({**fields, **kinds, "workers": names})
+    ours, theirs = sides[1], sides[0]
+    return [
+        Mismatch(field, str(theirs.get(field, NOTHING)), str(ours.get(field, NOTHING)))
+        for field in sorted(ours.keys() | theirs.keys())
+        if theirs.get(field, NOTHING) != ours.get(field, NOTHING)
+    ]
+
+
+def sort_out(found: Iterable[Mismatch], allowed: Iterable[str]) -> tuple[list[Mismatch], set[str]]:
+    """Return the mismatches that none of the allowed differences explains, and the names of those
+    that were seen.
+    """
+    unexplained, seen = [], set()
+    for mismatch in found:
+        names = [name for name in allowed if _explains(DIFFERENCES[name], mismatch)]
+        seen.update(names)
+        if not names:
+            unexplained.append(mismatch)
+    return unexplained, seen
+
+
+def _explains(difference: Difference, mismatch: Mismatch) -> bool:
+    return any(
+        all(
+            re.fullmatch(pattern, text, re.DOTALL)
+            for pattern, text in zip(patterns, mismatch, strict=True)
+        )
+        for patterns in difference.fields
+    )
+
+
+def as_text(value: Any) -> str:
+    """Return mismatches as lines for people."""
+    return "\n".join(
+        f"{m.field}:\n    torchrun: {m.torchrun[:800]}\n    relight:  {m.relight[:800]}"
+        for m in value
+    )

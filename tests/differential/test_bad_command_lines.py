@@ -1,0 +1,159 @@
+"""What can't work is refused before anything is started: exit 2, one line and a hint."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from differential.cases import Case
+from differential.recording import RELIGHT, record
+
+pytestmark = pytest.mark.slow
+
+FLAGS: tuple[tuple[str, ...], ...] = (
+    ("--bogus",),
+    ("--nproc-per-nod3=2",),
+    ("-x",),
+    ("--nproc-per-node=0",),
+    ("--nproc-per-node=-1",),
+    ("--nproc_per_node", "two"),
+    ("--nproc-per-node=1.5",),
+    ("--nproc-per-node=",),
+    ("--nproc-per-node", "--standalone"),
+    ("--nnodes=0",),
+    ("--nnodes=2:1",),
+    ("--nnodes=1:2:3",),
+    ("--nnodes=many",),
+    ("--nnodes=",),
+    ("--rdzv-backend=c01d",),
+    ("--rdzv-backend=",),
+    ("--rdzv-endpoint=host:port",),
+    ("--rdzv-endpoint=host:99999",),
+    ("--rdzv-endpoint=host:",),
+    ("--rdzv-endpoint=ho st:1",),
+    ("--rdzv-endpoint=[::1",),
+    ("--rdzv-conf=timeout",),
+    ("--rdzv-conf=a=1,,b=2",),
+    ("--rdzv-conf==1",),
+    ("--rdzv-id=a/b",),
+    ("--node-rank=-1",),
+    ("--node-rank=x",),
+    ("--node-rank=1",),
+    ("--master-port=x",),
+    ("--master-port=70000",),
+    ("--max-restarts=-1",),
+    ("--max-restarts=1.5",),
+    ("--monitor-interval=0",),
+    ("--monitor-interval=often",),
+    ("--start-method=bogus",),
+    ("--signals-to-handle=SIGFOO",),
+    ("--signals-to-handle=SIGTERM,SIGKILL",),
+    ("--signals-to-handle=",),
+    ("--shutdown-timeout=-1",),
+    ("--shutdown-timeout=soon",),
+    ("--numa-binding=bogus",),
+    ("--log-dir=probe.py",),
+    ("--log-dir=probe.py/logs",),
+    ("--log-dir=/proc/logs",),
+    ("--redirects=4",),
+    ("--redirects=0:4",),
+    ("--redirects=0:1,x",),
+    ("--tee=",),
+    ("--tee=a:1",),
+    ("--local-ranks-filter=0,",),
+    ("--local-ranks-filter=all",),
+    ("--event-log-handler=bogus",),
+    ("--logs-specs=bogus",),
+    ("--standalone=1",),
+    ("--standalone", "--rdzv-backend=etcd"),
+    ("--standalone", "--rdzv-endpoint=elsewhere:29500"),
+    ("--standalone", "--node-rank=1"),
+    ("-m", "--no-python"),
+    ("-m", "--run-path"),
+    ("--lo",),
+    ("--use-env",),
+)
+
+
+def refused(case: Case, tmp_path: Path) -> str:
+    """Return the lines with which relight refuses a case; nothing else may have happened."""
+    found = record(case, RELIGHT, tmp_path / "work")
+    assert found.exit_code == 2, found
+    assert found.workers == {}
+    assert found.files == {}
+    assert found.left == []
+    assert found.stdout == [""]
+    assert found.stderr == []
+    line, *hint = found.says
+    assert line.startswith("relight: error: "), found.says
+    assert len(hint) <= 1 and all(each.startswith("hint: ") for each in hint), found.says
+    return "\n".join(found.says)
+
+
+@pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
+def test_flag(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """A flag that can't be what it says is refused by its name."""
+    lines = refused(Case("", flags), tmp_path)
+    name = flags[-1].partition("=")[0] if flags[-1].startswith("-") else flags[-2]
+    if name == "--standalone" and "=" not in flags[-1]:
+        name = flags[0]
+    assert name.replace("_", "-") in lines, lines
+
+
+@pytest.mark.parametrize(
+    ("flags", "variables", "names"),
+    [
+        ((), {"PET_NPROC_PER_NODE": "x"}, "PET_NPROC_PER_NODE"),
+        ((), {"PET_NNODES": ""}, "PET_NNODES"),
+        ((), {"PET_STANDALONE": ""}, "PET_STANDALONE"),
+        ((), {"PET_MAX_RESTARTS": "x"}, "PET_MAX_RESTARTS"),
+        ((), {"PET_TEE": "9"}, "PET_TEE"),
+        ((), {"PET_LOG_DIR": "probe.py"}, "probe.py"),
+        ((), {"PYTHON_EXEC": "/nowhere/python"}, "PYTHON_EXEC"),
+        (("--nproc-per-node=gpu",), {"CUDA_VISIBLE_DEVICES": ""}, "--nproc-per-node"),
+        (
+            ("--virtual-local-rank", "--nproc-per-node=2"),
+            {"CUDA_VISIBLE_DEVICES": "3", "OMP_NUM_THREADS": "1"},
+            "CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            ("--virtual-local-rank", "--log-dir=logs"),
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "CUDA_VISIBLE_DEVICES",
+        ),
+    ],
+)
+def test_variable(
+    flags: tuple[str, ...], variables: Mapping[str, str], names: str, tmp_path: Path
+) -> None:
+    """A variable that can't be what it says is refused by its name."""
+    assert names in refused(Case("", flags, variables=variables), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "script", "names"),
+    [
+        ((), (), "no training script"),
+        (("--",), (), "no training script"),
+        ((), ("prob.py",), "prob.py"),
+        ((), ("nowhere/train.py",), "nowhere/train.py"),
+        ((), ("folder",), "folder"),
+        ((), ("",), "no file"),
+        (("--run-path",), ("prob.py",), "prob.py"),
+        (("--no-python",), ("no-such-program",), "no-such-program"),
+        (("--no-python",), ("./probe.py",), "./probe.py"),
+        (("--no-python",), ("./folder",), "./folder"),
+    ],
+)
+def test_script(
+    flags: tuple[str, ...], script: tuple[str, ...], names: str, tmp_path: Path
+) -> None:
+    """A script that can't be run is refused by its name."""
+    assert names in refused(Case("", flags, script), tmp_path)
+
+
+@pytest.mark.parametrize("flags", [("--no-python",), ("--use-env=1",)])
+def test_launch(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """`relight launch` refuses what its contract does not have."""
+    lines = refused(Case("", flags, script=("./program",), command="launch"), tmp_path)
+    assert flags[0].partition("=")[0] in lines

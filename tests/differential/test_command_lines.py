@@ -1,0 +1,30 @@
+"""Each command line does with relight what it does with torchrun, up to documented differences."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from differential.cases import CASES, Case
+from differential.differences import as_text, mismatches, sort_out
+from differential.recording import RELIGHT, Recording, record
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_same_as_torchrun(
+    case: Case, reference: Callable[[Case], Recording], tmp_path: Path
+) -> None:
+    """Workers see, files hold, consoles show and exit codes say the same through both launchers."""
+    ours = record(case, RELIGHT, tmp_path / "relight")
+    theirs = reference(case)
+    unexplained, seen = sort_out(mismatches(theirs, ours), case.differs)
+    assert not unexplained, as_text(unexplained)
+    assert seen == set(case.differs), f"documented, but gone: {set(case.differs) - seen}"
+    started = set(ours.workers) | set(theirs.workers)
+    assert started == set(case.workers), (theirs.says, ours.says)
+    said = [line for line in ours.says if line.startswith("relight: ")]
+    for note in case.notes:
+        assert any(note in line for line in said), (note, said)
+    assert len(said) == len(case.notes), said

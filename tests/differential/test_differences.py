@@ -1,0 +1,209 @@
+"""docs/differences.md is complete and true; and what no comparison of two recordings can show."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from differential.cases import CASES, Case, two
+from differential.differences import DIFFERENCES, SHOWN, shows
+from differential.recording import RELIGHT, TORCHRUN, Recording, prepare, record
+
+pytestmark = pytest.mark.slow
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
+DEADLINE_S = 60
+WAITING, STAYING = {"PROBE_END": "0.0=wait"}, {"PROBE_END": "0.0=stay"}
+
+Begin = Callable[[str, Case], "tuple[subprocess.Popen[bytes], int]"]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Begin]:
+    """Start a case with one worker; return its launcher and the worker's pid once it runs."""
+    launchers, pids = [], []
+
+    def start(launcher: str, case: Case) -> "tuple[subprocess.Popen[bytes], int]":
+        work = tmp_path / launcher
+        argv, environment, *_ = prepare(case, launcher, work)
+        process = subprocess.Popen(
+            argv,
+            cwd=work,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        launchers.append(process)
+        path = work / "records" / "0.0.json"
+        wait_until(path.exists, "the worker did not start")
+        pids.append(json.loads(path.read_text())["pid"])
+        return process, pids[-1]
+
+    yield start
+    for process in launchers:
+        process.kill()
+        process.wait()
+    for pid in pids:
+        if is_alive(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether the probe runs as this process; a zombie does not, nor does another program
+    that was given its number.
+    """
+    try:
+        return b"probe.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def rows() -> dict[str, list[str]]:
+    """The rows of the document by their names."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {name.strip("` "): rest for name, *rest in cells}
+
+
+def named(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def test_the_document_has_a_line_for_each_difference() -> None:
+    """What the tests allow is what the document says, each difference in one line with its why."""
+    documented = rows()
+    assert documented.keys() == DIFFERENCES.keys() | SHOWN
+    assert all(len(cells) == 3 and all(cells) for cells in documented.values())
+    for name, difference in DIFFERENCES.items():
+        assert documented[name][2] == difference.why
+
+
+def test_each_difference_is_seen() -> None:
+    """No difference is allowed that no command line has."""
+    used = {name for case in CASES for name in case.differs}
+    assert used == DIFFERENCES.keys()
+    assert not used & SHOWN
+
+
+@shows("silent-flags")
+@pytest.mark.parametrize("case", [named("filters without tee")], ids=lambda case: case.name)
+def test_a_flag_without_effect_is_noted(
+    case: Case, reference: Callable[[Case], Recording], tmp_path: Path
+) -> None:
+    """Where torchrun says nothing of a flag that has no effect, relight has a line."""
+    flag = "--duplicate-stdout-filters"
+    assert not any(flag in line for line in reference(case).says)
+    notes = [line for line in record(case, RELIGHT, tmp_path / "ours").says if flag in line]
+    assert len(notes) == 1
+
+
+@shows("event-log-handler")
+@pytest.mark.parametrize(
+    "case", [Case("event-log-handler=console", ("--event-log-handler=console",))]
+)
+def test_events_on_the_console(
+    case: Case, reference: Callable[[Case], Recording], tmp_path: Path
+) -> None:
+    """Events go to stderr as JSON lines with either launcher; relight has its own events."""
+    theirs = [line for line in reference(case).says if "torchelastic.worker.status" in line]
+    ours = [json.loads(line) for line in record(case, RELIGHT, tmp_path / "ours").says]
+    assert theirs
+    assert [event["event"] for event in ours] == [
+        "Formed",
+        "WorkerStarted",
+        "WorkerExited",
+        "Ended",
+    ]
+
+
+@shows("monitor-interval")
+def test_nothing_is_polled(tmp_path: Path) -> None:
+    """A job ends when its workers have, and not at the next interval."""
+    assert record(Case("", ("--monitor-interval=1000",)), RELIGHT, tmp_path / "ours").exit_code == 0
+
+
+@shows("one-node")
+@pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
+def test_one_node_meets_nobody(backend: str, tmp_path: Path) -> None:
+    """A job of one node needs no rendezvous, so nothing has to answer at its endpoint."""
+    flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=192.0.2.1:9")
+    found = record(Case("", flags), RELIGHT, tmp_path / "ours")
+    assert found.exit_code == 0
+    assert found.workers["0.0"]["environment"]["MASTER_ADDR"] == "127.0.0.1"
+
+
+@shows("grace-time")
+def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
+    """--shutdown-timeout holds when a failed worker's peers are stopped, not only at the end."""
+    case = two("", "--shutdown-timeout=0.2", variables={"PROBE_END": "0.0=stay,0.1=7"})
+    begun = time.monotonic()
+    assert record(case, RELIGHT, tmp_path / "ours").exit_code == 7
+    assert time.monotonic() - begun < 25  # torchrun: 30 s, whatever the flag says
+
+
+@shows("second-signal")
+def test_a_second_signal_ends_the_grace_time(begin: Begin) -> None:
+    """Who asks twice need not wait."""
+    launcher, pid = begin(RELIGHT, Case("", ("--shutdown-timeout=600",), variables=STAYING))
+    launcher.send_signal(signal.SIGTERM)
+    wait_until(lambda: is_pending(pid, signal.SIGTERM), "the signal was not passed on")
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(DEADLINE_S) == 143
+    assert not is_alive(pid)
+
+
+def is_pending(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:")]
+    return bool(int(masks[0], 16) >> (number - 1) & 1)
+
+
+@shows("orphans")
+def test_no_worker_outlives_a_killed_launcher(begin: Begin) -> None:
+    """When torchrun is killed its workers run on; relight's are gone."""
+    torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
+    relight, ours = begin(RELIGHT, Case("", variables=WAITING))
+    for launcher in (torchrun, relight):
+        launcher.kill()
+        launcher.wait()
+    wait_until(lambda: not is_alive(ours), "the worker outlives relight")
+    assert is_alive(left_behind)
+
+
+@shows("sigusr1")
+def test_sigusr1_ends_nothing(begin: Begin) -> None:
+    """SIGUSR1 kills torchrun, and its workers run on; relight passes it on and goes on."""
+    torchrun, left_behind = begin(TORCHRUN, Case("", variables=WAITING))
+    torchrun.send_signal(signal.SIGUSR1)
+    assert torchrun.wait(DEADLINE_S) == -signal.SIGUSR1
+    assert is_alive(left_behind)
+    relight, _ = begin(RELIGHT, Case("", variables=WAITING))
+    relight.send_signal(signal.SIGUSR1)
+    relight.send_signal(signal.SIGTERM)
+    assert relight.wait(DEADLINE_S) == 143
+
+
+@shows("closed-console")
+@pytest.mark.parametrize("closed", [[1], [2], [0, 1, 2]], ids=str)
+def test_a_closed_console_does_not_stop_the_job(closed: list[int], tmp_path: Path) -> None:
+    """A worker of a launcher without stdout or stderr can write all the same."""
+    found = record(Case("", under={"close": closed}), RELIGHT, tmp_path / "ours")
+    assert found.exit_code == 0
+    assert list(found.workers) == ["0.0"]
+    assert found.left == []

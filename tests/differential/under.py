@@ -1,0 +1,29 @@
+"""Starts a program in a process that was set up as told: `under.py JSON PROGRAM ARGUMENTS…`."""
+
+import json
+import os
+import resource
+import signal
+import sys
+
+if __name__ == "__main__":
+    told = json.loads(sys.argv[1])
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python itself ignores it
+    signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    for name in told.get("ignore", ()):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, n) for n in told.get("block", ())})
+    if "umask" in told:
+        os.umask(told["umask"])
+    if "nice" in told:
+        os.nice(told["nice"])
+    if "cpus" in told:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: told["cpus"]])
+    for name, value in told.get("limits", {}).items():
+        number = getattr(resource, name)
+        resource.setrlimit(number, (value, resource.getrlimit(number)[1]))
+    for fd in told.get("fds", ()):
+        os.dup2(0, fd)
+    for fd in told.get("close", ()):
+        os.close(fd)
+    os.execv(sys.argv[2], sys.argv[2:])

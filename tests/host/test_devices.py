@@ -1,0 +1,392 @@
+"""`--nproc-per-node=auto|gpu|cpu|xpu` counts what a worker will see, without torch."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import fake_machine as fake
+import pytest
+from conftest import Launch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.host import devices
+from relight.host.devices import accelerators, count, cpus, gpus, xpus
+
+PCI = [f"0000:{bus:02x}:00.0" for bus in (0x0F, 0x1A, 0x2B, 0x62)]
+
+
+def env(**variables: str) -> Environment:
+    return Environment(variables)
+
+
+@pytest.fixture
+def nvidia(tmp_path: Path) -> str:
+    """A machine with 4 GPUs whose minor numbers run against their addresses."""
+    for index, pci in enumerate(PCI):
+        fake.add_nvidia(tmp_path, pci, minor=3 - index)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def amd(tmp_path: Path) -> str:
+    """A machine with 2 CPU nodes and 10 GPUs: numbers of one and of two digits."""
+    for number in (0, 1):
+        fake.add_amd_node(tmp_path, number)
+    for number in range(2, 12):
+        pci = f"0000:{0x40 + number:02x}:00.0"
+        fake.add_amd_node(tmp_path, number, pci, unique_id=0xA0_0000_0000 + number)
+    return str(tmp_path)
+
+
+def places(found: list[devices.Device]) -> list[str]:
+    return [device.pci for device in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, [0, 1, 2, 3]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2", [2]),
+        ("3,0", [3, 0]),
+        (" 1 , 2", [1, 2]),
+        ("+1,02", [1, 2]),
+        ("1gpu2,2ampere", [1, 2]),
+        ("0,2,-1,1", [0, 2]),
+        ("0,,1", [0]),
+        ("0,4,1", [0]),
+        ("0,0", []),
+        ("0,7,0", []),
+        ("1,GPU-33", [1]),
+        (fake.uuid_of(2), [1]),
+        (f"{fake.uuid_of(0)},{fake.uuid_of(3)}", [3, 0]),
+        ("GPU-22,GPU-00", [1, 3]),
+        ("GPU-", []),
+        ("GPU-00,1", [3]),
+        ("GPU-00, GPU-11", [3]),
+        ("GPU-00,GPU-9,GPU-11", [3]),
+        ("GPU-00,GPU-000", []),
+        ("gpu-00", []),
+    ],
+)
+def test_cuda_visible_devices(nvidia: str, text: str | None, expected: list[int]) -> None:
+    """CUDA_VISIBLE_DEVICES chooses and orders the GPUs, which are numbered by PCI address."""
+    variables = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
+    assert places(gpus(Environment(variables), nvidia)) == [PCI[index] for index in expected]
+
+
+def test_a_process_sees_one_mig_instance(nvidia: str) -> None:
+    """However many MIG instances are named, a worker gets the first; the old names tell its GPU."""
+    new = "MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2"
+    found = gpus(env(CUDA_VISIBLE_DEVICES=f"{new},MIG-5"), nvidia)
+    assert [(gpu.pci, gpu.uuid) for gpu in found] == [("", new)]
+    old = f"MIG-{fake.uuid_of(1)}/7/0"
+    assert places(gpus(env(CUDA_VISIBLE_DEVICES=old), nvidia)) == [PCI[2]]
+    assert gpus(env(CUDA_VISIBLE_DEVICES=f"{new},{new}"), nvidia) == []
+
+
+def test_the_one_gpu_of_a_container_has_the_mig_instance(tmp_path: Path) -> None:
+    """A MIG instance's name leads to the GPU where there is only one; without one it is nothing."""
+    visible = env(CUDA_VISIBLE_DEVICES="MIG-4f421ec4-5175-50ef-8452-d6abb13cb1d2")
+    assert gpus(visible, str(tmp_path)) == []
+    fake.add_nvidia(tmp_path, PCI[3], minor=5)
+    assert places(gpus(visible, str(tmp_path))) == [PCI[3]]
+
+
+def test_names_that_the_driver_does_not_know_yet(tmp_path: Path) -> None:
+    """A GPU that was never used has no UUID in the driver's file: as many names count as GPUs."""
+    for minor, pci in enumerate(PCI[:2]):
+        fake.add_nvidia(tmp_path, pci, minor, uuid="GPU-????????-????-????-????-????????????")
+    for text, expected in (("GPU-a", 1), ("GPU-a,GPU-b", 2), ("GPU-a,GPU-b,GPU-c", 2)):
+        found = gpus(env(CUDA_VISIBLE_DEVICES=text), str(tmp_path))
+        assert [gpu.pci for gpu in found] == [""] * expected
+    assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[1]]
+
+
+def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path: Path) -> None:
+    """GPUs that the driver lists, but that a container was not given, do not count."""
+    for minor, pci in enumerate(PCI):
+        fake.add_nvidia(tmp_path, pci, minor, device_file=minor in (1, 3))
+    assert places(gpus(env(), str(tmp_path))) == [PCI[1], PCI[3]]
+    assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[3]]
+
+
+def test_a_batch_system_may_forbid_device_files(
+    nvidia: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that the device cgroup forbids does not count, and the others are numbered from 0."""
+    access = os.access
+
+    def ask(path: str, mode: int) -> bool:
+        forbidden = path == f"{nvidia}/dev/nvidia3" and mode == os.R_OK | os.W_OK
+        return not forbidden and access(path, mode)
+
+    monkeypatch.setattr(os, "access", ask)
+    assert places(gpus(env(CUDA_VISIBLE_DEVICES="0,1"), nvidia)) == [PCI[1], PCI[2]]
+
+
+def test_device_files_alone_are_gpus(tmp_path: Path) -> None:
+    """Where the driver's list is hidden, each device file with a number is a GPU."""
+    for name in ("nvidia0", "nvidia10", "nvidia2", "nvidiactl", "nvidia-uvm", "nvidia-caps"):
+        fake.write(tmp_path / "dev" / name, "")
+    assert gpus(env(), str(tmp_path)) == [devices.Device(n, "") for n in (0, 2, 10)]
+    assert len(gpus(env(CUDA_VISIBLE_DEVICES="GPU-1,GPU-2"), str(tmp_path))) == 2
+
+
+def test_excluded_and_far_away_gpus(tmp_path: Path) -> None:
+    """A GPU that the driver was told to leave alone is none; long PCI domains come last."""
+    fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
+    fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
+    fake.add_nvidia(tmp_path, "0001:00:00.0", minor=2, excluded=True)
+    assert places(gpus(env(), str(tmp_path))) == ["2000:00:00.0", "10000:01:00.0"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, range(2, 12)),
+        ({"HIP_VISIBLE_DEVICES": "9,0"}, [11, 2]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "0,1", "CUDA_VISIBLE_DEVICES": "5"}, [2, 3]),
+        ({"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": "5"}, []),
+        ({"ROCR_VISIBLE_DEVICES": "4,6"}, [6, 8]),
+        ({"ROCR_VISIBLE_DEVICES": "4,6", "HIP_VISIBLE_DEVICES": "1"}, [8]),
+        ({"ROCR_VISIBLE_DEVICES": "4,6", "HIP_VISIBLE_DEVICES": "4,6"}, []),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-000000a000000005"}, [5]),
+        ({"HIP_VISIBLE_DEVICES": "GPU-000000a00000000b,GPU-000000a000000002"}, [11, 2]),
+    ],
+)
+def test_rocm_hides_in_two_steps(amd: str, variables: dict[str, str], expected: list[int]) -> None:
+    """ROCR_VISIBLE_DEVICES numbers the machine's GPUs, HIP_VISIBLE_DEVICES those that are left."""
+    found = gpus(Environment(variables), amd)
+    assert [device.number for device in found] == [*expected]
+    assert places(found) == [f"0000:{0x40 + number:02x}:00.0" for number in expected]
+
+
+def test_amd_gpus_that_may_not_be_used(amd: str) -> None:
+    """An AMD GPU needs /dev/kfd, its render node, and a readable entry in the topology."""
+    (Path(amd) / "dev/dri/renderD130").unlink()
+    (Path(amd) / "sys/class/kfd/kfd/topology/nodes/3/gpu_id").unlink()
+    assert [gpu.number for gpu in gpus(env(), amd)] == [*range(4, 12)]
+    (Path(amd) / "dev/kfd").unlink()
+    assert gpus(env(), amd) == []
+
+
+def test_partitions_of_an_amd_gpu_share_its_address(tmp_path: Path) -> None:
+    """Each partition is a GPU of its own at the PCI address of the whole."""
+    for number in (1, 2):
+        fake.add_amd_node(tmp_path, number, "0003:c1:12.1", partition=number - 1)
+    assert places(gpus(env(), str(tmp_path))) == ["0003:c1:12.1"] * 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, [0x18, 0x18, 0x3A, 0x3A]),
+        ({"ZE_FLAT_DEVICE_HIERARCHY": "COMBINED"}, [0x18, 0x18, 0x3A, 0x3A]),
+        ({"ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0x18, 0x3A]),
+        ({"ZE_AFFINITY_MASK": "3, 0"}, [0x18, 0x3A]),
+        ({"ZE_AFFINITY_MASK": "2,2,9"}, [0x3A]),
+        ({"ZE_AFFINITY_MASK": ""}, [0x18, 0x18, 0x3A, 0x3A]),
+        ({"ZE_AFFINITY_MASK": "9"}, []),
+        ({"ZE_AFFINITY_MASK": "1.0,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0x3A]),
+    ],
+)
+@pytest.mark.parametrize("driver", ["xe", "i915"])
+def test_intel_tiles(
+    tmp_path: Path, driver: str, variables: dict[str, str], expected: list[int]
+) -> None:
+    """Each tile is a device unless the hierarchy is COMPOSITE; ZE_AFFINITY_MASK chooses."""
+    fake.add_intel(tmp_path, 129, "0000:18:00.0", driver=driver, tiles=2)
+    fake.add_intel(tmp_path, 128, "0000:3a:00.0", driver=driver, tiles=2)
+    fake.add_intel(tmp_path, 130, "0000:03:00.0", driver="ast")
+    fake.add_intel(tmp_path, 131, "0000:04:00.0", driver=driver, device_file=False)
+    found = xpus(Environment(variables), str(tmp_path))
+    assert places(found) == [f"0000:{bus:02x}:00.0" for bus in expected]
+
+
+def test_the_gpu_inside_an_intel_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an xpu where there is no other, with one tile, and never what `auto` means."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    root = str(tmp_path)
+    fake.add_intel(tmp_path, 128, "0000:00:02.0", driver="i915", tiles=2)
+    assert count("xpu", env(), root) == 1
+    assert count("auto", env(), root) == 12
+    fake.add_intel(tmp_path, 129, "0000:03:00.0")
+    assert places(xpus(env(), root)) == places(accelerators(env(), root)) == ["0000:03:00.0"]
+    assert places(xpus(env(ZE_AFFINITY_MASK="1"), root)) == ["0000:00:02.0"]
+
+
+def test_auto_prefers_accelerators(
+    tmp_path: Path, nvidia: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`auto` is the GPUs if any can be used, then Intel's, then the CPUs."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    assert count("auto", env(), nvidia) == count("gpu", env(), nvidia) == 4
+    assert count("auto", env(CUDA_VISIBLE_DEVICES=""), nvidia) == 6
+    fake.add_intel(tmp_path, 128, "0000:18:00.0")
+    fake.add_intel(tmp_path, 129, "0000:3a:00.0")
+    assert count("auto", env(CUDA_VISIBLE_DEVICES=""), nvidia) == 2
+    assert count("cpu", env(), nvidia) == 6
+
+
+def test_hidden_gpus_are_named_in_the_error(nvidia: str) -> None:
+    """The error for `gpu` shows the variable that hides them, and no other."""
+    hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
+    with pytest.raises(UsageError, match=r"no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
+        count("gpu", hidden, nvidia)
+    assert caught.value.hint
+    with pytest.raises(UsageError, match=r"no xpu .* with ZE_AFFINITY_MASK=0$"):
+        count("xpu", hidden, nvidia)
+
+
+POD = "/kubepods/burstable/pod7/c1"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "files", "expected"),
+    [
+        ("", {}, 8),
+        ("0::/", {"cpu.max": "max 100000"}, 8),
+        ("0::/", {"cpu.max": "250000 100000"}, 3),
+        ("0::/", {"cpu.max": "50000 100000"}, 1),
+        ("0::/", {"cpu.max": "300000 100000"}, 3),
+        ("0::/", {"cpu.max": "6400000 100000"}, 8),
+        ("0::/a/b", {"a/cpu.max": "200000 100000", "a/b/cpu.max": "max 100000"}, 2),
+        ("0::/a/b", {"a/cpu.max": "400000 100000", "a/b/cpu.max": "100000 50000"}, 2),
+        ("0::/a", {"a/b/cpu.max": "100000 100000"}, 8),
+        # The path is the host's, the mount is the container's own root.
+        (f"0::{POD}", {"cpu.max": "150000 100000"}, 2),
+        ("0::/../../x", {"cpu.max": "max 100000"}, 8),
+        (
+            "5:memory:/m\n4:cpu,cpuacct:/d\n0::/",
+            {"cpu,cpuacct/d/cpu.cfs_quota_us": 200000, "cpu,cpuacct/d/cpu.cfs_period_us": 100000},
+            2,
+        ),
+        (
+            "4:cpuacct,cpu:/d",
+            {"cpu/cpu.cfs_quota_us": 350000, "cpu/cpu.cfs_period_us": 100000},
+            4,
+        ),
+        (
+            "4:cpu:/d/e",
+            {
+                "cpu/d/e/cpu.cfs_quota_us": -1,
+                "cpu/d/e/cpu.cfs_period_us": 100000,
+                "cpu/d/cpu.cfs_quota_us": 100000,
+                "cpu/d/cpu.cfs_period_us": 100000,
+            },
+            1,
+        ),
+        ("3:cpuset:/d\n2:cpuacct:/d", {"cpuset/d/cpu.cfs_quota_us": 100000}, 8),
+        ("0::/u", {"unified/u/cpu.max": "100000 100000"}, 1),
+        ("malformed", {}, 8),
+    ],
+)
+def test_cpus_are_the_mask_or_the_quota(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cgroup: str,
+    files: dict[str, object],
+    expected: int,
+) -> None:
+    """The smallest quota of the cgroups above us, v1 or v2, bounds the affinity mask."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    fake.write(tmp_path / "proc/self/cgroup", cgroup)
+    for name, text in files.items():
+        fake.write(tmp_path / "sys/fs/cgroup" / name, text)
+    assert cpus(str(tmp_path)) == expected
+
+
+def test_a_cgroup_with_a_strange_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes in a cgroup's name that are not UTF-8 do no harm."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
+    folder = os.fsencode(tmp_path) + b"/sys/fs/cgroup/\xff"
+    os.makedirs(folder)
+    with open(folder + b"/cpu.max", "w") as file:
+        file.write("200000 100000")
+    assert cpus(str(tmp_path)) == 2
+
+
+@pytest.fixture
+def where(script: Callable[[str], Path]) -> Path:
+    return script("import os; print('local size', os.environ['LOCAL_WORLD_SIZE'])")
+
+
+@pytest.mark.parametrize("word", ["cpu", "auto"])
+def test_the_command_starts_as_many_workers_as_cpus(launch: Launch, where: Path, word: str) -> None:
+    """`relight run` resolves the word: with the GPUs hidden there is a worker a CPU."""
+    if accelerators(env(CUDA_VISIBLE_DEVICES="")):
+        pytest.skip("this machine has GPUs that CUDA_VISIBLE_DEVICES does not hide")
+    result = launch("run", f"--nproc-per-node={word}", where, CUDA_VISIBLE_DEVICES="")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [f"local size {cpus()}"] * cpus()
+
+
+@pytest.mark.parametrize("word", ["gpu", "xpu"])
+def test_the_command_refuses_a_missing_device(launch: Launch, where: Path, word: str) -> None:
+    """Without a device of the kind there is exit code 2, one line and a hint; no worker starts."""
+    result = launch(
+        "run", f"--nproc-per-node={word}", where, CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="99"
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    error, hint = result.stderr.splitlines()
+    assert error.startswith(f"relight: error: --nproc-per-node={word}: there is no {word}")
+    assert hint.startswith("hint: ")
+
+
+numbers = st.sampled_from(["0", "1", "2", "3", "4", "-1", "", " 2", "+3", "1x", "x", "GPU-0", "07"])
+names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", "", " GPU-33"])
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None)
+@given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
+def test_torch_counts_the_same(text: str) -> None:
+    """The reading of CUDA_ and HIP_VISIBLE_DEVICES by torch, for the same GPUs, leaves as many."""
+    import torch.cuda
+
+    listed = [devices.Device(n, pci, fake.uuid_of(3 - n)) for n, pci in enumerate(PCI)]
+    uuids = [device.uuid for device in listed]
+    with (
+        mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": text}),
+        mock.patch.object(torch.cuda, "_raw_device_count_nvml", lambda: 4),
+        mock.patch.object(torch.cuda, "_raw_device_uuid_nvml", lambda: uuids),
+        mock.patch.object(devices, "_nvidia", lambda _: listed),
+    ):
+        assert len(gpus(env(CUDA_VISIBLE_DEVICES=text))) == torch.cuda._device_count_nvml()
+    serials = [uuid.removeprefix("GPU-") for uuid in uuids]
+    with (
+        mock.patch.dict(os.environ, {"HIP_VISIBLE_DEVICES": text}),
+        mock.patch.object(torch.version, "hip", "6.4"),
+        mock.patch.object(torch.cuda, "_raw_device_count_amdsmi", lambda: 4),
+        mock.patch.object(torch.cuda, "_raw_device_uuid_amdsmi", lambda: serials),
+        mock.patch.object(devices, "_nvidia", lambda _: []),
+        mock.patch.object(devices, "_amd", lambda _: listed),
+    ):
+        hidden = env(HIP_VISIBLE_DEVICES=text, CUDA_VISIBLE_DEVICES="0")
+        assert len(gpus(hidden)) == torch.cuda._device_count_amdsmi()
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
+def test_torch_reads_the_affinity_mask_the_same(mask: str) -> None:
+    """The reading of ZE_AFFINITY_MASK by torch, of the devices that are there, is ours."""
+    import torch.xpu
+
+    listed = [devices.Device(n, pci) for n, pci in enumerate(PCI)]
+    with (
+        mock.patch.dict(os.environ, {"ZE_AFFINITY_MASK": mask}),
+        mock.patch.object(devices, "_intel", lambda *_, **__: listed),
+    ):
+        expected = {n for n in torch.xpu._parse_visible_devices() if n < len(listed)}
+        assert {xpu.number for xpu in xpus(env(ZE_AFFINITY_MASK=mask))} == expected

@@ -1,0 +1,496 @@
+"""`--numa-binding`: each worker may use the CPUs near its GPU, and no others."""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import fake_machine as fake
+import pytest
+from conftest import Launch
+from fake_machine import DUAL_SOCKET, EPYC, SMALL, Layout
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.host.numa import bind
+
+MODES = ("node", "socket", "exclusive", "core-complex")
+NOTHING_SET = Environment({})
+PCI = "bus/pci/devices"
+CPU = "devices/system/cpu/cpu"
+
+
+@cache
+def kept() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory()
+
+
+@cache
+def tree(layout: Layout) -> Path:
+    """Make the CPUs of a layout once: a thousand files, that no test changes."""
+    root = Path(tempfile.mkdtemp(dir=kept().name))
+    fake.add_cpus(root, layout)
+    return root
+
+
+@pytest.fixture(autouse=True, scope="module")
+def remove_trees() -> Iterator[None]:
+    yield
+    built.cache_clear()
+    tree.cache_clear()
+    kept().cleanup()
+    kept.cache_clear()
+
+
+def machine(root: Path, layout: Layout, gpu_nodes: tuple[int, ...] = ()) -> str:
+    """Make a machine whose GPU with index i is on NUMA node `gpu_nodes[i]`."""
+    (root / "sys").mkdir()
+    (root / "sys/devices").symlink_to(tree(layout) / "sys/devices")
+    for index, node in enumerate(gpu_nodes):
+        minor = len(gpu_nodes) - 1 - index
+        fake.add_nvidia(root, f"0000:{0x10 + index:02x}:00.0", minor, node=node)
+    return str(root)
+
+
+def masks(
+    mode: str, nproc: int, layout: Layout, root: str, env: Environment = NOTHING_SET
+) -> list[str]:
+    """Bind with all CPUs allowed, and write the masks as lists such as `0-3,8`."""
+    bound = bind(mode, nproc, env, root, layout.every_cpu())
+    return [fake.cpu_list(set(mask)) for mask in bound]
+
+
+NODE = ["0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("node", [node for node in NODE for _ in range(2)]),
+        ("socket", ["0-15,32-47"] * 4 + ["16-31,48-63"] * 4),
+        (
+            "exclusive",
+            [f"{4 * gpu}-{4 * gpu + 3},{32 + 4 * gpu}-{35 + 4 * gpu}" for gpu in range(8)],
+        ),
+        ("core-complex", [node for node in NODE for _ in range(2)]),
+    ],
+)
+def test_two_sockets_with_two_nodes_and_eight_gpus(
+    tmp_path: Path, mode: str, expected: list[str]
+) -> None:
+    """A server with 4 NUMA nodes, SMT and 2 GPUs a node: every mode gives what it promises."""
+    root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1, 1, 2, 2, 3, 3))
+    assert masks(mode, 8, DUAL_SOCKET, root) == expected
+
+
+def test_the_gpus_decide_not_the_ranks(tmp_path: Path) -> None:
+    """A worker goes where its GPU is, in whatever order the GPUs are on the nodes."""
+    root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
+    assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
+
+
+def test_visible_devices_decide_which_gpu_a_worker_has(tmp_path: Path) -> None:
+    """CUDA_VISIBLE_DEVICES by number, by UUID, and by the name of an old MIG instance."""
+    root = machine(tmp_path, DUAL_SOCKET, (0, 1, 2, 3))
+    for text, expected in (
+        ("3,1", [NODE[3], NODE[1]]),
+        (f"{fake.uuid_of(0)},GPU-33", [NODE[3], NODE[0]]),
+        (f"MIG-{fake.uuid_of(1)}/1/0", [NODE[2]]),
+    ):
+        env = Environment({"CUDA_VISIBLE_DEVICES": text})
+        assert masks("node", len(expected), DUAL_SOCKET, root, env) == expected
+
+
+def test_gpus_of_other_makers(tmp_path: Path) -> None:
+    """AMD and Intel GPUs lead to their NUMA nodes as well."""
+    root = machine(tmp_path, DUAL_SOCKET)
+    fake.add_intel(tmp_path, 128, "0000:18:00.0", tiles=2, node=1)
+    fake.add_intel(tmp_path, 129, "0000:9a:00.0", tiles=1, node=2)
+    assert masks("node", 3, DUAL_SOCKET, root) == [NODE[1], NODE[1], NODE[2]]
+    for number, node in ((4, 3), (5, 0)):
+        fake.add_amd_node(tmp_path, number, f"0002:0{number}:1f.0", node=node)
+    assert masks("node", 2, DUAL_SOCKET, root) == [NODE[3], NODE[0]]
+    env = Environment({"HIP_VISIBLE_DEVICES": "1"})
+    assert masks("node", 1, DUAL_SOCKET, root, env) == [NODE[0]]
+
+
+def test_the_remainder_of_cores_goes_to_the_first(tmp_path: Path) -> None:
+    """Cores that can't be divided evenly go to the lowest local ranks of the node."""
+    root = machine(tmp_path, Layout(cores=8), (0, 0, 0))
+    assert masks("exclusive", 3, Layout(cores=8), root) == ["0-2", "3-5", "6-7"]
+
+
+def test_a_gpu_without_a_worker_keeps_its_part(tmp_path: Path) -> None:
+    """With fewer workers than visible GPUs, the parts are those of the GPUs."""
+    root = machine(tmp_path, SMALL, (0, 0, 0, 0))
+    assert masks("exclusive", 2, SMALL, root) == ["0", "1"]
+    env = Environment({"CUDA_VISIBLE_DEVICES": "0,3"})
+    assert masks("exclusive", 2, SMALL, root, env) == ["0-1", "2-3"]
+
+
+def test_core_complexes_are_taken_in_turns_the_largest_first(tmp_path: Path) -> None:
+    """Caches of 4, 4 and 2 cores: the fourth worker shares the first cache again."""
+    root = machine(tmp_path, EPYC, (0, 0, 0, 0, 1))
+    first = ["0-3,20-23", "4-7,24-27", "8-9,28-29", "0-3,20-23"]
+    assert masks("core-complex", 5, EPYC, root) == [*first, "10-13,30-33"]
+    # What may be used counts: 3 CPUs of the first cache are fewer than 4 of the third.
+    bound = bind("core-complex", 2, NOTHING_SET, root, frozenset({0, 1, 20, 8, 9, 28, 29, 11}))
+    assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
+
+
+def test_the_last_cache_that_holds_data_counts(tmp_path: Path) -> None:
+    """Where a virtual machine shows the first level alone, the instruction cache is left out."""
+    fake.add_cpus(tmp_path, SMALL)
+    for cpu in range(4):
+        folder = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/cache"
+        fake.write(folder / "index1/shared_cpu_list", "0-3")
+        for index in (2, 3):
+            (folder / f"index{index}").rename(folder / f"hidden{index}")
+    fake.add_nvidia(tmp_path, "0000:10:00.0", 0)
+    assert masks("core-complex", 1, SMALL, str(tmp_path)) == ["0"]
+
+
+def test_an_unknown_node_is_node_0(tmp_path: Path) -> None:
+    """Firmware that does not know a GPU's NUMA node says -1: that is node 0."""
+    root = machine(tmp_path, DUAL_SOCKET, (-1, 3))
+    assert masks("node", 2, DUAL_SOCKET, root) == [NODE[0], NODE[3]]
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("node", [{2, 3, 34}, {2, 3, 34}, {8}]),
+        ("socket", [{2, 3, 34, 8}] * 3),
+        ("exclusive", [{2, 34}, {3}, {8}]),
+        ("core-complex", [{2, 3, 34}, {2, 3, 34}, {8}]),
+    ],
+)
+def test_a_container_with_a_part_of_the_cpus(
+    tmp_path: Path, mode: str, expected: list[set[int]]
+) -> None:
+    """Masks have no CPU that the launcher itself may not use; half a core is a core."""
+    root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1))
+    allowed = frozenset({2, 3, 34, 8, 99})
+    assert [set(mask) for mask in bind(mode, 3, NOTHING_SET, root, allowed)] == expected
+
+
+def test_cores_keep_their_order_in_a_container(tmp_path: Path) -> None:
+    """A core comes before the next one, also where only its second thread may be used."""
+    root = machine(tmp_path, DUAL_SOCKET, (0, 0))
+    bound = bind("exclusive", 2, NOTHING_SET, root, frozenset({1, 32}))
+    assert bound == (frozenset({32}), frozenset({1}))
+
+
+def test_a_gpu_without_a_worker_needs_no_cpus(tmp_path: Path) -> None:
+    """A visible GPU on a node that may not be used is no reason to refuse the others."""
+    root = machine(tmp_path, DUAL_SOCKET, (0, 1))
+    for mode in MODES:
+        assert bind(mode, 1, NOTHING_SET, root, frozenset({4})) == (frozenset({4}),)
+
+
+def test_the_socket_counts_where_the_node_itself_may_not_be_used(tmp_path: Path) -> None:
+    """`socket` works with the CPUs of the other node in the socket; `node` is refused."""
+    root = machine(tmp_path, DUAL_SOCKET, (1,))
+    allowed = frozenset({0, 1, 16})
+    assert bind("socket", 1, NOTHING_SET, root, allowed) == (frozenset({0, 1}),)
+    with pytest.raises(UsageError, match=r"GPUs on NUMA node 1, but none of the CPUs there"):
+        bind("node", 1, NOTHING_SET, root, allowed)
+    with pytest.raises(UsageError, match=r"none of the CPUs in its socket"):
+        bind("socket", 1, NOTHING_SET, root, frozenset({16}))
+
+
+def test_a_node_that_has_only_memory(tmp_path: Path) -> None:
+    """A node without CPUs takes no workers, and does not disturb the sockets of the others."""
+    root = str(tmp_path)
+    fake.add_cpus(tmp_path, SMALL)
+    fake.write(tmp_path / "sys/devices/system/node/node1/cpulist", "")
+    for mode in MODES[:2]:
+        assert masks(mode, 2, SMALL, root) == ["0-3", "0-3"]
+    fake.add_nvidia(tmp_path, "0000:10:00.0", 0, node=1)
+    for mode in MODES:
+        with pytest.raises(UsageError, match="GPUs on NUMA node 1"):
+            masks(mode, 1, SMALL, root)
+
+
+@pytest.mark.parametrize(
+    ("mode", "nproc", "expected"),
+    [
+        ("node", 1, NODE[:1]),
+        ("node", 2, [NODE[0], NODE[2]]),
+        ("node", 4, NODE),
+        ("node", 6, [NODE[0], NODE[0], NODE[1], NODE[2], NODE[2], NODE[3]]),
+        ("socket", 4, ["0-15,32-47"] * 2 + ["16-31,48-63"] * 2),
+        ("exclusive", 8, [f"{4 * i}-{4 * i + 3},{32 + 4 * i}-{35 + 4 * i}" for i in range(8)]),
+        ("exclusive", 32, [f"{core},{core + 32}" for core in range(32)]),
+        ("core-complex", 4, NODE),
+    ],
+)
+def test_workers_without_a_gpu_are_spread(
+    tmp_path: Path, mode: str, nproc: int, expected: list[str]
+) -> None:
+    """Without a GPU the workers' homes are spread evenly over the nodes, in order."""
+    assert masks(mode, nproc, DUAL_SOCKET, machine(tmp_path, DUAL_SOCKET)) == expected
+
+
+def test_hidden_gpus_do_not_bind(tmp_path: Path) -> None:
+    """With the GPUs hidden, workers are spread as if there were none."""
+    hidden = Environment({"CUDA_VISIBLE_DEVICES": ""})
+    root = machine(tmp_path, DUAL_SOCKET, (3, 3))
+    assert masks("node", 4, DUAL_SOCKET, root, hidden) == NODE
+
+
+def test_an_uneven_container_is_spread_by_cores(tmp_path: Path) -> None:
+    """With 1 core of a node and 7 of another, 8 workers still get a core each."""
+    root = machine(tmp_path, DUAL_SOCKET)
+    allowed = frozenset({0, 32, *range(16, 23)})
+    bound = bind("exclusive", 8, NOTHING_SET, root, allowed)
+    assert [*map(set, bound)] == [{0, 32}, *({cpu} for cpu in range(16, 23))]
+
+
+def there_are_gpus(number: int, root: Path) -> None:
+    for minor in range(number):
+        fake.add_nvidia(root, f"0000:1{minor}:00.0", minor)
+
+
+def gpu_has_no_address(root: Path) -> None:
+    for minor in range(3):
+        fake.write(root / f"dev/nvidia{minor}", "")
+
+
+def lose(path: str, root: Path) -> None:
+    there_are_gpus(3, root)
+    (root / "sys" / path).rename(root / "elsewhere")
+
+
+@pytest.mark.parametrize(
+    ("mode", "harm", "message"),
+    [
+        ("node", partial(there_are_gpus, 2), r"more workers \(3\) than GPUs \(2\)"),
+        ("exclusive", partial(there_are_gpus, 5), r"node 0 .* \(4\) than GPUs \(5\)"),
+        ("node", gpu_has_no_address, "don't say where GPU 0 is"),
+        ("node", partial(lose, f"{PCI}/0000:11:00.0/numa_node"), "can't be read"),
+        ("node", partial(lose, "devices/system/node"), "can't be read"),
+        ("exclusive", partial(lose, f"{CPU}2/topology/thread_siblings_list"), "can't be read"),
+        ("socket", partial(lose, f"{CPU}0/topology/physical_package_id"), "can't be read"),
+        ("core-complex", partial(lose, f"{CPU}0/cache"), "can't be read"),
+    ],
+)
+def test_refusals(tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str) -> None:
+    """What can't be done is one line that names the flag and the thing, and a hint."""
+    fake.add_cpus(tmp_path, SMALL)
+    harm(tmp_path)
+    with pytest.raises(UsageError, match=message) as caught:
+        masks(mode, 3, SMALL, str(tmp_path))
+    assert caught.value.message.startswith(f"--numa-binding={mode}: ")
+    if isinstance(harm, partial) and harm.func is lose:
+        assert f"({tmp_path}/sys/{harm.args[0]} can't be read)" in caught.value.message
+    assert "\n" not in caught.value.message
+    assert caught.value.hint
+
+
+def test_more_workers_than_cores(tmp_path: Path) -> None:
+    """5 workers can't have a core each of 4, but they can share them."""
+    root = machine(tmp_path, SMALL)
+    with pytest.raises(UsageError, match=r"fewer physical cores \(4\) than workers \(5\)"):
+        masks("exclusive", 5, SMALL, root)
+    assert masks("node", 5, SMALL, root) == ["0-3"] * 5
+
+
+def test_a_cache_folder_without_caches(tmp_path: Path) -> None:
+    """Some virtual machines show the folder and nothing in it: refused as well."""
+    fake.add_cpus(tmp_path, SMALL)
+    lose(f"{CPU}0/cache", tmp_path)
+    fake.write(tmp_path / "sys/devices/system/cpu/cpu0/cache/uevent", "")
+    with pytest.raises(UsageError, match=r"cpu0/cache/index\* can't be read"):
+        masks("core-complex", 2, SMALL, str(tmp_path))
+
+
+def test_cpus_that_are_on_no_node(tmp_path: Path) -> None:
+    """An affinity mask that the topology does not know is refused."""
+    root = machine(tmp_path, SMALL)
+    with pytest.raises(UsageError, match="none of the CPUs that may be used is on a NUMA node"):
+        bind("node", 1, NOTHING_SET, root, frozenset({77}))
+
+
+layouts = st.sampled_from(
+    [
+        Layout(cores=1),
+        Layout(cores=5, cache=2),
+        Layout(sockets=2, cores=2, threads=2, cache=1),
+        Layout(nodes=2, cores=3, cache=2),
+        Layout(sockets=2, nodes=2, cores=3, threads=2, cache=2),
+    ]
+)
+
+
+@cache
+def built(layout: Layout, gpu_nodes: tuple[int, ...]) -> str:
+    """Make each machine once."""
+    return machine(Path(tempfile.mkdtemp(dir=kept().name)), layout, gpu_nodes)
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
+    """A layout, the nodes of its GPUs, and the CPUs that may be used."""
+    layout = draw(layouts)
+    gpu_nodes = draw(st.lists(st.sampled_from([-1, *layout.all_nodes()]), max_size=4))
+    every = layout.every_cpu()
+    allowed = draw(st.just(every) | st.frozensets(st.sampled_from(sorted(every)), min_size=1))
+    return layout, tuple(gpu_nodes), allowed
+
+
+@settings(max_examples=60, deadline=None)
+@given(machines(), st.sampled_from(MODES), st.integers(1, 8))
+def test_every_mask_is_sound(
+    drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
+) -> None:
+    """Whatever the machine, a mask is not empty and within what is allowed, and exclusive ones have
+    no core in common.
+    """
+    layout, gpu_nodes, allowed = drawn
+    root = built(layout, gpu_nodes)
+    try:
+        bound = bind(mode, nproc, NOTHING_SET, root, allowed)
+    except UsageError:
+        bound = ()
+        # Without GPUs only one thing can be wrong on a machine that shows its topology.
+        cores = {cpu % layout.every_core() for cpu in allowed}
+        assert gpu_nodes or (mode == "exclusive" and nproc > len(cores))
+    else:
+        assert len(bound) == nproc
+    for mask in bound:
+        assert mask
+        assert mask <= allowed
+    if mode == "exclusive":
+        shares = [{cpu % layout.every_core() for cpu in mask} for mask in bound]
+        assert sum(map(len, shares)) == len(set().union(*shares))
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts, st.integers(1, 16))
+def test_nothing_is_left_idle(layout: Layout, each: int) -> None:
+    """With as many workers on every node, all CPUs are used: by `exclusive`, exactly once."""
+    root = built(layout, ())
+    nproc = min(each, layout.cores) * len(layout.all_nodes())
+    for mode in ("node", "socket", "exclusive"):
+        bound = bind(mode, nproc, NOTHING_SET, root, layout.every_cpu())
+        assert frozenset().union(*bound) == layout.every_cpu()
+    assert sum(map(len, bound)) == len(layout.every_cpu())
+
+
+def torchs_masks(
+    binding: object, mode: str, nproc: int, root: str, gpu_nodes: tuple[int, ...], allowed: object
+) -> tuple[frozenset[int], ...]:
+    """Return what torch's module says; it was given the fake machine for the real one."""
+    binding.open = lambda path: open(root + path)
+    binding.os = SimpleNamespace(
+        path=os.path,
+        listdir=lambda path: os.listdir(root + path),
+        sched_getaffinity=lambda _: set(allowed),
+    )
+    binding.torch = SimpleNamespace(
+        cuda=SimpleNamespace(
+            device_count=lambda: len(gpu_nodes),
+            get_device_properties=lambda index: SimpleNamespace(
+                pci_domain_id=0, pci_bus_id=0x10 + index, pci_device_id=0
+            ),
+        )
+    )
+    options = binding.NumaOptions(binding.AffinityMode(mode))
+    return tuple(
+        frozenset(binding._get_logical_cpus_to_bind_to(gpu_index=index, numa_options=options))
+        for index in range(nproc)
+    )
+
+
+@pytest.fixture(scope="module")
+def torch_binding() -> object:
+    """A copy of torch's module of its own, to be changed."""
+    import importlib.util
+
+    spec = importlib.util.find_spec("torch.numa.binding")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(
+    machines().filter(lambda drawn: drawn[1])
+    | st.tuples(
+        st.sampled_from([DUAL_SOCKET, EPYC]),
+        st.permutations([0, 0, 0, 1, 1, -1]).map(tuple),
+        st.frozensets(st.integers(0, 63), min_size=20),
+    ),
+    st.sampled_from(MODES),
+    st.data(),
+)
+def test_torch_binds_the_same(
+    torch_binding: object,
+    drawn: tuple[Layout, tuple[int, ...], frozenset[int]],
+    mode: str,
+    data: st.DataObject,
+) -> None:
+    """Masks are those of torchrun, and where it fails we refuse: but `socket` does not mind other
+    nodes that may not be used.
+    """
+    layout, gpu_nodes, allowed = drawn
+    nproc = data.draw(st.integers(1, len(gpu_nodes)))
+    root = built(layout, gpu_nodes)
+    try:
+        expected = torchs_masks(torch_binding, mode, nproc, root, gpu_nodes, allowed)
+    except (RuntimeError, ValueError, ZeroDivisionError):
+        expected = ()
+    try:
+        found = bind(mode, nproc, NOTHING_SET, root, allowed)
+    except UsageError:
+        found = ()
+    if mode == "socket" and not expected:
+        assert any(not layout.cpus_of(node) & allowed for node in layout.all_nodes())
+    else:
+        assert found == (expected if all(expected) else ())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_workers_run_where_they_were_bound(
+    launch: Launch, script: Callable[[str], Path], mode: str
+) -> None:
+    """Each worker of a real run may use exactly the CPUs of its mask; what the machine can't do is
+    exit code 2 before any worker starts.
+    """
+    path = script(
+        "import os; print(os.environ['LOCAL_RANK'], *sorted(os.sched_getaffinity(0)), flush=True)"
+    )
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "ZE_AFFINITY_MASK": "99"}
+    result = launch("run", "--nproc-per-node=2", f"--numa-binding={mode}", path, **hidden)
+    try:
+        expected = bind(mode, 2, Environment(hidden))
+    except UsageError as error:
+        assert (result.returncode, result.stdout) == (2, "")
+        assert f"relight: error: {error.message}\n" in result.stderr
+        return
+    assert result.returncode == 0, result.stderr
+    lines = [" ".join(map(str, [rank, *sorted(mask)])) for rank, mask in enumerate(expected)]
+    assert sorted(result.stdout.splitlines()) == lines
+
+
+def test_a_refusal_is_exit_code_2(launch: Launch, script: Callable[[str], Path]) -> None:
+    """More workers than cores with `exclusive` ends the command with one line and a hint."""
+    cpus = len(os.sched_getaffinity(0))
+    result = launch(
+        "run",
+        f"--nproc-per-node={cpus + 1}",
+        "--numa-binding=exclusive",
+        script("print('started')"),
+        CUDA_VISIBLE_DEVICES="",
+        ZE_AFFINITY_MASK="99",
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    error, hint = result.stderr.splitlines()
+    assert error.startswith("relight: error: --numa-binding=exclusive: ")
+    assert hint.startswith("hint: ")
