@@ -1,0 +1,64 @@
+"""One training step on each of N workers: the "Hello, World" of DistributedDataParallel.
+
+    relight run --nnodes=1 --nproc-per-node=8 examples/hello_ddp.py
+
+Each worker prints where it meets the others, what backend they talk through, and its place among
+them. It runs on a GPU for each worker where there are enough, else on the CPU.
+"""
+
+import gc
+import os
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def choose_device() -> torch.device:
+    """Return an accelerator of this worker's own, or the CPU if there is not one for each."""
+    # The index is the local rank. The rank counts the workers of all nodes: on the second node of
+    # two with 8 GPUs each it starts at 8, and there is no GPU 8 there.
+    local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    # Asked without this argument, a CUDA build of torch says "cuda" on a machine without a GPU.
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None or torch.accelerator.device_count() < workers:
+        return torch.device("cpu")
+    return torch.device(accelerator.type, local_rank)
+
+
+def train_step(device: torch.device) -> None:
+    """Make one step: the gradients are averaged over all workers in backward()."""
+    model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)).to(device)
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.001)
+
+    inputs, labels = torch.randn(20, 10, device=device), torch.randn(20, 5, device=device)
+    optimizer.zero_grad()
+    nn.functional.mse_loss(parallel(inputs), labels).backward()
+    optimizer.step()
+
+
+def main() -> None:
+    """Meet the other workers, make one step together, part."""
+    meeting = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
+    print(f"[{os.getpid()}] Initializing process group with: {meeting}")
+    device = choose_device()
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+    # It reads the four variables itself.
+    dist.init_process_group(backend=dist.get_default_backend_for_device(device))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    print(f"[{os.getpid()}] world_size = {world_size}, rank = {rank}, backend={dist.get_backend()}")
+
+    train_step(device)
+
+    print(f"[{os.getpid()}] rank = {rank}, world_size = {world_size}")
+    # DistributedDataParallel sits in reference cycles and holds the process group. Without this,
+    # gloo's threads would outlive the next line, and can abort the process while Python shuts down.
+    gc.collect()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

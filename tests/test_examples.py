@@ -1,0 +1,360 @@
+"""The examples do what their texts promise, on real workers."""
+
+import ast
+import importlib.util
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from conftest import RELIGHT, TORCHRUN, Launch, Start, clean_environment
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+DIGITS, HELLO, DEMO = (EXAMPLES / f"{name}.py" for name in ("digits", "hello_ddp", "demo"))
+EPOCHS = 30
+KILL_AFTER = 5
+LIMIT_S = 240.0
+# torchrun's own store keeps what it heard from the workers before a restart; this is how it is told
+# to leave the store to rank 0.
+OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """The output and the last checkpoint of a training on 2 workers that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = subprocess.run(
+        [*RELIGHT, "run", "--nproc-per-node=2", str(DIGITS)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=folder,
+        env=clean_environment(),
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout, folder / "digits.pt"
+
+
+def load(path: Path) -> Any:
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
+def identical(one: Any, other: Any) -> bool:
+    """Whether two checkpoints hold the same values, bit for bit."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(identical(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(identical, one, other))
+    return type(one) is type(other) and one == other
+
+
+def read_until(process: "subprocess.Popen[bytes]", pattern: str) -> str:
+    """Return what `process` prints up to the first match of `pattern`."""
+    assert process.stdout is not None
+    text, deadline = "", time.monotonic() + LIMIT_S
+    while not re.search(pattern, text):
+        wait_s = max(0.0, deadline - time.monotonic())
+        assert select.select([process.stdout], [], [], wait_s)[0], f"no {pattern} in {text!r}"
+        data = os.read(process.stdout.fileno(), 65536)
+        assert data, f"it ended without {pattern}: {text!r}"
+        text += data.decode()
+    return text
+
+
+def pid_of(rank: int, logs: Path) -> int:
+    (events,) = logs.glob("*/events.jsonl")
+    records = map(json.loads, events.read_text().splitlines())
+    return next(r["pid"] for r in records if r["event"] == "WorkerStarted" and r["rank"] == rank)
+
+
+def processes_with(variable: str) -> list[int]:
+    """Return the pids of the processes with this in their environment."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and variable.encode() in (
+                (entry / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(entry.name))
+        except OSError:
+            pass  # it is gone, or not ours
+    return found
+
+
+def import_example(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", [DIGITS, HELLO], ids=lambda path: path.stem)
+def test_plain_training_scripts(path: Path) -> None:
+    """The training examples import nothing of relight's."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module))
+    assert "torch" in imported
+    assert not {name for name in imported if name.startswith("relight")}
+
+
+def test_digits_learns_to_read(uninterrupted: tuple[str, Path]) -> None:
+    """digits.py prints a line an epoch, and reads at least 95 of 100 test images in the end."""
+    lines = uninterrupted[0].splitlines()
+    assert lines[0] == "2 workers on cpu with gloo, starting"
+    epochs = [re.match(r"epoch +(\d+) of 30: loss [\d.]+, test accuracy [\d.]+$", x) for x in lines]
+    assert [int(match[1]) for match in epochs if match] == list(range(1, EPOCHS + 1))
+    assert lines[-1].startswith("test accuracy: ")
+    assert float(lines[-1].split()[-1]) >= 0.95
+    assert len(lines) == EPOCHS + 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_digits_killed_worker(
+    rank: int, start: Start, tmp_path: Path, uninterrupted: tuple[str, Path]
+) -> None:
+    """A worker killed in mid-epoch does not change a bit of the result: neither rank 0, which
+    saves, nor another.
+    """
+    process = start(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--log-dir=logs", DIGITS,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    read_until(process, rf"epoch +{KILL_AFTER} of ")
+    os.kill(pid_of(rank, tmp_path / "logs"), signal.SIGKILL)
+    rest = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == 0, rest
+    assert f"rank {rank} was killed by SIGKILL" in rest
+    resumed = re.search(r"resuming after epoch (\d+) of 30", rest)
+    assert resumed and KILL_AFTER <= int(resumed[1]) < EPOCHS
+    assert rest.splitlines()[-1] == uninterrupted[0].splitlines()[-1]
+    assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
+
+
+def test_digits_stopped_job(
+    start: Start, launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
+) -> None:
+    """A job that was stopped and started anew ends with the result of one that was not."""
+    process = start("run", "--nproc-per-node=2", DIGITS)
+    read_until(process, rf"epoch +{KILL_AFTER} of ")
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert KILL_AFTER <= load(tmp_path / "digits.pt")["epochs"] < EPOCHS
+    anew = launch("run", "--nproc-per-node=2", DIGITS, timeout=LIMIT_S)
+    assert anew.returncode == 0, anew.stderr
+    assert "resuming after epoch" in anew.stdout.splitlines()[0]
+    assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
+
+
+def test_digits_other_number_of_workers(
+    launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
+) -> None:
+    """A checkpoint is taken up by another number of workers, to which the images do not divide."""
+    arguments = ("--epochs=32", f"--checkpoint={tmp_path / 'new' / 'digits.pt'}")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "digits.pt").write_bytes(uninterrupted[1].read_bytes())
+    done = launch("run", "--nproc-per-node=7", DIGITS, *arguments, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "7 workers on cpu with gloo, resuming after epoch 30 of 32"
+    assert [line[:8] for line in lines[1:3]] == ["epoch 31", "epoch 32"]
+    assert float(lines[-1].split()[-1]) >= 0.95
+
+
+def test_digits_under_torchrun(
+    launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
+) -> None:
+    """digits.py gives under torchrun, unmodified, bit for bit what it gives under relight."""
+    done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, timeout=LIMIT_S, **OWN_STORE)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == uninterrupted[0]
+    assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
+
+
+SAVE_AND_DIE = """
+import os, random, signal, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import torch
+from digits import load_checkpoint, save_checkpoint
+
+torch.set_num_threads(1)  # a thread pool does not survive a fork
+
+path = Path(sys.argv[2])
+numbers = random.Random(0)
+
+def save(value):
+    save_checkpoint(path, {"value": value, "weights": torch.full((50_000,), value)})
+
+begin = time.monotonic()
+save(0)
+one_save_s = time.monotonic() - begin
+seen = 0
+for _ in range(40):
+    child = os.fork()
+    if not child:
+        for value in range(seen + 1, 10**9):
+            save(value)
+    time.sleep(numbers.uniform(0, 4 * one_save_s))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    checkpoint = load_checkpoint(path)
+    assert checkpoint["value"] >= seen, "it went backwards"
+    assert (checkpoint["weights"] == checkpoint["value"]).all(), "it is mixed from two"
+    seen = checkpoint["value"]
+print(seen, *sorted(os.listdir(path.parent)))
+"""
+
+
+def test_digits_checkpoint_is_whole(launch: Launch, tmp_path: Path) -> None:
+    """Killed at any moment, digits.py leaves a checkpoint that is whole, and one file next to it at
+    most.
+    """
+    path = tmp_path / "made" / "digits.pt"
+    done = launch("-c", SAVE_AND_DIE, EXAMPLES, path, command=(sys.executable,), timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    saved, *files = done.stdout.split()
+    assert int(saved) > 10  # else all the kills came too early to meet a save
+    assert set(files) <= {"digits.pt", "digits.pt.partial"}
+
+
+@pytest.mark.parametrize("launcher", ["relight", "torchrun"])
+def test_hello_ddp(launcher: str, launch: Launch, tmp_path: Path) -> None:
+    """hello_ddp.py prints the three lines of each of 8 ranks, under relight and under torchrun."""
+    arguments = ("--nnodes=1", "--nproc-per-node=8", HELLO)
+    if launcher == "relight":
+        done = launch("run", *arguments, timeout=LIMIT_S)
+        output = done.stdout
+    else:  # into files, as torchrun's workers write into each other's lines on a shared stdout
+        files = ("--redirects=1", f"--log-dir={tmp_path}")
+        done = launch(*files, *arguments, command=TORCHRUN, timeout=LIMIT_S, **OWN_STORE)
+        output = "".join(path.read_text() for path in tmp_path.rglob("stdout.log"))
+    assert done.returncode == 0, done.stderr
+    forms = (
+        r"\[(\d+)\] Initializing process group with: \{'MASTER_ADDR': '[^']+', "
+        r"'MASTER_PORT': '\d+', 'RANK': '(\d)', 'WORLD_SIZE': '8'\}",
+        r"\[(\d+)\] world_size = 8, rank = (\d), backend=gloo",
+        r"\[(\d+)\] rank = (\d), world_size = 8",
+    )
+    lines = output.splitlines()
+    found = [sorted(m.groups() for x in lines if (m := re.fullmatch(f, x))) for f in forms]
+    assert sorted(rank for _, rank in found[0]) == [str(rank) for rank in range(8)]
+    assert found[0] == found[1] == found[2]  # the same process has the same rank in all three
+    assert len(lines) == 24
+
+
+@pytest.mark.parametrize("path", [DIGITS, HELLO], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    ("devices", "built_for", "expected"),
+    [
+        (8, "cuda", "cuda:3"),
+        (4, "xpu", "xpu:3"),
+        (1, "cuda", "cpu"),  # one GPU can't be shared by the workers of a group
+        (0, "cuda", "cpu"),  # a CUDA build of torch where there is no GPU
+        (0, None, "cpu"),
+    ],
+)
+def test_choice_of_device(
+    path: Path,
+    devices: int,
+    built_for: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A worker computes on the accelerator with its local rank, or all do on the CPU if there is
+    not one for each.
+    """
+    import torch
+
+    accelerator = None if built_for is None else torch.device(built_for)
+
+    def current_accelerator(check_available: bool = False) -> object:
+        return None if check_available and not devices else accelerator
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", current_accelerator)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: devices)
+    # The last worker of the third node of 4 workers each.
+    for name, value in {"RANK": 11, "LOCAL_RANK": 3, "LOCAL_WORLD_SIZE": 4}.items():
+        monkeypatch.setenv(name, str(value))
+    assert str(import_example(path).choose_device()) == expected
+
+
+def test_demo(start: Start, tmp_path: Path) -> None:
+    """The demo shows the kill, the restart, the resume and the accuracy, and leaves nothing."""
+    process = start(
+        DEMO,
+        command=(sys.executable,),
+        variables={"TMPDIR": str(tmp_path), "STARTED_BY": str(tmp_path)},
+        cwd=Path("/"),
+        stderr=subprocess.STDOUT,
+    )
+    output = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == 0, output
+    assert "Traceback" not in output
+    summary = output.splitlines()[-4:]
+    killed = re.fullmatch(r"demo: killed +rank 2 \(pid (\d+)\), after epoch (\d+) .*", summary[0])
+    assert killed, output
+    report = rf"^relight: rank 2 was killed by SIGKILL.*\(pid {killed[1]} .*restart 1 of 3$"
+    assert re.search(report, output, re.MULTILINE), output
+    assert re.fullmatch(r"demo: restarted .* (\d+\.\d) s after the kill", summary[1]), output
+    resumed = re.search(r"resumed +after epoch (\d+) of 30", summary[2])
+    assert resumed and int(killed[2]) <= int(resumed[1]) < EPOCHS, output
+    assert re.search(r"accuracy +0\.9[5-9]", summary[3]), output
+    assert not list(tmp_path.iterdir())
+    assert not processes_with(f"STARTED_BY={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [
+        ("demo: relight run", signal.SIGINT),
+        ("demo: relight run", signal.SIGTERM),
+        ("demo: relight run", signal.SIGHUP),
+        ("epoch +3 of", signal.SIGINT),
+        ("relight: rank 2 was killed", signal.SIGTERM),
+    ],
+    ids=["INT at the start", "TERM at the start", "HUP at the start", "INT later", "TERM later"],
+)
+def test_demo_interrupted(
+    start: Start, tmp_path: Path, number: signal.Signals, moment: str
+) -> None:
+    """The demo cleans up its files and its processes when it is interrupted, also while relight is
+    being started.
+    """
+    process = start(
+        DEMO,
+        command=(sys.executable,),
+        variables={"TMPDIR": str(tmp_path), "STARTED_BY": str(tmp_path)},
+        stderr=subprocess.STDOUT,
+    )
+    read_until(process, moment)
+    assert processes_with(f"STARTED_BY={tmp_path}")
+    process.send_signal(number)
+    output = process.communicate(timeout=LIMIT_S)[0].decode()
+    assert process.returncode == 128 + number, output
+    assert output.splitlines()[-1] == "demo: interrupted"
+    assert "Traceback" not in output
+    assert not list(tmp_path.iterdir())
+    assert not processes_with(f"STARTED_BY={tmp_path}")
