@@ -153,3 +153,19 @@ def test_no_orphans_when_the_spawner_is_killed(
     assert agent.returncode == 137
     assert b"the process that holds the workers" in errors
     assert marked(marker) == []
+
+
+def test_no_directory_is_left_behind(tmp_path: Path, start: Start, marker: str) -> None:
+    """The directory of a job that keeps no logs goes too, also when the agent is killed."""
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    agent = start("run", "--no-python", "sleep", marker, variables={"TMPDIR": str(scratch)})
+    wait_until_up(marker, 2)  # the agent and its worker
+    assert len(list(scratch.iterdir())) == 1
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    wait_until_gone(marker, LIMIT_S)
+    deadline = time.monotonic() + 10
+    while list(scratch.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

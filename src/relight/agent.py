@@ -158,7 +158,9 @@ class Agent:
                 f"can't write logs to {error.filename or attempt}: {error.strerror}"
             ) from None
         timers = self._open_timers()
-        workers = Workers(self.loop, plans, [a.rank for a in assignments], self._on_process)
+        scratch = "" if self.job.keep_logs else directory
+        all_ranks = [assignment.rank for assignment in assignments]
+        workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
         if self._signals:  # one that came before there were workers

@@ -28,6 +28,7 @@ class Workers:
         loop: the agent's loop.
         plans: the workers to start, in the order of their local ranks.
         ranks: the rank of each, in the same order.
+        scratch: a directory to remove if the agent is killed, or empty.
         on_event: is told of each start and each end, and when (monotonic seconds).
 
     Raises:
@@ -39,6 +40,7 @@ class Workers:
         loop: Loop,
         plans: Sequence[WorkerPlan],
         ranks: Sequence[int],
+        scratch: str,
         on_event: Callable[[ProcessEvent, float], None],
     ) -> None:
         self.pids: dict[int, int] = {}
@@ -49,7 +51,7 @@ class Workers:
         self._on_event = on_event
         self._buffer = b""
         try:
-            self._pid, self._socket = spawner.fork(plans)
+            self._pid, self._socket = spawner.fork(plans, scratch)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError as error:
             raise MachineError(

@@ -32,6 +32,7 @@ from typing import NamedTuple, NoReturn
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
+from relight.host.files import remove_tree
 
 _STOPPING = (
     signal.SIGTERM,
@@ -213,12 +214,18 @@ class _Spawner:
 
 
 def _live(
-    plans: Iterable[WorkerPlan], agent: socket.socket, pid: int, mask: Collection[int]
+    plans: Iterable[WorkerPlan],
+    agent: socket.socket,
+    pid: int,
+    mask: Collection[int],
+    scratch: str,
 ) -> NoReturn:
     gc.disable()  # the agent's objects must not be finalized here, with descriptors of ours
     spawner = _Spawner(plans, agent, pid)
     try:
         spawner.run(mask)
+        if scratch and os.getppid() != pid:
+            remove_tree(scratch)
         os._exit(0)
     except BaseException as error:
         spawner.tell(f"broken {error!r}")
@@ -229,8 +236,13 @@ def _do_nothing(number: int, frame: FrameType | None) -> None:
     del number, frame
 
 
-def fork(plans: Iterable[WorkerPlan]) -> tuple[int, socket.socket]:
+def fork(plans: Iterable[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:
     """Fork a spawner that starts these workers; return its pid and the agent's end of the socket.
+
+    Args:
+        plans: the workers.
+        scratch: a directory that the agent removes at its end, or empty. The spawner removes it if
+            the agent is gone by then.
 
     Raises:
         OSError: no process or no descriptor is to be had.
@@ -242,7 +254,7 @@ def fork(plans: Iterable[WorkerPlan]) -> tuple[int, socket.socket]:
     try:
         pid = os.fork()
         if pid == 0:
-            _live(plans, theirs, agent, mask)
+            _live(plans, theirs, agent, mask, scratch)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     theirs.close()
