@@ -1,5 +1,7 @@
-# Everything runs in a virtual environment of its own, made on first use.
-PYTHON ?= $(shell command -v python3.13 || command -v python3.12 || command -v python3.11 || command -v python3)
+# Everything runs in a virtual environment of its own, made on first use. An interpreter is taken only
+# if it runs: a name on the PATH can be a version switcher's stub for a version that is not there.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(not sys.version_info >= (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -12,10 +14,10 @@ help:  ## Show this list
 setup: $(READY)  ## Make the virtual environment with everything that tests and examples need
 
 $(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "relight needs Python 3.11 or newer; say which with make PYTHON=/path/to/python3"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
-		{ echo "no venv module: on Debian, apt-get install python3-venv"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no python3 of version 3.11 or newer with the venv module found (Debian:" \
+		"apt-get install python3-venv); say which with make PYTHON=/path/to/python3"; exit 1; }
+	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
+		{ echo "$(PYTHON) could not make a virtual environment: on Debian, apt-get install python3-venv"; exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples,bench]'
 	@touch $(READY)
 
