@@ -14,10 +14,17 @@ from relight.host import reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
 
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
+_CHILD_KILLED = "killed by signal: Killed"
+"""What torch's data loader says when one of its processes got SIGKILL."""
+
 
 def examine(ends: Sequence[End], logs: Logs, workers: Workers, host: str) -> Diagnosis:
-    """Return the diagnosis of workers that ended other than with 0; there is at least one."""
-    return diagnose(_failure(end, logs, workers, host) for end in ends)
+    """Return the diagnosis of a generation; at least one of its workers ended other than with 0."""
+    failures = [_failure(end, logs, workers, host) for end in ends if end.exitcode]
+    first = min(failure.at for failure in failures)
+    left = [e for e in ends if not e.exitcode and not e.asked and e.at <= first]
+    return diagnose(failures, (workers.ranks[end.local_rank] for end in left))
 
 
 def tell_parent(path: str, root: Failure, logs: Logs) -> None:
@@ -29,11 +36,11 @@ def tell_parent(path: str, root: Failure, logs: Logs) -> None:
 
 
 def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
-    stderr = logs.stderr_of(end.local_rank)
+    try:
+        stderr = logs.stderr_of(end.local_rank)
+    except OSError:
+        stderr = ""  # somebody has removed the file
     report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
-    evidence = workers.evidence.get(end.local_rank, "")
-    if not evidence and end.exitcode == -signal.SIGKILL and not end.asked:
-        evidence = workers.memory.evidence()
     return Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,
@@ -44,6 +51,15 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
         asked=end.asked,
         report=report,
         last_lines=tracebacks.last_lines(stderr),
-        evidence=evidence,
+        evidence=workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers),
         log=logs.stderr_path(end.local_rank),
     )
+
+
+def _of_memory(end: End, stderr: str, workers: Workers) -> str:
+    """Return what the kernel's counters say about a SIGKILL that the agent did not send."""
+    if end.asked:
+        return ""
+    if end.exitcode in _KILLED:
+        return workers.memory.evidence()
+    return workers.memory.kills() if _CHILD_KILLED in stderr else ""

@@ -9,10 +9,6 @@ from typing import NoReturn
 
 from relight.errors import EXIT_SIGNAL_BASE, RelightError, UsageError, nearest
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
     "launch": "the same with the contract of torch.distributed.launch",
@@ -45,7 +41,7 @@ def entry() -> NoReturn:
         try:
             os.fstat(fd)
         except OSError:  # closed: the next file that is opened would take its place
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", closefd=False)
     sys.exit(main(sys.argv[1:]))

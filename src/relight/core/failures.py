@@ -5,7 +5,7 @@ peer has finished dying. The ends are put in four classes, and the earliest of t
 cause:
 
     OWN        ended other than with 0, unasked, and nothing says that another one is to blame
-    REPORTED   was already being stopped by the agent, but left an exception of its own
+    REPORTED   was already being stopped by the agent, but left an exception or a crash of its own
     VICTIM     says itself that a peer vanished (connection reset, a collective that timed out, …)
     STOPPED    ended because the agent stopped it
 
@@ -19,11 +19,14 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
-from relight.core.tracebacks import Report
+from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
+from relight.core.tracebacks import Kind, Report
 from relight.errors import exit_code_of_signal, signal_name
 
-_MAX_TRACEBACK = 12
+_ROWS = 25
+"""How much of a terminal the report takes, at `WIDTH` columns."""
 _MAX_CONSEQUENCES = 4
+_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class Class(IntEnum):
@@ -58,30 +61,45 @@ class Failure(NamedTuple):
     @property
     def told(self) -> bool:
         """Whether the report tells why the worker ended, not merely what it printed."""
-        return self.report is not None and (bool(self.asked) or self.exitcode == 1)
+        if self.report is None or self.report.kind is Kind.PRINTED:
+            return False
+        if self.report.kind is Kind.CRASHED:
+            return -self.exitcode in _CRASHES
+        if self.report.kind is Kind.RECORDED or self.asked:
+            return True
+        interrupted = self.report.type == "KeyboardInterrupt"
+        return self.exitcode == 1 or (interrupted and self.exitcode == -signal.SIGINT)
 
 
 class Diagnosis(NamedTuple):
-    """The root cause, the others that failed in the same way, and what followed."""
+    """The root cause, the others that failed in the same way, and what followed.
+
+    `left` are the ranks that had ended with 0, unasked, before the root cause.
+    """
 
     root: Failure
     same: tuple[Failure, ...]
     consequences: tuple[Failure, ...]
+    left: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """The root cause's own exit code, as a shell would give it."""
-        if self.root.asked and self.root.told:
+        root = self.root
+        if root.asked and root.told and -root.exitcode not in _CRASHES:
             return 1  # the exception would have ended it so, had the agent not been quicker
-        return shell_exit_code(self.root.exitcode)
+        return shell_exit_code(root.exitcode)
 
     def headline(self) -> str:
         """Return what happened, in one line."""
         root = self.root
-        return f"{self._who()} {what_happened(root)} (pid {root.pid} on {root.host})"
+        at = f" at {root.report.where}" if root.told and root.report and root.report.where else ""
+        return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the report as lines, at most 25 for one failure.
+        """Return the report as lines: what, where, who and when, why, and what followed.
+
+        It takes at most 25 rows of a terminal.
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
@@ -89,43 +107,68 @@ class Diagnosis(NamedTuple):
             verdict: what follows, such as why there is no restart.
         """
         root = self.root
-        lines = [f"{self._who()} {what_happened(root)}"]
-        if root.report is not None and root.report.where:
-            lines.append(f"  at {root.report.where}")
+        lines = [self._what()]
+        if root.told and root.report is not None and root.report.where:
+            lines.append(f"  {cut_left(root.report.where, 2 * WIDTH - 2)}")
+            if root.report.source:
+                lines.append(cut(f"    {root.report.source}", WIDTH))
         lines.append(
-            f"  on {root.host}, local rank {root.local_rank}, pid {root.pid}, "
-            f"after {_duration(root.at - formed_at)}, at {ended}; {verdict}"
+            f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
+            f"local rank {root.local_rank}, "
+            f"pid {root.pid}; {ended}, after {_duration(root.at - formed_at)}"
         )
-        if root.report is not None:
-            if not root.told:
-                lines += ["", "the last traceback on its stderr:"]
-            lines += [*([""] if root.told else []), *_shortened(root.report.lines)]
-        elif root.last_lines:
-            lines += ["", "the last lines of its stderr:"]
-            lines += [f"  {_cut(line, 160)}" for line in root.last_lines]
-        rows = _consequences(self.consequences, root.at)
-        lines += ["", *rows] if rows else []
-        lines += ["", f"log: {root.log}"] if root.log else []
-        return lines
+        hint = self._hint()
+        lines += [f"  {hint}"] if hint else []
+        end = _consequences(self.consequences, root.at)
+        end += [f"log: {root.log}"] if root.log else []
+        end.append(f"exit code {self.exit_code}; {verdict}")
+        # The agent's prefix takes a little of the first row.
+        room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
+        return [*lines, *_evidence(root, room), *end]
 
-    def _who(self) -> str:
-        if not self.same:
-            return f"rank {self.root.rank}"
-        return f"ranks {_ranges([self.root.rank, *(f.rank for f in self.same)])}"
+    def _what(self) -> str:
+        ranks = [self.root.rank, *(failure.rank for failure in self.same)]
+        return f"{_named(ranks)} {what_happened(self.root, many=bool(self.same))}"
+
+    def _hint(self) -> str:
+        """Return what may help to understand the cause, in a line."""
+        root = self.root
+        if root.told and root.evidence:
+            return root.evidence
+        if classify(root) is Class.VICTIM:
+            if self.left:
+                return f"before that, {_named(self.left)} ended with 0"
+            text = "a peer is gone or late, but no worker here failed on its own"
+            running = [failure.rank for failure in self.consequences if _was_stopped(failure)]
+            return f"{text}; {_named(running)} still ran" if running else text
+        if -root.exitcode == signal.SIGBUS:
+            return "SIGBUS is often a full /dev/shm"
+        if -root.exitcode in _CRASHES and not (root.report and root.report.where):
+            return "with PYTHONFAULTHANDLER=1 Python says where it crashed"
+        return ""
 
 
 _VICTIM = re.compile(
-    r"""ConnectionResetError | ConnectionAbortedError | BrokenPipeError | DistNetworkError
+    r"""Connection(?:Reset|Aborted|Refused)Error | BrokenPipeError | DistNetworkError
+    | \bEOFError:\ $
     | Connection\ (?:reset|closed|aborted|refused)\ by\ (?:remote\ )?peer
     | Connection\ closed | Broken\ pipe
-    | gloo/transport/ | connectFullMesh
+    | gloo/transport/ | connectFullMesh | monitoredBarrier
     | ncclRemoteError | ncclSystemError | remote\ process\ exited | NCCL\ communicator\ was\ aborted
     | Watchdog\ caught\ collective\ operation\ timeout
     | collective\ operation\ timeout | Socket\ Timeout | Timed\ out\ waiting\ \d+ms\ for
+    | Timed\ out\ after\ \d+\ seconds\ waiting\ for\ clients | wait\ timeout\ after\ \d+ms
+    | client\ socket\ has\ timed\ out
     | Application\ timeout\ caused\ pair\ closure
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
     re.VERBOSE | re.IGNORECASE,
 )
+# What a handler of the agent's SIGTERM may raise, and children that it has killed.
+_BY_REQUEST = re.compile(
+    r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
+)
+# Where in torch's own sources it was noticed, `[/pytorch/…/pair.cc:553] `.
+_NATIVE_PLACE = re.compile(r"\[/[^\]\s]+:\d+\] ")
 
 
 def shell_exit_code(exitcode: int) -> int:
@@ -140,83 +183,134 @@ def classify(failure: Failure) -> Class:
         text = f"{report.type}: {report.message}"
     else:
         text = "\n".join(failure.last_lines)
-    if failure.asked:
-        by_request = failure.exitcode == -failure.asked or failure.exitcode == -signal.SIGKILL
-        if report is None or report.type in ("KeyboardInterrupt", "SystemExit"):
-            return Class.STOPPED
-        if _VICTIM.search(text):
-            return Class.STOPPED if by_request else Class.VICTIM
-        return Class.REPORTED
-    return Class.VICTIM if _VICTIM.search(text) else Class.OWN
+    victim = _VICTIM.search(text) is not None
+    if not failure.asked:
+        return Class.VICTIM if victim else Class.OWN
+    if not (failure.told or failure.evidence) or _BY_REQUEST.search(text):
+        return Class.STOPPED
+    return Class.VICTIM if victim else Class.REPORTED
 
 
-def diagnose(failures: Iterable[Failure]) -> Diagnosis:
-    """Return the root cause among ends other than 0; there must be at least one."""
+def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis:
+    """Return the root cause among ends other than 0; there must be at least one.
+
+    Args:
+        failures: those ends.
+        left: ranks that had ended with 0, unasked, before.
+    """
     ordered = sorted(failures, key=lambda failure: (classify(failure), failure.at, failure.rank))
     root, *rest = ordered
     symptoms = _symptoms(root)
     same = [f for f in rest if symptoms is not None and _symptoms(f) == symptoms]
     consequences = [f for f in rest if f not in same]
-    return Diagnosis(root, tuple(sorted(same)), tuple(consequences))
+    return Diagnosis(root, tuple(sorted(same)), tuple(consequences), tuple(sorted(left)))
 
 
-def what_happened(failure: Failure) -> str:
-    """Return what happened to one worker, in half a line."""
+def what_happened(failure: Failure, *, many: bool = False) -> str:
+    """Return what happened to one worker, or to `many` in the same way, in half a line."""
     report = failure.report
-    if report is not None and failure.told:
-        message = report.message.strip().partition("\n")[0]
-        return _cut(f"raised {report.type}: {message}" if message else f"raised {report.type}", 160)
-    if failure.exitcode < 0:
-        text = f"was killed by {signal_name(-failure.exitcode)}"
-    else:
+    if report is not None and failure.told and report.kind is not Kind.CRASHED:
+        return cut(_exception(report), 2 * WIDTH - 40)
+    evidence = failure.evidence
+    if failure.exitcode >= 0:
+        number = failure.exitcode - 128
         text = f"exited with code {failure.exitcode}"
-    return f"{text}: {failure.evidence}" if failure.evidence else text
+        if number in (*_CRASHES, signal.SIGKILL, signal.SIGTERM):
+            text += f", as a shell reports {signal_name(number)}"
+    else:
+        number = -failure.exitcode
+        text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
+        if failure.told and report is not None and report.message != signal.strsignal(number):
+            evidence = f"{report.type}: {_first_line(report)}"
+        elif not (evidence or failure.asked or number in _CRASHES):
+            evidence = "relight did not send it"
+    return cut(f"{text}: {evidence}" if evidence else text, 2 * WIDTH - 40)
 
 
-def _symptoms(failure: Failure) -> tuple[str, str, str] | None:
-    """Return what makes two failures the same one, or None where a report is missing."""
-    report = failure.report
-    if classify(failure) is Class.STOPPED:
+def _exception(report: Report) -> str:
+    message = _first_line(report)
+    if not report.type:
+        return f"reported: {message}"
+    return f"raised {report.type}: {message}" if message else f"raised {report.type}"
+
+
+def _first_line(report: Report) -> str:
+    return _NATIVE_PLACE.sub("", report.message).strip().partition("\n")[0]
+
+
+def _symptoms(failure: Failure) -> tuple[object, ...] | None:
+    """Return what makes two failures the same one; None for one that is a consequence anyway."""
+    if failure.told and failure.report is not None:
+        if _was_stopped(failure):
+            return None
+        first_line = _without_numbers(_first_line(failure.report))
+        return failure.report.type, first_line, failure.report.where
+    by_request = failure.exitcode in (-failure.asked, -signal.SIGKILL)
+    speaks = bool(failure.evidence or failure.last_lines)
+    if failure.asked and (by_request or not speaks):
         return None
-    if report is None:
-        return ("", failure.evidence, "") if failure.evidence else None
+    return failure.exitcode, failure.evidence, *map(_without_numbers, failure.last_lines)
+
+
+def _without_numbers(text: str) -> str:
     # Addresses, ranks and sizes differ between ranks without making another failure of it.
-    message = re.sub(r"0x[0-9a-fA-F]+|\d+", "#", report.message)
-    return report.type, message, report.where
+    return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
+
+
+def _evidence(root: Failure, room: int) -> list[str]:
+    """Return the traceback, or what else the worker printed last, in at most `room` rows."""
+    report = root.report
+    if report is not None and root.told:
+        return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
+    printed = () if report is None else report.lines
+    size = WIDTH if printed or room < 2 * len(root.last_lines) + 3 else 2 * WIDTH
+    lines = [cut(f"  {line}", size) for line in root.last_lines if line not in printed]
+    if lines:
+        lines = ["", "the last lines that it printed:", *lines]
+    left = room - rows_of(lines) - 3
+    if printed and left >= 3:
+        lines += ["", "the last traceback that it printed:", *excerpt(printed, left)]
+    if not (lines or root.evidence) and root.exitcode > 0:
+        lines = ["  it printed nothing to stderr"]
+    return [*lines, ""]
 
 
 def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
-    by_text: dict[str, list[int]] = {}
+    """Return what followed, a line for those that ended in the same way."""
+    groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        if classify(failure) is Class.STOPPED:
-            text = f"stopped by the agent ({signal_name(failure.asked)})"
-            if failure.exitcode not in (-failure.asked, -signal.SIGKILL):
-                text += f", ended with {shell_exit_code(failure.exitcode)}"
-        else:
-            text = _cut(what_happened(failure), 100)
-            later = failure.at - root_at
-            if later >= 0.1:
-                text += f", {_duration(later)} later"
-        by_text.setdefault(text, []).append(failure.rank)
-    rows = [
-        f"  rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)}: {text}"
-        for text, ranks in by_text.items()
-    ]
-    if not rows:
-        return []
-    if len(rows) > _MAX_CONSEQUENCES:
-        left_out = len(rows) - _MAX_CONSEQUENCES
-        rows = [*rows[:_MAX_CONSEQUENCES], f"  and {left_out} more"]
-    return ["what followed:", *rows]
+        groups.setdefault(_without_numbers(_consequence(failure, many=False)), []).append(failure)
+    rows = []
+    for first, *others in groups.values():
+        later = first.at - root_at
+        when = f"{_duration(later)} later, " if later >= 0.1 and not _was_stopped(first) else ""
+        ranks = _named([first.rank, *(failure.rank for failure in others)])
+        rows.append(cut(f"  {ranks}: {when}{_consequence(first, many=bool(others))}", WIDTH))
+    if len(rows) > _MAX_CONSEQUENCES + 1:
+        rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
+        rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {_named(rest)}: in other ways", WIDTH)]
+    return ["what followed:", *rows] if rows else []
 
 
-def _shortened(lines: Sequence[str]) -> list[str]:
-    if len(lines) <= _MAX_TRACEBACK:
-        return [_cut(line, 200) for line in lines]
-    head, tail = 3, _MAX_TRACEBACK - 4
-    left_out = len(lines) - head - tail
-    kept = [*lines[:head], f"  … {left_out} lines left out …", *lines[-tail:]]
-    return [_cut(line, 200) for line in kept]
+def _consequence(failure: Failure, *, many: bool) -> str:
+    if not _was_stopped(failure):
+        return what_happened(failure, many=many)
+    text = f"stopped by the agent ({signal_name(failure.asked)})"
+    if failure.exitcode not in (-failure.asked, -signal.SIGKILL):
+        text += f", ended with {shell_exit_code(failure.exitcode)}"
+    return text
+
+
+def _was_stopped(failure: Failure) -> bool:
+    return classify(failure) is Class.STOPPED
+
+
+def _named(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, or `ranks 0-3, 5`, or `ranks 0, 2, 4, … (64 in all)`."""
+    text = _ranges(ranks)
+    if len(text) > 40:
+        text = f"{text[:32].rpartition(', ')[0]}, … ({len(ranks)} in all)"
+    return f"rank{'s' if len(ranks) > 1 else ''} {text}"
 
 
 def _ranges(ranks: Iterable[int]) -> str:
@@ -237,7 +331,3 @@ def _duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {int(seconds % 60)} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _cut(text: str, size: int) -> str:
-    return text if len(text) <= size else text[: size - 1] + "…"

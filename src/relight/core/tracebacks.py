@@ -1,63 +1,162 @@
 """What a worker printed, or wrote to its error file, before it died -> its exception and the
 script's line.
 
-The texts are those of CPython 3.11 to 3.14 (Lib/traceback.py, Python/pythonrun.c), of faulthandler,
-and the error file of torch.distributed.elastic.multiprocessing.errors. No decorator is needed in
-the script: Python prints an exception that nobody catches to stderr, and the agent has the end of
-each worker's stderr.
+No decorator is needed in the script: Python prints an exception that nobody catches to stderr, and
+the agent has the end of each worker's stderr. Understood are
+
+    CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without a
+                           beginning, and as torch prints them: `[rank0]: ` before each line
+    faulthandler           (Python/traceback.c) when a signal ends Python
+    libstdc++              what an exception in native code says before it aborts
+    rich                   tracebacks in a frame
+    error files            of torch.distributed.elastic.multiprocessing.errors
+
+Any text may come in: nothing here raises, and the time is linear in the text.
 """
 
 import json
 import re
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
-_HEADER = "Traceback (most recent call last):"
-_FRAME = re.compile(
-    r'^\s*(?:\|\s*)*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:,? in (?P<function>.+))?$'
-)
-_EXCEPTION = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$", re.DOTALL)
-_SYNTAX = re.compile(r"^(SyntaxError|IndentationError|TabError): ")
-_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$", re.MULTILINE)
-_CHAINED = (
-    "During handling of the above exception, another exception occurred:",
-    "The above exception was the direct cause of the following exception:",
-)
-_NOT_FATAL = ("Exception ignored in", "Exception in thread", "Exception in callback")
-_LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3[.\d]*/|^<")
+
+class Kind(Enum):
+    """What a report says about the end of its process."""
+
+    RECORDED = "it is in the error file: this exception ended the script"
+    RAISED = "nobody caught this exception, as far as the text shows"
+    CRASHED = "Python or the C++ runtime says why it aborts"
+    PRINTED = "it was printed, but something else may have ended the process"
 
 
 class Report(NamedTuple):
     """An exception as the worker told it.
 
-    `where` is the last line in the user's own code, such as `train.py:42 in step: loss.backward()`.
+    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source`
+    what stands there.
     """
 
+    kind: Kind
     type: str
     message: str
     where: str
+    source: str
     lines: tuple[str, ...]
+
+
+class _Traceback(NamedTuple):
+    """The numbers of its first line, of the line with the exception, and of the one after it."""
+
+    start: int
+    exception: int
+    end: int
+
+
+class Frame(NamedTuple):
+    """One line `File "file", line 12, in function`; no function for the place of a SyntaxError."""
+
+    file: str
+    line: str
+    function: str
+
+    @property
+    def library(self) -> str:
+        """The installed package or standard module that it is in, such as `torch`, or nothing."""
+        match = _LIBRARY.match(self.file)
+        return match[1].removesuffix(".py") if match is not None else ""
+
+    @property
+    def starter(self) -> bool:
+        """Whether it only starts the user's program, for `-m` and `--run-path`."""
+        return self.file == "<frozen runpy>" or self.file.endswith("/relight/worker/run_path.py")
+
+    @property
+    def own(self) -> bool:
+        """Whether it is neither in a library nor in text that was compiled."""
+        return not (self.library or self.starter or self.file.startswith("<"))
+
+
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
+)
+# C0 and C1, what changes the direction of text, what has no width, and halves of surrogates.
+_CONTROL = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
+)
+_RANK = re.compile(r"^\[rank\d+\]: ", re.MULTILINE)
+_HEADER = "Traceback (most recent call last):"
+_FRAME = re.compile(
+    r'^ *(?:\| *)*File "(?P<file>.+)", line (?P<line>\d+)(?:,? in (?P<function>.+))?$'
+)
+_FRAMED = re.compile(r"^([^│]+):(\d+) in ?([^│]*)$")
+_EXCEPTION = re.compile(
+    r"^(?!(?i:debug|info|note|warn|warning|error|critical)\b)"
+    r"(?P<type>[^\W\d][\w.<>]*)(?:: (?P<message>.*))?$",
+    re.DOTALL,
+)
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
+_CHAINED = (
+    "During handling of the above exception, another exception occurred:",
+    "The above exception was the direct cause of the following exception:",
+)
+_NOT_FATAL = re.compile(
+    r"^(?:Exception (?:ignored|in) |Task exception was never|Error in (?:atexit|sys\.excepthook)"
+    r"|Process \S+:$|--- Logging error)"
+)
+_LOG = re.compile(
+    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|\[?\d{4}-\d\d-\d\d[ T]|\[?\d\d:\d\d:\d\d"
+    r"|(?:\[rank\d+\]:)?\[?[IWEF]\d{4} )"
+)
+_LOGGED = re.compile(r"^(?:\[?\d.*)?\b(?:WARNING|ERROR|CRITICAL)\b")
+_AFTERWARDS = re.compile(
+    r"^(?:Fatal Python error|terminate called|Original exception was|\S+\.py:\d+: \w*Warning)"
+)
+_FATAL = re.compile(r"^Fatal Python error: (?P<message>.+)$")
+_STACK = re.compile(r"^(?:Current thread|Thread|Stack) .*\(most recent call first\):$")
+_TERMINATE = re.compile(r"^terminate called after throwing an instance of '(?P<type>[^']+)'")
+_BOX = re.compile(r"^ +[|+]")
+_GROUP = re.compile(r"^ +\+ Exception Group Traceback")
+_IN_BOX = re.compile(r"^ +\| ?")
+_FIRST_OF_GROUP = re.compile(r"^ +\+-\+-+ 1 -+$")
+_NEXT_OF_GROUP = re.compile(r"^ +\+-+(?: \d+ -+)?$")
+_MARKS = re.compile(r"^[ |]*[~^][ ~^]*$")
+_LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/([^/]+)")
+_PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
+
+_FOREIGN = 10
+"""How many lines of others, such as threads in C, may stand between the lines of a traceback."""
+_MESSAGE = 100
+"""How many lines of a message are read."""
+_LATER = 50
+"""An exception that is followed by more lines than an exit prints did not end the process."""
+_LIMIT = 4000
+
+
+def clean(text: str) -> str:
+    """Return a text without what would move the cursor, hide or reorder text on a terminal."""
+    text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
+    return _CONTROL.sub("\ufffd", text)
 
 
 def from_stderr(text: str) -> Report | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
-    The last traceback counts, chained ones included. Tracebacks that do not end a process (in
-    threads, in destructors) are passed over where there is another.
+    The last one counts. Those that do not end a process (in threads, in destructors, in a log) are
+    passed over where there is another.
     """
-    lines = text.splitlines()
-    ignored: Report | None = None
-    for start in reversed([i for i, line in enumerate(lines) if line.rstrip().endswith(_HEADER)]):
-        before = next((line for line in reversed(lines[:start]) if line.strip()), "")
-        if before in _CHAINED:
-            continue
-        report = _parse(lines[start:])
-        if report is None:
-            continue
-        if not before.startswith(_NOT_FATAL):
+    lines = _unframed(_RANK.sub("", clean(text)).split("\n"))
+    crash = _crash(lines)
+    printed: Report | None = None
+    for chain in reversed(_chains(lines)):
+        report = _report(lines, chain)
+        if report.kind is Kind.PRINTED:
+            printed = printed or report
+        elif crash is None or crash[0] < chain[-1].end or not crash[1].where:
             return report
-        ignored = ignored or report
-    return _syntax_error(lines) or _fatal(text) or ignored
+        else:
+            break
+    return printed if crash is None else crash[1]
 
 
 def from_error_file(text: str) -> Report | None:
@@ -66,115 +165,326 @@ def from_error_file(text: str) -> Report | None:
     """
     try:
         message = json.loads(text)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    if isinstance(message, str):
-        headline, details = message, ""
-    elif isinstance(message, dict) and isinstance(message.get("message"), str):
-        headline = message["message"]
+    details = ""
+    if isinstance(message, dict):
         extra = message.get("extraInfo")
         details = str(extra.get("py_callstack", "")) if isinstance(extra, dict) else ""
-    else:
+        message = message.get("message")
+    if not isinstance(message, str) or not (message.strip() or details.strip()):
         return None
+    kind, told = _split(clean(message).strip())
     report = from_stderr(details)
-    if report is not None:
-        return report
-    kind, text = _split_exception(headline)
-    return Report(kind, text, "", tuple(details.splitlines()))
+    if report is None:
+        lines = tuple(clean(details).rstrip().split("\n")) if details.strip() else ()
+        return Report(Kind.RECORDED, kind, told, "", "", lines)
+    if not message.strip():
+        kind, told = report.type, report.message
+    return report._replace(kind=Kind.RECORDED, type=kind, message=told)
 
 
 def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
     """Return the last lines that are not empty."""
-    return tuple([line for line in text.splitlines() if line.strip()][-count:])
+    lines = _RANK.sub("", clean(text)).split("\n")
+    return tuple([line for line in lines if line.strip()][-count:])
 
 
-def _parse(lines: Sequence[str]) -> Report | None:
-    """Parse a traceback, and those chained to it, from the first line on."""
-    end = 0
-    exception_at = None
-    inside = True
-    for number, line in enumerate(lines[1:], 1):
-        bare = line.lstrip(" |+-")
-        if line.rstrip().endswith(_HEADER):
-            inside = True
-        elif bare in _CHAINED:
-            inside = False
-        elif inside and line and not line[0].isspace():
-            if _EXCEPTION.match(line) is None:
-                break
-            exception_at, end, inside = number, number, False
-        elif inside:
-            continue
-        elif exception_at is not None and not line.strip():
-            # The end, unless a chained traceback follows.
-            follows = [text for text in lines[number + 1 : number + 2] if text in _CHAINED]
-            if not follows:
-                break
-        elif exception_at is not None and line.startswith(_NOT_FATAL):
-            break
-        elif exception_at is not None and number - exception_at <= 8:
-            end = number  # a message of several lines
-        else:
-            break
-    if exception_at is None:
-        return _group(lines)
-    kind, message = _split_exception("\n".join(lines[exception_at : end + 1]))
-    return Report(kind, message, _where(lines[:exception_at]), tuple(lines[: end + 1]))
+# What a line is.
 
 
-def _group(lines: Sequence[str]) -> Report | None:
-    """Parse the traceback of an ExceptionGroup, whose lines are all drawn inside a box."""
-    box = [line for line in lines if line.lstrip().startswith(("|", "+"))]
-    for line in box:
-        bare = line.lstrip(" |+-")
-        match = _EXCEPTION.match(bare)
-        if match is not None and not bare.startswith("Exception Group"):
-            return Report(
-                match["type"], match["message"] or "", _where(box), tuple(lines[: len(box)])
-            )
-    return None
-
-
-def _syntax_error(lines: Sequence[str]) -> Report | None:
-    for number in range(len(lines) - 1, -1, -1):
-        if _SYNTAX.match(lines[number]):
-            start = max((i for i in range(number) if _FRAME.match(lines[i])), default=number)
-            kind, message = _split_exception(lines[number])
-            where = _where(lines[start:number], syntax=True)
-            return Report(kind, message, where, tuple(lines[start : number + 1]))
-    return None
-
-
-def _fatal(text: str) -> Report | None:
-    """Parse what faulthandler prints when a signal ends Python: the innermost frame comes first."""
-    match = _FATAL.search(text)
+def frame_of(line: str) -> Frame | None:
+    """Return the frame that a line tells, in a box or not."""
+    match = _FRAME.match(line)
     if match is None:
         return None
-    lines = text[match.start() :].splitlines()
-    end = next((i for i, line in enumerate(lines) if line.startswith("Extension modules")), None)
-    lines = [line for line in lines[:end] if line.strip()]
-    frames = [line for line in lines if _FRAME.match(line)]
-    return Report("fatal error", match["message"], _where(frames[::-1]), tuple(lines))
+    return Frame(match["file"], match["line"], match["function"] or "")
 
 
-def _where(lines: Sequence[str], *, syntax: bool = False) -> str:
-    """Return the innermost frame of the user's own code, or of any where there is none."""
-    frames = [(i, match) for i, line in enumerate(lines) if (match := _FRAME.match(line))]
-    own = [(i, match) for i, match in frames if syntax or not _LIBRARY.search(match["file"])]
-    if not (own or frames):
-        return ""
-    index, match = (own or frames)[-1]
-    where = f"{match['file']}:{match['line']}"
-    if match["function"] and match["function"] != "<module>":
-        where += f" in {match['function']}"
-    source = lines[index + 1].strip() if index + 1 < len(lines) else ""
-    if source and not _FRAME.match(lines[index + 1]) and set(source) - set("~^ |"):
-        where += f": {source.lstrip('| ')}"
-    return where
+def is_header(line: str) -> bool:
+    """Return whether a traceback begins here; a progress bar may stand before it."""
+    return line.rstrip().endswith(_HEADER)
 
 
-def _split_exception(text: str) -> tuple[str, str]:
-    match = _EXCEPTION.match(text)
+def is_chained(line: str) -> bool:
+    """Return whether a line stands between a traceback and the one that followed from it."""
+    return in_box(line) in _CHAINED
+
+
+def is_marks(line: str) -> bool:
+    """Return whether a line underlines the source above it."""
+    return _MARKS.match(line) is not None
+
+
+def is_exception(line: str) -> bool:
+    """Return whether a line reads like the type of an exception and its message."""
+    return _EXCEPTION.match(in_box(line)) is not None
+
+
+def is_fatal(line: str) -> bool:
+    """Return whether Python's last words before a crash begin here."""
+    return _FATAL.match(line) is not None
+
+
+def in_box(line: str) -> str:
+    """Return a line of an ExceptionGroup without the box around it, and any other as it is."""
+    return _IN_BOX.sub("", line)
+
+
+# From lines to tracebacks.
+
+
+def _unframed(lines: Sequence[str]) -> list[str]:
+    """Return lines in which tracebacks of rich look as those of Python."""
+    result: list[str] = []
+    inside = False
+    for line in lines:
+        if not inside and line.startswith("╭─") and _HEADER[:-1] in line:
+            inside = True
+            result.append(_HEADER)
+        elif not inside:
+            result.append(line)
+        elif not line.startswith("│"):  # the frame ends, or the process was killed in it
+            inside = False
+            if not line.startswith("╰─"):
+                result.append(line)
+        elif line.startswith("│ ❱"):
+            result.append(f"    {line.strip('│❱ ').lstrip('0123456789').strip('│ ')}")
+        elif (match := _FRAMED.match(line.strip("│ "))) is not None:
+            file, number, function = match.groups()
+            result.append(f'  File "{file}", line {number}, in {function}')
+    return result
+
+
+def _chains(lines: Sequence[str]) -> list[list[_Traceback]]:
+    """Return all tracebacks, those together that Python printed as one."""
+    chains: list[list[_Traceback]] = []
+    for traceback in _tracebacks(lines):
+        if chains:
+            before = chains[-1][-1].end
+            between = [n for n in range(before, traceback.start) if lines[n].strip(' "')]
+            if len(between) == 1 and is_chained(lines[between[0]]):
+                chains[-1].append(traceback)
+                continue
+        chains.append([traceback])
+    return chains
+
+
+def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
+    found = []
+    number = 0
+    if not any(is_header(line) for line in lines[:4]):  # a long one may have lost its beginning
+        first = next((n for n in range(min(4, len(lines))) if frame_of(lines[n])), None)
+        traceback = _traceback(lines, first, 0)[0] if first is not None else None
+        if traceback is not None:
+            found.append(traceback)
+            number = traceback.end
+    while number < len(lines):
+        traceback = None
+        if is_header(lines[number]):
+            traceback, number = _traceback(lines, number, _FOREIGN)
+        else:
+            if _SYNTAX.match(lines[number]):  # one in the script itself has no header
+                above = [n for n in range(max(0, number - 5), number) if frame_of(lines[n])]
+                if above:
+                    traceback = _Traceback(above[-1], number, number + 1)
+            number += 1
+        if traceback is not None:
+            found.append(traceback)
+    return found
+
+
+def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
+    """Return the traceback that begins at a line, and where to read on.
+
+    It is None if its exception is missing, as when the process was killed while it wrote.
+    """
+    if _BOX.match(lines[start]):
+        return _boxed(lines, start)
+    number = start + 1
+    while number < len(lines) and not is_header(lines[number]):
+        line = lines[number]
+        if line and not line.startswith(" "):
+            if _EXCEPTION.match(line):
+                end = _end_of_message(lines, number)
+                return _Traceback(start, number, end), end
+            foreign -= 1
+            if foreign < 0:
+                break
+        number += 1
+    return None, number
+
+
+def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
+    """Return the traceback of an ExceptionGroup, as `_traceback` does."""
+    exception = None
+    end = start + 1
+    while end < len(lines) and _BOX.match(lines[end]) and not _GROUP.match(lines[end]):
+        if exception is None and is_exception(lines[end]):
+            exception = end
+        end += 1
+    return (None if exception is None else _Traceback(start, exception, end)), end
+
+
+def _end_of_message(lines: Sequence[str], exception: int) -> int:
+    end = exception + 1
+    while end < len(lines) and end <= exception + _MESSAGE and not _is_other(lines[end]):
+        end += 1
+    while end > exception + 1 and lines[end - 1].strip() in ("", '"""'):
+        end -= 1
+    return end
+
+
+def _is_other(line: str) -> bool:
+    """Return whether a line can't belong to the message above it."""
+    frame = frame_of(line)
+    return (
+        (frame is not None and not frame.function)  # a SyntaxError begins with its place
+        or is_chained(line)
+        or is_header(line)
+        or any(known.match(line) for known in (_NOT_FATAL, _LOG, _AFTERWARDS))
+    )
+
+
+# From tracebacks to a report.
+
+
+def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> Report:
+    last = chain[-1]
+    before = [line for line in lines[max(0, chain[0].start - 4) : chain[0].start] if line.strip()]
+    after = 0
+    for line in lines[last.end :]:
+        after += bool(line.strip())
+        if after > _LATER:
+            break
+    logged = bool(before and _LOGGED.match(before[-1]))
+    end = last.end
+    if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
+        kind = Kind.PRINTED
+    elif logged and (after or end > last.exception + 1):
+        kind, end = Kind.PRINTED, last.exception + 1
+    else:
+        kind = Kind.RAISED
+    first, *rest = lines[chain[0].start : end]
+    if is_header(first) and not _BOX.match(first):
+        first = _HEADER  # without the progress bar before it
+    shown = (first, *rest)
+    if _BOX.match(lines[last.start]):
+        return _group(lines, last, kind, shown)
+    type_, message = _split("\n".join(lines[last.exception : end]))
+    raised = last
+    if len(chain) > 1 and lines[chain[-2].exception] == lines[last.exception]:
+        raised = chain[-2]  # the same exception, as it was in another process
+    where, source = _place(lines[raised.start : raised.exception])
+    return Report(kind, type_, message, where, source, shown)
+
+
+def _group(
+    lines: Sequence[str], traceback: _Traceback, kind: Kind, shown: tuple[str, ...]
+) -> Report:
+    """Return the report of an ExceptionGroup: where and what the first exception in it is."""
+    type_, message = _split(in_box(lines[traceback.exception]))
+    begin = traceback.exception
+    end = traceback.end
+    for number in range(traceback.exception + 1, traceback.end):
+        if _FIRST_OF_GROUP.match(lines[number]):
+            begin = number
+        elif _NEXT_OF_GROUP.match(lines[number]):
+            end = number
+            break
+    first = next(
+        (
+            text
+            for text in map(in_box, lines[begin + 1 : end])
+            if is_exception(text) and not is_header(text)
+        ),
+        "",
+    )
+    where, source = _place(lines[begin:end])
+    if not where:
+        where, source = _place(lines[traceback.start : traceback.exception])
+    return Report(kind, type_, f"{message}: {first}" if first else message, where, source, shown)
+
+
+def _crash(lines: Sequence[str]) -> tuple[int, Report] | None:
+    """Return where the last words of a crash stand, and what they say."""
+    fatal = terminate = None
+    for number, line in enumerate(lines):
+        if is_fatal(line):
+            fatal = number
+        elif _TERMINATE.match(line):
+            terminate = number
+    shown: list[str] = []
+    type_, message, where, source = "fatal error", "", "", ""
+    if terminate is not None:
+        match = _TERMINATE.match(lines[terminate])
+        what = [line.strip() for line in lines[terminate + 1 : terminate + 2]]
+        if match is not None and what and what[0].startswith("what():"):
+            type_ = match["type"].rpartition("::")[2]
+            message = what[0].removeprefix("what():").strip()
+            shown += lines[terminate : terminate + 2]
+    if fatal is not None:
+        match = _FATAL.match(lines[fatal])
+        message = message or (match["message"] if match is not None else "")
+        stack = _stack(lines, fatal)
+        where, source = _place(lines[fatal:stack][::-1])  # the innermost comes first
+        shown += [line for line in lines[fatal:stack] if line.strip()]
+    if not shown:
+        return None
+    start = min(number for number in (fatal, terminate) if number is not None)
+    return start, Report(Kind.CRASHED, type_, message[:_LIMIT], where, source, tuple(shown))
+
+
+def _stack(lines: Sequence[str], fatal: int) -> int:
+    """Return the end of the first thread's stack after a fatal error."""
+    number = fatal + 1
+    while number < min(len(lines), fatal + 6) and not _STACK.match(lines[number]):
+        number += 1
+    if number >= len(lines) or not _STACK.match(lines[number]):
+        return fatal + 1
+    number += 1
+    while number < len(lines) and frame_of(lines[number]):
+        number += 1
+    return number
+
+
+def _split(text: str) -> tuple[str, str]:
+    """Return the type and the message of an exception; no type if it is not written as one."""
+    match = _EXCEPTION.match(text[:_LIMIT])
     if match is None:
-        return "", text
+        return "", text[:_LIMIT]
     return match["type"].rpartition(".")[2], match["message"] or ""
+
+
+# From frames to the user's own line.
+
+
+def _place(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the innermost place in the user's own code, the last in `lines`, and its source."""
+    found = [(number, frame) for number, line in enumerate(lines) if (frame := frame_of(line))]
+    if not found:
+        return "", ""
+    number, frame = found[-1] if not found[-1][1].function else _innermost(found)
+    where = f"{frame.file}:{frame.line}"
+    if frame.function not in ("", "<module>"):
+        where += f" in {frame.function}"
+    source = lines[number + 1] if number + 1 < len(lines) else ""
+    if not in_box(source).startswith(" ") or frame_of(source) or is_marks(source):
+        return where, ""
+    return where, in_box(source).strip()
+
+
+def _innermost(found: Sequence[tuple[int, Frame]]) -> tuple[int, Frame]:
+    """Return the innermost frame that is the user's; a program that is itself installed counts."""
+    files = [frame.file for _, frame in found]
+    packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
+    own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]
+    program = [each for each in found if packages and each[1].file.startswith(packages[0])]
+    text = [each for each in found if each[1].file in ("<string>", "<stdin>")]
+    return (own or program or text or found)[-1]
+
+
+def _is_stub(file: str, files: Sequence[str]) -> bool:
+    """Return whether a file is a console script, which only calls the package beside it."""
+    prefix, found, _ = file.rpartition("/bin/")
+    return bool(found) and any(other.startswith(f"{prefix}/lib") for other in files)

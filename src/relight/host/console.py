@@ -2,7 +2,8 @@
 
 A stream hands over whole lines as soon as it has them. An unfinished line is held back for a
 moment, then shown, and from then on the console belongs to that stream until its line ends; the
-others wait. If the owner goes quiet while others wait, its line is broken. Bytes pass unchanged,
+others wait. A line is broken, by a newline, when others wait and its owner goes quiet, begins it
+anew with a carriage return (a progress bar), or has kept them for too long. Bytes pass unchanged,
 whatever they are.
 
 Nothing here blocks: a console that takes no more makes the streams stop reading, so that a worker
@@ -22,6 +23,8 @@ _PARTIAL_S = 0.1
 """How long an unfinished line is held back."""
 _QUIET_S = 0.5
 """How long the owner of the console may be quiet in mid-line while others wait."""
+_PATIENCE_S = 5.0
+"""How long others wait for a line that grows all the time, such as dots without an end."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = 4096
@@ -33,16 +36,22 @@ class Console:
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop
-        self.fd = fd
+        self.fd = _reopen(fd)
         self.streams: set[Stream] = set()
         self.broken = False
-        """Nobody reads any more (EPIPE)."""
+        """Nobody reads any more (EPIPE), or nothing can be written (ENOSPC)."""
         self._queue = bytearray()
         self._owner: Stream | None = None
-        self._waiting: list[Stream] = []
-        self._quiet: Timer | None = None
-        mode = os.fstat(fd).st_mode
-        self._pollable = not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+        self._at_return = False
+        """Whether the owner's last byte was a carriage return: it may be broken at once."""
+        self._waiting: dict[Stream, None] = {}
+        self._waiting_since = 0.0
+        self._serving = False
+        self._patience: Timer | None = None
+        may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
+        self._poll = select.poll() if may_block else None
+        if self._poll is not None:
+            self._poll.register(fd, select.POLLOUT)
 
     @property
     def full(self) -> bool:
@@ -51,99 +60,112 @@ class Console:
 
     def say(self, text: str) -> None:
         """Write a message of the agent as a line of its own."""
-        self._break_line()
+        self._end_line()
         self._put(text.encode(errors="surrogateescape") + b"\n")
+        self._serve()
 
     def flush(self, give_up: Callable[[], bool]) -> None:
         """Return when everything is written, nobody reads any more, or `give_up()` is true."""
         self.loop.run_until(lambda: self.broken or not self._queue or give_up())
 
-    def take(self, stream: "Stream") -> bool:
+    def owned_by(self, stream: "Stream") -> bool:
+        """Return whether `stream` is in the middle of a line."""
+        return self._owner is stream
+
+    @property
+    def contested(self) -> bool:
+        """Whether some stream waits for its turn."""
+        return bool(self._waiting)
+
+    def may_write(self, stream: "Stream") -> bool:
         """Return whether `stream` may write now; if not, its `flush` is called when it may."""
-        if self._owner in (None, stream):
-            return not self.full
-        if self._owner.ended:
-            self._break_line()
-            return not self.full
-        if stream not in self._waiting:
-            self._waiting.append(stream)
-            if self._quiet is None:
-                self._quiet = self.loop.call_at(self._owner.wrote_at + _QUIET_S, self._on_quiet)
+        owner = self._owner
+        if owner is not None and owner is not stream and (self._at_return or owner.over):
+            self._end_line()
+        if not self.full and self._owner in (None, stream):
+            return True
+        now = self.loop.now()
+        if not self._waiting:
+            self._waiting_since = now
+        self._waiting[stream] = None
+        if self._owner is not None and self._patience is None:
+            self._patience = self.loop.call_at(self._breaks_at(self._owner), self._on_patience)
         return False
 
-    def write(self, stream: "Stream", data: bytes) -> None:
-        """Write for a stream that was given leave by `take`."""
+    def write(self, stream: "Stream", data: bytes | bytearray) -> None:
+        """Write for a stream that was given leave by `may_write`."""
         self._put(data)
         stream.wrote_at = self.loop.now()
-        if data.endswith((b"\n", b"\r")):
-            self._release()
-        else:
-            self._owner = stream
+        self._owner = None if data.endswith(b"\n") else stream
+        self._at_return = data.endswith(b"\r")
+        if self._owner is None or self._at_return:
+            self._serve()
 
-    def detach(self, stream: "Stream") -> None:
+    def leave(self, stream: "Stream") -> None:
         """Forget a stream that has ended."""
         self.streams.discard(stream)
-        if self._owner is stream and self._waiting:
-            self._break_line()
+        if self._owner is stream:
+            self._serve()
 
-    def _break_line(self) -> None:
+    def _breaks_at(self, owner: "Stream") -> float:
+        return min(owner.wrote_at + _QUIET_S, self._waiting_since + _PATIENCE_S)
+
+    def _on_patience(self) -> None:
+        self._patience = None
+        owner = self._owner
+        if owner is None or not self._waiting or self.full:
+            return  # a full console serves those who wait once it has room
+        due = self._breaks_at(owner)
+        if self.loop.now() < due:
+            self._patience = self.loop.call_at(due, self._on_patience)
+        else:
+            self._end_line()
+            self._serve()
+
+    def _end_line(self) -> None:
         if self._owner is not None:
-            self._owner.at_line_start = True
             self._put(b"\n")
-            self._release()
+            self._owner.begin_line()
+            self._owner = None
 
-    def _release(self) -> None:
-        self._owner = None
-        if self._quiet is not None:
-            self._quiet.cancel()
-            self._quiet = None
-        waiting, self._waiting = self._waiting, []
+    def _serve(self) -> None:
+        """Give those who wait their turn, in the order in which they came."""
+        if self._serving or not self._waiting:
+            return
+        self._serving = True
+        waiting, self._waiting = self._waiting, {}
         for stream in waiting:
             stream.flush()
+        self._serving = False
 
-    def _on_quiet(self) -> None:
-        self._quiet = None
-        if self._owner is None:
-            return
-        due = self._owner.wrote_at + _QUIET_S
-        if self.loop.now() >= due:
-            self._break_line()
-        else:
-            self._quiet = self.loop.call_at(due, self._on_quiet)
-
-    def _put(self, data: bytes) -> None:
+    def _put(self, data: bytes | bytearray) -> None:
         if not self.broken:
             self._queue += data
             self._drain()
 
     def _drain(self) -> None:
         try:
-            while self._queue and self._is_writable():
-                size = _ATOMIC if self._pollable else len(self._queue)
+            while self._queue and (self._poll is None or self._poll.poll(0)):
                 with memoryview(self._queue) as view:
-                    written = os.write(self.fd, view[:size])
+                    written = os.write(self.fd, view if self._poll is None else view[:_ATOMIC])
                 del self._queue[:written]
         except BlockingIOError:
             pass
         except OSError:
-            # EPIPE and the like; ENOSPC on a full disk. There is nobody left to tell.
             self.broken = True
             self._queue.clear()
-        if self._pollable:
-            self.loop.on_writable(self.fd, self._drain_more if self._queue else None)
+            self.loop.call_after(0, self._tell_streams)
+        self.loop.on_writable(self.fd, self._on_writable if self._queue else None)
 
-    def _drain_more(self) -> None:
+    def _on_writable(self) -> None:
         self._drain()
-        if not self.full:
-            for stream in list(self.streams):
-                stream.flush()
+        self._serve()
 
-    def _is_writable(self) -> bool:
-        if not self._pollable:
-            return True
-        poll = select.poll()
-        poll.register(self.fd, select.POLLOUT)
-        return bool(poll.poll(0))
+    def _tell_streams(self) -> None:
+        self._waiting.clear()
+        for stream in list(self.streams):
+            stream.flush()
+            stream.on_room()
 
 
 class Stream:
@@ -152,30 +174,31 @@ class Stream:
     Args:
         console: where it goes.
         prefix: what each line begins with, such as `[default0]:`, or nothing.
-        on_line: is given each line with its prefix, before it is written; for filters.
     """
 
-    def __init__(
-        self, console: Console, prefix: bytes = b"", on_line: Callable[[bytes], None] | None = None
-    ) -> None:
-        self.at_line_start = True
+    def __init__(self, console: Console, prefix: bytes = b"") -> None:
         self.wrote_at = 0.0
-        self.ended = False
         self.on_room: Callable[[], None] = _nothing
-        """Called when a stream that was `full` can take more."""
+        """Called when a stream that was `full` can take more, and when the console breaks."""
         self._console = console
         self._prefix = prefix
-        self._on_line = on_line
         self._buffer = bytearray()
-        self._timer: Timer | None = None
+        self._at_line_start = True
+        self._at_return = False
+        self._ended = False
         self._was_full = False
+        self._timer: Timer | None = None
         console.streams.add(self)
 
     @property
     def full(self) -> bool:
         """Whether the reader of the worker's output should stop for now."""
-        self._was_full = len(self._buffer) >= _LONG_LINE
-        return self._was_full
+        return len(self._buffer) >= _LONG_LINE
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come and everything was handed over."""
+        return self._ended and not self._buffer
 
     @property
     def broken(self) -> bool:
@@ -189,58 +212,62 @@ class Stream:
 
     def end(self) -> None:
         """The worker's output is over: show the rest, also a last line without an end."""
-        self.ended = True
+        self._ended = True
         self.flush()
-        if not self._buffer:
-            self._console.detach(self)
 
     def flush(self) -> None:
         """Hand over what can be shown now."""
         if self._console.broken:
             self._buffer.clear()
-        if self._buffer and self._console.take(self):
-            size = self._whole_lines()
-            if size:
+        while self._buffer and self._console.may_write(self):
+            if size := self._presentable():
                 self._hand_over(size)
-            if self._buffer and self._timer is None:
+                continue
+            if self._timer is None:
                 self._timer = self._console.loop.call_after(_PARTIAL_S, self._on_timer)
-        if not self._buffer and self.ended:
-            self._console.detach(self)
-        if self._was_full and len(self._buffer) < _LONG_LINE:
-            self._was_full = False
+            break
+        if self.over:
+            self._console.leave(self)
+        was_full, self._was_full = self._was_full, self.full
+        if was_full and not self._was_full:
             self.on_room()
 
-    def _whole_lines(self) -> int:
+    def begin_line(self) -> None:
+        """The console has broken this stream's line."""
+        self._at_line_start, self._at_return = True, False
+
+    def _presentable(self) -> int:
         """Return how many bytes of the buffer may be shown without waiting."""
-        alone = len(self._console.streams) == 1 and not self._prefix
-        if alone or self.ended or len(self._buffer) >= _LONG_LINE:
-            return len(self._buffer)
-        size = self._buffer.rfind(b"\n") + 1
-        if self._prefix:  # each update of a progress bar is a line; \r\n may be cut in two here
-            size = max(size, self._buffer.rfind(b"\r", 0, len(self._buffer) - 1) + 1)
-        return size
+        console, buffer = self._console, self._buffer
+        if self._ended or (len(console.streams) == 1 and not self._prefix):
+            return len(buffer)
+        size = buffer.rfind(b"\n") + 1
+        if self._prefix:  # each move of a progress bar is a line; \r\n may be cut in two here
+            size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
+        elif not size and console.owned_by(self) and console.contested:
+            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar begins anew
+        if size or not (self.full or console.owned_by(self)):
+            return size
+        return len(buffer)
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._buffer and self._console.take(self):
+        if self._buffer and self._console.may_write(self):
             self._hand_over(len(self._buffer))
         self.flush()
 
     def _hand_over(self, size: int) -> None:
-        data = bytes(self._buffer[:size])
+        data = self._buffer[:size]
         del self._buffer[:size]
         self._console.write(self, self._with_prefix(data) if self._prefix else data)
 
-    def _with_prefix(self, data: bytes) -> bytes:
-        lines = data.splitlines(keepends=True)
-        whole = [self._prefix + line for line in lines]
-        if not self.at_line_start:
-            whole[0] = lines[0]
-        self.at_line_start = data.endswith((b"\n", b"\r"))
-        if self._on_line is not None:
-            for line in whole:
-                self._on_line(line)
-        return b"".join(whole)
+    def _with_prefix(self, data: bytearray) -> bytes:
+        text = self._prefix.join(data.splitlines(keepends=True))
+        if self._at_line_start and not (self._at_return and data.startswith(b"\n")):
+            text = self._prefix + text
+        self._at_return = data.endswith(b"\r")
+        self._at_line_start = self._at_return or data.endswith(b"\n")
+        return text
 
 
 class Consoles(NamedTuple):
@@ -256,6 +283,22 @@ class Consoles(NamedTuple):
         stdout = Console(loop, 1)
         same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
         return cls(stdout, stdout if same else Console(loop, 2))
+
+
+def _reopen(fd: int) -> int:
+    """Return a descriptor of our own for a pipe or a terminal, which never blocks, or `fd` itself.
+
+    O_NONBLOCK on `fd` would hold for everybody who has it, the user's shell for one. And what poll
+    says of a terminal is only that it takes one byte.
+    """
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+        flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            return os.open(f"/proc/self/fd/{fd}", flags)
+        except OSError:
+            pass  # the terminal is another user's (su), or nobody reads the pipe
+    return fd
 
 
 def _nothing() -> None:

@@ -16,10 +16,12 @@ from typing import NamedTuple
 
 from relight.host.console import Consoles, Stream
 from relight.host.loop import Loop
-from relight.host.readers import TAIL_SIZE, FileTails, PipeReader, channel
+from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
 from relight.spec import STDERR, STDOUT, RunSpec
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_LONGEST_LINE = 16 * 1024 * 1024
+"""How much of a line is looked at by a filter; of a longer one it is the end."""
 
 
 class Destination(NamedTuple):
@@ -66,14 +68,15 @@ class Logs:
         self._pipes: list[tuple[PipeReader, int]] = []
         self._stderr: dict[int, PipeReader | str] = {}
         self._to_pass_on: list[int] = []
-        self._filters: dict[int, _Filter] = {}
+        self._filtered: dict[int, _FilteredFile] = {}
+        self._filters: list[_Filter] = []
         if directory:
             os.makedirs(directory)
             for stream, name in _NAMES.items():
                 texts = getattr(spec, f"duplicate_{name}_filters")
                 if texts:
                     path = os.path.join(directory, f"filtered_{name}.log")
-                    self._filters[stream] = _Filter(texts, path)
+                    self._filtered[stream] = _FilteredFile(texts, path)
 
     def error_file(self, local_rank: int) -> str:
         """Return where a worker's `@record` writes its exception; empty without files."""
@@ -128,12 +131,16 @@ class Logs:
 
     def finish(self, give_up: Callable[[], bool]) -> None:
         """Show the rest and close everything; all workers and what they started are gone by now."""
-        for pipe, _ in self._pipes:
-            pipe.finish(give_up)
-        if self._tails is not None:
-            self._tails.finish(give_up)
-        for each in self._filters.values():
-            each.close()
+        sources = [pipe for pipe, _ in self._pipes] + ([self._tails] if self._tails else [])
+        for source in sources:
+            source.finish()
+        self._loop.run_until(lambda: all(source.done for source in sources) or give_up())
+        for source in sources:
+            source.close()
+        for each in self._filters:
+            each.end()
+        for file in self._filtered.values():
+            file.close()
 
     def _path(self, local_rank: int, name: str) -> str:
         return os.path.join(self._directory, str(local_rank), name)
@@ -143,12 +150,14 @@ class Logs:
         console = self._consoles.stdout if stream == STDOUT else self._consoles.stderr
         if to_file:
             path = self._path(local_rank, f"{_NAMES[stream]}.log")
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            fd = os.open(path, flags, 0o666)
             if stream == STDERR:
                 self._stderr[local_rank] = path
             if to_console and self._tails is not None:
-                lines = self._filters.get(stream)
-                self._tails.add(path, Stream(console, prefix, lines.take if lines else None))
+                copy = self._filter(stream, prefix)
+                self._tails.add(FileTail(path, Stream(console, prefix), copy), path)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:  # stderr is read even if nobody wants to see it: it tells why a worker failed
@@ -161,22 +170,62 @@ class Logs:
         self._to_pass_on.append(fd)
         return fd
 
+    def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
+        file = self._filtered.get(stream)
+        if file is None:
+            return None
+        self._filters.append(_Filter(file, prefix))
+        return self._filters[-1].feed
 
-class _Filter:
-    """Copies the lines that contain one of the texts to a file."""
+
+class _FilteredFile:
+    """Takes the lines of all workers that contain one of the texts."""
 
     def __init__(self, texts: tuple[str, ...], path: str) -> None:
-        self._texts = [text.encode() for text in texts]
+        self._texts = [text.encode(errors="surrogateescape") for text in texts]
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
-    def take(self, line: bytes) -> None:
-        if self._fd >= 0 and any(text in line for text in self._texts):
-            try:
-                os.write(self._fd, line)
-            except OSError:  # a full disk must not end the job
-                self.close()
+    def wants(self, text: bytes | bytearray) -> bool:
+        return any(wanted in text for wanted in self._texts)
+
+    def write(self, lines: bytes) -> None:
+        try:
+            while lines and self._fd >= 0:
+                lines = lines[os.write(self._fd, lines) :]
+        except OSError:  # a full disk must not end the job
+            self.close()
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class _Filter:
+    """Picks whole lines from the output of one worker, however it arrives."""
+
+    def __init__(self, file: _FilteredFile, prefix: bytes) -> None:
+        self._file = file
+        self._prefix = prefix
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
+        if not end:
+            self._rest += data
+            del self._rest[:-_LONGEST_LINE]
+            return
+        lines = self._rest + data[:end]
+        self._rest = bytearray(data[end:])
+        if self._file.wants(lines):
+            self._file.write(
+                b"".join(
+                    self._prefix + line + b"\n"
+                    for line in lines.splitlines()
+                    if self._file.wants(line)
+                )
+            )
+
+    def end(self) -> None:
+        if self._rest:
+            self.feed(b"\n")

@@ -1,76 +1,91 @@
-"""Did the kernel's out-of-memory killer end a process? Evidence from counters of the cgroup and the
-machine.
+"""Did the kernel's out-of-memory killer end a process? Evidence from counters of the cgroup and of
+the machine.
 
 Nobody tells a parent why its child got SIGKILL. The kernel counts, though: `oom_kill` in
-memory.events (cgroup v2), in memory.oom_control (cgroup v1, Linux 4.13), and in /proc/vmstat for
-the whole machine.
+memory.events (cgroup v2) and in memory.oom_control (cgroup v1, Linux 4.13) for the processes of the
+cgroup, whichever limit was hit, and in /proc/vmstat for all processes of the machine.
 """
 
 import os
 from typing import NamedTuple
 
+_ROOT = "/sys/fs/cgroup"
+_UNLIMITED = 2**60
 
-class _Counter(NamedTuple):
-    """A file with an `oom_kill` line, what it stands for, and the file with the limit."""
+
+class _Cgroup(NamedTuple):
+    """A memory cgroup: its path in the hierarchy, where that is mounted, and its files."""
 
     path: str
-    scope: str
-    limit_path: str
+    mount: str
+    counter: str
+    limit: str
 
 
 class OomCounters:
     """The out-of-memory kills so far, so that later ones can be told from them."""
 
-    def __init__(self) -> None:
-        self._before = [(counter, _read(counter.path)) for counter in _counters()]
+    def __init__(self, proc: str = "/proc", root: str = _ROOT) -> None:
+        self._cgroup = _memory_cgroup(f"{proc}/self/cgroup", root)
+        self._counter = self._cgroup.counter if self._cgroup is not None else ""
+        self._vmstat = f"{proc}/vmstat"
+        self._before = _read(self._counter)
+        self._machine_before = _read(self._vmstat)
+
+    def kills(self) -> str:
+        """Return in words what was killed for lack of memory since this was made, or nothing."""
+        here = _increase(self._before, _read(self._counter))
+        if here and self._cgroup is not None:
+            limit = _limit(self._cgroup)
+            at = f" (limit {limit / 2**20:.0f} MiB)" if limit else ""
+            return (
+                f"out of memory{at}: the kernel killed {_processes(here)} in {_name(self._cgroup)}"
+            )
+        machine = _increase(self._machine_before, _read(self._vmstat))
+        if not machine:
+            return ""
+        if here is None:
+            return (
+                f"perhaps out of memory: the kernel killed {_processes(machine)} "
+                "somewhere on this machine meanwhile"
+            )
+        return (
+            "hardly for lack of memory: "
+            f"the kernel killed {_processes(machine)} meanwhile, but in other cgroups"
+        )
 
     def evidence(self) -> str:
-        """Return what shows that memory ran out since this was made, or an empty string."""
-        for counter, before in self._before:
-            now = _read(counter.path)
-            if before is not None and now is not None and now > before:
-                limit = _limit(counter.limit_path)
-                kills = now - before
-                return (
-                    f"out of memory ({counter.scope}{limit}: "
-                    f"{kills} kill{'s' if kills > 1 else ''} by the kernel)"
-                )
-        return ""
+        """Return in words whether a process that got SIGKILL was killed for lack of memory."""
+        found = self.kills()
+        if found or self._machine_before is None:
+            return found
+        return "sent neither by relight nor by the kernel for lack of memory"
 
 
-def _counters() -> list[_Counter]:
-    counters = []
-    for controllers, path in _cgroups():
+def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
+    """Return the memory cgroup of this process (cgroups(7)), if its counter can be read."""
+    try:
+        with open(memberships) as file:
+            rows = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return None
+    for _, controllers, path in (row for row in rows if len(row) == 3):
         if controllers == "":
-            mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
-            events, limit = "memory.events", "memory.max"
+            mount, counter, limit = root, "memory.events", "memory.max"
         elif "memory" in controllers.split(","):
-            mounts = ["/sys/fs/cgroup/memory"]
-            events, limit = "memory.oom_control", "memory.limit_in_bytes"
+            mount, counter, limit = f"{root}/memory", "memory.oom_control", "memory.limit_in_bytes"
         else:
             continue
         # In a container the path may be the host's, and the mount its own root.
-        folders = [os.path.normpath(mount + where) for mount in mounts for where in (path, "/")]
-        for folder in folders:
-            if os.path.exists(f"{folder}/{events}"):
-                counters.append(
-                    _Counter(f"{folder}/{events}", f"cgroup {path}", f"{folder}/{limit}")
-                )
-                break
-    return [*counters, _Counter("/proc/vmstat", "the whole machine", "")]
-
-
-def _cgroups() -> list[tuple[str, str]]:
-    """Return (controllers, path) of each hierarchy that this process is in (cgroups(7))."""
-    try:
-        with open("/proc/self/cgroup") as file:
-            rows = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return []
-    return [(row[1], row[2]) for row in rows if len(row) == 3]
+        for where in (path, "/"):
+            folder = os.path.normpath(f"{mount}/{where}")
+            if _read(f"{folder}/{counter}") is not None:
+                return _Cgroup(where, mount, f"{folder}/{counter}", limit)
+    return None
 
 
 def _read(path: str) -> int | None:
+    """Return the `oom_kill` of a file of counters."""
     try:
         with open(path) as file:
             for line in file:
@@ -82,10 +97,31 @@ def _read(path: str) -> int | None:
     return None
 
 
-def _limit(path: str) -> str:
-    try:
-        with open(path) as file:
-            limit = int(file.read())
-    except (OSError, ValueError):
-        return ""
-    return f", limit {limit / 2**20:.0f} MiB" if limit < 2**60 else ""
+def _increase(before: int | None, now: int | None) -> int | None:
+    return None if before is None or now is None else max(0, now - before)
+
+
+def _limit(cgroup: _Cgroup) -> int:
+    """Return the smallest limit on the way up from a cgroup, 0 for none."""
+    limits = []
+    path = cgroup.path.strip("/")
+    while True:
+        try:
+            with open(os.path.normpath(f"{cgroup.mount}/{path}/{cgroup.limit}")) as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):
+            pass  # `max`, or the root
+        if not path:
+            return min((limit for limit in limits if limit < _UNLIMITED), default=0)
+        path = path.rpartition("/")[0]
+
+
+def _name(cgroup: _Cgroup) -> str:
+    path = cgroup.path
+    if not path.strip("/"):
+        return "its cgroup"
+    return f"cgroup {path if len(path) <= 40 else f'…{path[-39:]}'}"
+
+
+def _processes(count: int) -> str:
+    return "one process" if count == 1 else f"{count} processes"

@@ -1,5 +1,8 @@
 """The two ways in which a worker's output reaches the agent: a pipe, and a file that is being
 written.
+
+Both read a bounded piece and go back to the loop, so that a worker that writes all the time holds
+up neither the others nor a signal.
 """
 
 import errno
@@ -10,7 +13,7 @@ from collections.abc import Callable
 
 from relight.host import linux
 from relight.host.console import Stream
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 
 TAIL_SIZE = 64 * 1024
 """How much of a worker's stderr is kept for the report of its failure."""
@@ -18,7 +21,7 @@ _CHUNK = 64 * 1024
 _COALESCE_S = 0.01
 """A file that is written to all the time is read this often, not at each write."""
 _POLL_S = 0.1
-"""How often files are looked at on a machine that has no inotify instance left."""
+"""How often files are looked at on a machine that has no inotify instance or watch left."""
 
 
 class PipeReader:
@@ -35,23 +38,25 @@ class PipeReader:
         self.tail = bytearray()
         self._loop = loop
         self._stream = stream
+        self._finishing = False
         os.set_blocking(fd, False)
         loop.on_readable(fd, self._on_readable)
         if stream is not None:
             stream.on_room = self._on_room
 
-    def finish(self, give_up: Callable[[], bool]) -> None:
-        """Take everything that has been written, waiting for the console if need be, and close."""
-        while self.fd >= 0 and not give_up():
-            if self._read():
-                continue
-            if self._stream is None or not self._stream.full:
-                break
-            self._wait_for_room(self._stream, give_up)
-        self.close()
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        stream = self._stream
+        return self.fd < 0 and (stream is None or stream.over or stream.broken)
+
+    def finish(self) -> None:
+        """Nobody writes any more: read what is left, as the console has room, then close."""
+        self._finishing = True
+        self._on_room()
 
     def close(self) -> None:
-        """Stop reading; a worker that writes on gets EPIPE."""
+        """Stop reading; a worker that writes on gets EPIPE, or EIO from a pseudo-terminal."""
         if self.fd >= 0:
             self._loop.forget(self.fd)
             os.close(self.fd)
@@ -67,68 +72,100 @@ class PipeReader:
         except OSError:
             return  # a pipe
 
-    def _wait_for_room(self, stream: Stream, give_up: Callable[[], bool]) -> None:
-        self._loop.run_until(lambda: not stream.full or stream.broken or give_up())
-
     def _on_room(self) -> None:
-        if self.fd >= 0:
-            self._loop.on_readable(self.fd, self._on_readable)
+        if self.fd < 0:
+            return
+        if self._stream is not None and self._stream.broken:
+            self.close()  # so that the worker learns it, as it would on the console itself
+            return
+        self._loop.on_readable(self.fd, self._on_readable)
+        if self._finishing:
+            self._on_readable()
 
     def _on_readable(self) -> None:
-        self._read()
+        """Read what there is, but at most a chunk; a pseudo-terminal gives it in small pieces."""
+        left = _CHUNK
+        while left > 0:
+            if self._stream is not None and self._stream.full:
+                self._loop.on_readable(self.fd, None)  # until there is room
+                return
+            try:
+                data = os.read(self.fd, left)
+            except BlockingIOError:
+                if self._finishing:
+                    self.close()
+                return
+            except OSError as error:
+                if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody has it open
+                    raise
+                data = b""
+            if not data:
+                self.close()
+                return
+            left -= len(data)
+            self._take(data)
 
-    def _read(self) -> bool:
-        """Read once; return whether there may be more at once."""
-        if self._stream is not None and self._stream.full:
-            self._loop.on_readable(self.fd, None)  # until there is room
-            return False
-        try:
-            data = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno != errno.EIO:  # how a pseudo-terminal says that its other side is closed
-                raise
-            data = b""
-        if not data:
-            self.close()
-            return False
+    def _take(self, data: bytes) -> None:
         self.tail += data
         if len(self.tail) > 2 * TAIL_SIZE:
             del self.tail[:-TAIL_SIZE]
         if self._stream is not None:
             self._stream.feed(data)
-            if self._stream.broken:
-                self.close()  # so that the worker learns it, as it would on the console itself
-                return False
-        return True
 
 
 class FileTail:
-    """Shows a file while a worker writes it. The file itself is the queue: nothing is kept here."""
+    """Shows a file while a worker writes it. The file itself is the queue: nothing is kept here.
 
-    def __init__(self, path: str, stream: Stream) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._stream = stream
-        stream.on_room = self.read
+    Args:
+        path: the file, which exists.
+        stream: where to show it.
+        copy: is given what is read, for filters; goes on when nobody reads the console.
+    """
 
-    def read(self) -> None:
-        """Show what is new, as far as the console has room."""
-        while self._fd >= 0 and not self._stream.full and not self._stream.broken:
-            data = os.read(self._fd, _CHUNK)
-            if not data:
-                return
-            self._stream.feed(data)
+    def __init__(
+        self, path: str, stream: Stream, copy: Callable[[bytes], None] | None = None
+    ) -> None:
+        self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.stream = stream
+        self._copy = copy
+        self._position = 0
 
-    def finish(self, loop: Loop, give_up: Callable[[], bool]) -> None:
-        """Show the rest, waiting for the console if need be, and close."""
-        self.read()
-        while self._stream.full and not self._stream.broken and not give_up():
-            loop.run_until(lambda: not self._stream.full or self._stream.broken or give_up())
-            self.read()
-        os.close(self._fd)
-        self._fd = -1
-        self._stream.end()
+    @property
+    def blocked(self) -> bool:
+        """Whether there is no use in reading, now or at all."""
+        return self.stream.full or (self.stream.broken and self._copy is None)
+
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        return self.fd < 0 and (self.stream.over or self.stream.broken)
+
+    def read(self) -> int:
+        """Read a chunk of what is new, as far as the console has room; return its size."""
+        return 0 if self.blocked else self._read()
+
+    def close(self) -> None:
+        """Stop showing it; what the console did not take still reaches the filters."""
+        if self._copy is not None:
+            while self._read(show=False):
+                pass
+        os.close(self.fd)
+        self.fd = -1
+        self.stream.end()
+
+    def _read(self, *, show: bool = True) -> int:
+        size = os.fstat(self.fd).st_size
+        if size < self._position:  # somebody has truncated it, as logrotate's copytruncate does
+            self._position = 0
+        if size == self._position:
+            return 0
+        data = os.pread(self.fd, _CHUNK, self._position)
+        self._position += len(data)
+        if self._copy is not None:
+            self._copy(data)
+        if show and not self.stream.broken:
+            self.stream.feed(data)
+        return len(data)
 
 
 class FileTails:
@@ -137,49 +174,91 @@ class FileTails:
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._tails: list[FileTail] = []
-        self._timer = (
-            None if (fd := linux.inotify_open()) >= 0 else loop.call_after(_POLL_S, self._poll)
-        )
-        self._inotify = fd
-        if fd >= 0:
-            loop.on_readable(fd, self._on_change)
+        self._timer: Timer | None = None
+        self._finishing = False
+        self._inotify = linux.inotify_open()
+        self._listen()
 
-    def add(self, path: str, stream: Stream) -> None:
-        """Show the file at `path`, which exists, on a stream."""
-        self._tails.append(FileTail(path, stream))
-        if self._inotify >= 0:
-            linux.inotify_watch(self._inotify, path, linux.IN_MODIFY)
+    @property
+    def done(self) -> bool:
+        """Whether everything that was written has been handed over."""
+        return all(tail.done for tail in self._tails)
 
-    def finish(self, give_up: Callable[[], bool]) -> None:
-        """Show the rest of all files and close them."""
+    def add(self, tail: FileTail, path: str) -> None:
+        """Show the file at `path` with this tail."""
+        self._tails.append(tail)
+        tail.stream.on_room = self._wake
+        if self._inotify >= 0 and linux.inotify_watch(self._inotify, path, linux.IN_MODIFY) < 0:
+            self._close_inotify()
+            self._wake()
+
+    def finish(self) -> None:
+        """Nobody writes any more: show the rest as the console has room, then close each file."""
+        self._finishing = True
+        self._wake()
+
+    def close(self) -> None:
+        """Close what is still open."""
         if self._timer is not None:
             self._timer.cancel()
+        self._close_inotify()
+        for tail in self._tails:
+            if tail.fd >= 0:
+                tail.close()
+
+    def _wake(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._again(0)
+
+    def _again(self, seconds: float) -> None:
+        self._mute()
+        self._timer = self._loop.call_after(seconds, self._turn)
+
+    def _listen(self) -> None:
+        if self._inotify < 0:
+            self._again(_POLL_S)
+        else:
+            self._loop.on_readable(self._inotify, self._on_change)
+
+    def _on_change(self) -> None:
+        self._turn(changed=True)
+
+    def _turn(self, *, changed: bool = False) -> None:
+        """Read from each file; then wait for the console, for a moment, or for the next change."""
+        self._timer = None
+        if self._inotify >= 0:
+            try:
+                os.read(self._inotify, _CHUNK)  # whichever files it names, all are looked at
+            except BlockingIOError:
+                pass
+        tails = [tail for tail in self._tails if tail.fd >= 0]
+        most = 0
+        for tail in tails:
+            size = tail.read()
+            most = max(most, size)
+            if self._finishing and not size and not tail.stream.full:
+                tail.close()
+        if self._timer is not None:
+            return  # the console has called meanwhile
+        if all(tail.blocked for tail in tails):
+            self._mute()
+        elif most == _CHUNK or self._finishing:
+            self._again(0)
+        elif most or changed:
+            self._again(_COALESCE_S)
+        else:
+            self._listen()
+
+    def _mute(self) -> None:
+        if self._inotify >= 0:
+            self._loop.on_readable(self._inotify, None)
+
+    def _close_inotify(self) -> None:
         if self._inotify >= 0:
             self._loop.forget(self._inotify)
             os.close(self._inotify)
-        for tail in self._tails:
-            tail.finish(self._loop, give_up)
-
-    def _on_change(self) -> None:
-        self._loop.on_readable(self._inotify, None)
-        self._read_all()
-        self._timer = self._loop.call_after(_COALESCE_S, self._listen)
-
-    def _listen(self) -> None:
-        try:
-            os.read(self._inotify, _CHUNK)
-        except BlockingIOError:
-            pass
-        self._read_all()
-        self._loop.on_readable(self._inotify, self._on_change)
-
-    def _poll(self) -> None:
-        self._read_all()
-        self._timer = self._loop.call_after(_POLL_S, self._poll)
-
-    def _read_all(self) -> None:
-        for tail in self._tails:
-            tail.read()
+            self._inotify = -1
 
 
 def channel(console_fd: int) -> tuple[int, int]:

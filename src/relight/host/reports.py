@@ -2,7 +2,8 @@
 
 The file's name is in TORCHELASTIC_ERROR_FILE; its form is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
-{"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object.
+{"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
+`errorCode` to the inner object, as torchrun does: the exit code, negative for a signal.
 """
 
 import json
@@ -12,16 +13,13 @@ import time
 from relight.core.failures import Failure, what_happened
 from relight.core.tracebacks import Report, from_error_file
 
-_LIMIT = 1024 * 1024
+_LIMIT = 16 * 1024 * 1024
 
 
 def read(path: str) -> Report | None:
     """Return the exception in an error file; None if there is no file, or it makes no sense."""
-    try:
-        with open(path, "rb") as file:
-            return from_error_file(file.read(_LIMIT).decode(errors="replace"))
-    except OSError:
-        return None
+    text = _text(path)
+    return from_error_file(text) if text else None
 
 
 def write(path: str, failure: Failure, source: str) -> None:
@@ -37,33 +35,51 @@ def write(path: str, failure: Failure, source: str) -> None:
     """
     record = _load(source)
     if record is None:
-        report = failure.report
-        text = (
-            f"{report.type}: {report.message}"
-            if report
-            else f"rank {failure.rank} {what_happened(failure)}"
-        )
-        stack = "\n".join(report.lines) if report else ""
         record = {
             "message": {
-                "message": text,
-                "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+                "message": _message(failure),
+                "extraInfo": {
+                    "py_callstack": "\n".join(failure.report.lines) if failure.report else "",
+                    "timestamp": str(int(time.time())),
+                },
             }
         }
-    message = record.get("message")
+    message = record["message"]
     if isinstance(message, dict):
         message["errorCode"] = failure.exitcode
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w") as file:
-        json.dump(record, file)
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "w") as file:
+            json.dump(record, file)
+        os.replace(temporary, path)
+    except OSError:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+def _message(failure: Failure) -> str:
+    report = failure.report
+    if report is None or not failure.told:
+        return f"rank {failure.rank} {what_happened(failure)}"
+    return f"{report.type}: {report.message}" if report.type else report.message
 
 
 def _load(path: str) -> dict[str, object] | None:
+    """Return the content of a worker's error file, if it has a message."""
+    text = _text(path)
+    if not text or from_error_file(text) is None:
+        return None
+    record: dict[str, object] = json.loads(text)
+    return record
+
+
+def _text(path: str) -> str:
+    if not os.path.isfile(path):  # a pipe of that name would block
+        return ""
     try:
         with open(path, "rb") as file:
-            record = json.loads(file.read(_LIMIT))
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) else None
+            return file.read(_LIMIT).decode(errors="replace")
+    except OSError:
+        return ""

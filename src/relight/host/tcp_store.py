@@ -7,86 +7,56 @@ empty, so no worker meets the addresses of a generation that is dead. Every rank
 
 The protocol is that of torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
 TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request is one byte
-for the query and its arguments: integers are 8 bytes in the byte order of the machine, texts and
-values are a length and that many bytes. What does not parse, or is larger than torch's own limits,
-closes the connection.
+for the query and its fields: integers are 8 bytes in the byte order of the machine, keys and values
+are a length and that many bytes.
+
+Anybody may connect, so everything is bounded. What does not parse, or is too large, closes the
+connection, and nothing is read from a peer that does not take its answers.
 """
 
 import errno
+import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from relight.errors import MachineError, UsageError
 from relight.host.loop import Loop
 
-MAGIC = 0x3C85F7CE
+_MAGIC = struct.pack("=I", 0x3C85F7CE)
 _MAX_KEY = 8 * 1024
 _MAX_VALUE = 8 * 1024 * 1024
 _MAX_KEYS = 128 * 1024
-_MAX_UNSENT = 64 * 1024 * 1024
-_READ = 256 * 1024
+
+# Limits that torch does not have.
+_MAX_LISTED = 64 * 1024 * 1024  # bytes of all keys in one CHECK or WAIT
+_MAX_STORED = 4 * 1024 * 1024 * 1024  # bytes of all keys and values
+_MAX_UNSENT = 1024 * 1024  # bytes of answers, before the peer takes some
+_MAX_SILENT_S = 30.0  # from the connection to the magic number
+_SPARE_FILES = 256  # descriptors that are left to the rest of the agent
+
+_ENTRY = 800  # bytes that a key and its value cost beyond their own, at most
+_READ = 64 * 1024
 _BACKLOG = 4096
 
 _STOP_WAITING, _WAIT_CANCELED = b"\x00", b"\x01"
 _READY, _NOT_READY = b"\x00", b"\x01"
 
-_u32 = struct.Struct("=I")
+# A field of a request: a length and at most so many bytes, or minus exactly so many.
+_KEY, _VALUE, _NUMBER, _NONCE = _MAX_KEY, _MAX_VALUE, -8, -4
+
 _u64 = struct.Struct("=Q")
 _i64 = struct.Struct("=q")
 
-
-class _Incomplete(Exception):  # noqa: N818  # not an error: more bytes are on their way
-    """The request goes on beyond what has arrived; at least `size` bytes are needed."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+_Value = bytes | bytearray
+_Then = Callable[["_Client"], None] | None
+_Query = tuple[tuple[int, ...], Callable[..., None]]
+"""The fields of a request, and the method of the store that is called with the client and them."""
 
 
-class _Malformed(Exception):  # noqa: N818  # what a stranger did, not what we did
-    """The bytes are no request of this protocol."""
-
-
-class _Request:
-    """A cursor over the bytes of a request."""
-
-    __slots__ = ("data", "position")
-
-    def __init__(self, data: bytes, position: int) -> None:
-        self.data = data
-        self.position = position
-
-    def take(self, size: int) -> bytes:
-        start = self.position
-        self.position = end = start + size
-        if end > len(self.data):
-            raise _Incomplete(end)
-        return self.data[start:end]
-
-    def length(self, limit: int) -> int:
-        start = self.position
-        self.position = end = start + 8
-        if end > len(self.data):
-            raise _Incomplete(end)
-        (size,) = _u64.unpack_from(self.data, start)
-        if size > limit:
-            raise _Malformed(f"a length of {size} is above the limit of {limit}")
-        return int(size)
-
-    def key(self) -> bytes:
-        return self.take(self.length(_MAX_KEY))
-
-    def value(self) -> bytes:
-        return self.take(self.length(_MAX_VALUE))
-
-    def all_keys(self) -> list[bytes]:
-        return [self.key() for _ in range(self.length(_MAX_KEYS))]
-
-    def number(self) -> int:
-        (number,) = _i64.unpack(self.take(8))
-        return int(number)
+class _Refused(Exception):  # noqa: N818  # what a stranger did, not what we did
+    """The bytes are no request of this protocol, or ask for too much."""
 
 
 class TCPStore:
@@ -103,13 +73,15 @@ class TCPStore:
     """
 
     def __init__(self, loop: Loop, host: str, port: int) -> None:
-        self.values: dict[bytes, bytes] = {}
-        self._queues: dict[bytes, deque[bytes]] = {}
-        self._waiting: dict[bytes, list[_Client]] = {}
+        self.values: dict[bytes, _Value] = {}
+        self._queues: dict[bytes, deque[bytes]] = {}  # none is empty
+        self._stored = 0
+        self._waiting: dict[bytes, dict[_Client, None]] = {}  # in the order in which they came
         self._clients: set[_Client] = set()
+        files = os.sysconf("SC_OPEN_MAX")
+        self._max_clients = max(files - _SPARE_FILES, files // 2, 64)
         self._loop = loop
-        self._listener = _bind(host, port)
-        self._listener.listen(_BACKLOG)
+        self._listener = _bind(host, port, listen=True)
         self.port: int = self._listener.getsockname()[1]
         loop.on_readable(self._listener, self._accept)
 
@@ -128,153 +100,155 @@ class TCPStore:
     def cancel_wait(self, client: "_Client") -> None:
         """A client no longer waits for anything."""
         for key in client.awaited:
-            waiting = self._waiting.get(key)
-            if waiting is not None and client in waiting:
-                waiting.remove(client)
-                if not waiting:
-                    del self._waiting[key]
+            waiting = self._waiting[key]
+            del waiting[client]
+            if not waiting:
+                del self._waiting[key]
         client.awaited.clear()
 
     def _accept(self) -> None:
         for _ in range(64):
             try:
                 connection, _ = self._listener.accept()
-            except BlockingIOError:
-                return
             except OSError:
-                return  # the peer has gone already, or we are out of descriptors: it will try again
-            self._clients.add(_Client(self._loop, self, connection))
+                return  # there are no more, or the peer has gone already
+            if len(self._clients) < self._max_clients:
+                self._clients.add(_Client(self._loop, self, connection))
+            else:
+                connection.close()
 
-    # The queries, in the numbering of torch's QueryType; VALIDATE (0) is the client's own affair.
+    def _set(self, _: "_Client", key: bytes, value: bytes) -> None:
+        self._store(key, value)
+        self._wake_all(key)
 
-    def _set(self, _: "_Client", request: _Request) -> None:
-        key = request.key()
-        self._store(key, request.value())
-
-    def _compare_set(self, client: "_Client", request: _Request) -> None:
-        key, expected, desired = request.key(), request.value(), request.value()
+    def _compare_set(self, client: "_Client", key: bytes, expected: bytes, desired: bytes) -> None:
         current = self.values.get(key)
         if current is None and expected:
-            client.reply_value(expected)  # torch's answer for a key that is not there
-            return
-        if current is None or current == expected:
-            self._store(key, desired)
-        client.reply_value(self.values[key])
+            current = expected  # torch's answer for a key that is not there
+        elif current is None or current == expected:
+            self._store(key, current := desired)
+        client.reply_value(current)
+        self._wake_all(key)  # whatever was the answer, as in torch
 
-    def _get(self, client: "_Client", request: _Request) -> None:
-        client.reply_value(self.values.get(request.key(), b""))
+    def _get(self, client: "_Client", key: bytes) -> None:
+        client.reply_value(self.values.get(key, b""))
 
-    def _add(self, client: "_Client", request: _Request) -> None:
-        key, amount = request.key(), request.number()
-        total = self._number_at(key) + amount
-        self._store(key, b"%d" % total)
+    def _add(self, client: "_Client", key: bytes, amount: bytes) -> None:
+        total = self._increase(key, _i64.unpack(amount)[0])
+        self._wake_all(key)
         client.reply(_i64.pack(total))
 
-    def _check(self, client: "_Client", request: _Request) -> None:
-        client.reply(_READY if all(map(self._has, request.all_keys())) else _NOT_READY)
+    def _check(self, client: "_Client", count: bytes) -> None:
+        client.repeat(count, self._LISTED, self._answer_check)
 
-    def _wait(self, client: "_Client", request: _Request) -> None:
-        missing = [key for key in request.all_keys() if not self._has(key)]
-        if not missing:
-            client.reply(_STOP_WAITING)
-            return
-        for key in missing:
-            self._waiting.setdefault(key, []).append(client)
-        client.awaited.extend(missing)
+    def _answer_check(self, client: "_Client") -> None:
+        client.reply(_READY if all(map(self._has, client.listed)) else _NOT_READY)
 
-    def _count_keys(self, client: "_Client", _: _Request) -> None:
+    def _wait(self, client: "_Client", count: bytes) -> None:
+        client.repeat(count, self._LISTED, self._answer_wait)
+
+    def _answer_wait(self, client: "_Client") -> None:
+        self._let_wait(client, [key for key in client.listed if not self._has(key)])
+
+    def _list_key(self, client: "_Client", key: bytes) -> None:
+        client.listed.append(key)
+        client.listed_size += len(key)
+        if client.listed_size > _MAX_LISTED:
+            raise _Refused
+
+    _LISTED: _Query = ((_KEY,), _list_key)
+
+    def _count_keys(self, client: "_Client") -> None:
         client.reply(_i64.pack(len(self.values)))
 
-    def _delete(self, client: "_Client", request: _Request) -> None:
-        existed = self.values.pop(request.key(), None) is not None
-        client.reply(_i64.pack(int(existed)))
+    def _delete(self, client: "_Client", key: bytes) -> None:
+        value = self.values.pop(key, None)
+        if value is not None:
+            self._take_room(-_size(key, value))
+        client.reply(_i64.pack(int(value is not None)))
 
-    def _append(self, _: "_Client", request: _Request) -> None:
-        key, value = request.key(), request.value()
-        self._store(key, self.values.get(key, b"") + value)
+    def _append(self, _: "_Client", key: bytes, value: bytes) -> None:
+        current = self.values.get(key, b"")
+        if isinstance(current, bytearray):  # so that many appends do not copy it as often
+            self._take_room(len(value))
+            current += value
+        else:
+            self._store(key, bytearray(current) + value)
+        self._wake_all(key)
 
-    def _multi_get(self, client: "_Client", request: _Request) -> None:
-        for key in request.all_keys():
-            client.reply_value(self.values.get(key, b""))
+    def _multi_get(self, client: "_Client", count: bytes) -> None:
+        client.repeat(count, ((_KEY,), TCPStore._get))
 
-    def _multi_set(self, _: "_Client", request: _Request) -> None:
-        count = request.length(_MAX_KEYS)
-        for key, value in [(request.key(), request.value()) for _i in range(count)]:
-            self._store(key, value)
+    def _multi_set(self, client: "_Client", count: bytes) -> None:
+        client.repeat(count, ((_KEY, _VALUE), TCPStore._set))
 
-    def _cancel(self, client: "_Client", _: _Request) -> None:
+    def _cancel(self, client: "_Client") -> None:
         self.cancel_wait(client)
         client.reply(_WAIT_CANCELED)
 
-    def _ping(self, client: "_Client", request: _Request) -> None:
-        client.reply(request.take(4))
+    def _ping(self, client: "_Client", nonce: bytes) -> None:
+        client.reply(nonce)
 
-    def _queue_push(self, _: "_Client", request: _Request) -> None:
-        key, value = request.key(), request.value()
+    def _queue_push(self, _: "_Client", key: bytes, value: bytes) -> None:
+        self._take_room(_size(key, value))
         self._queues.setdefault(key, deque()).append(value)
-        waiting = self._waiting.get(key)
-        if waiting:
-            self._wake(waiting[0], key)  # one value, one client
+        for client in list(self._waiting.get(key, ())):
+            self._wake(client, key)
+            if not client.awaited:
+                return  # one value, one client
 
-    def _queue_pop(self, client: "_Client", request: _Request) -> None:
-        queue = self._queues.get(request.key())
-        client.reply(_i64.pack(len(queue) if queue else 0))
+    def _queue_pop(self, client: "_Client", key: bytes) -> None:
+        queue = self._queues.get(key, deque())
+        client.reply(_i64.pack(len(queue)))
         if queue:
-            client.reply_value(queue.popleft())
+            value = queue.popleft()
+            client.reply_value(value)
+            self._take_room(-_size(key, value))
+            if not queue:
+                del self._queues[key]
 
-    def _queue_length(self, client: "_Client", request: _Request) -> None:
-        client.reply(_i64.pack(len(self._queues.get(request.key(), ()))))
+    def _queue_length(self, client: "_Client", key: bytes) -> None:
+        client.reply(_i64.pack(len(self._queues.get(key, ()))))
 
-    def _list_keys(self, client: "_Client", _: _Request) -> None:
+    def _list_keys(self, client: "_Client") -> None:
         client.reply(_i64.pack(len(self.values)))
         for key in self.values:
             client.reply_value(key)
 
-    def _barrier(self, client: "_Client", request: _Request) -> None:
-        key, world_size = request.key(), request.number()
-        arrived = self._number_at(key) + 1
-        self.values[key] = b"%d" % arrived
-        if arrived >= world_size:
+    def _barrier(self, client: "_Client", key: bytes, world_size: bytes) -> None:
+        arrived = self._increase(key, 1)
+        if arrived >= _i64.unpack(world_size)[0]:
             self._wake_all(key)
             client.reply(_STOP_WAITING)
         else:
-            self._waiting.setdefault(key, []).append(client)
-            client.awaited.append(key)
-
-    QUERIES: tuple[Callable[["TCPStore", "_Client", _Request], None], ...] = (
-        _set,
-        _compare_set,
-        _get,
-        _add,
-        _check,
-        _wait,
-        _count_keys,
-        _delete,
-        _append,
-        _multi_get,
-        _multi_set,
-        _cancel,
-        _ping,
-        _queue_push,
-        _queue_pop,
-        _queue_length,
-        _list_keys,
-        _barrier,
-    )
+            self._let_wait(client, [key])
 
     def _has(self, key: bytes) -> bool:
-        return key in self.values or bool(self._queues.get(key))
+        return key in self.values or key in self._queues
 
-    def _number_at(self, key: bytes) -> int:
-        try:
-            return int(self.values.get(key, b"0"))
-        except ValueError:
-            raise _Malformed(f"the value of {key!r} is not a number") from None
-
-    def _store(self, key: bytes, value: bytes) -> None:
+    def _store(self, key: bytes, value: _Value) -> None:
+        current = self.values.get(key)
+        self._take_room(_size(key, value) if current is None else len(value) - len(current))
         self.values[key] = value
-        if key in self._waiting:
-            self._wake_all(key)
+
+    def _take_room(self, size: int) -> None:
+        if self._stored + size > _MAX_STORED:
+            raise _Refused
+        self._stored += size
+
+    def _increase(self, key: bytes, amount: int) -> int:
+        total = _number(self.values.get(key, b"0")) + amount
+        total = (total + 2**63) % 2**64 - 2**63  # it wraps around, as in torch
+        self._store(key, b"%d" % total)
+        return total
+
+    def _let_wait(self, client: "_Client", keys: list[bytes]) -> None:
+        self.cancel_wait(client)  # torch's client waits for one thing at a time
+        for key in keys:
+            self._waiting.setdefault(key, {})[client] = None
+        client.awaited.update(keys)
+        if not keys:
+            client.reply(_STOP_WAITING)
 
     def _wake_all(self, key: bytes) -> None:
         for client in list(self._waiting.get(key, ())):
@@ -282,7 +256,7 @@ class TCPStore:
 
     def _wake(self, client: "_Client", key: bytes) -> None:
         waiting = self._waiting[key]
-        waiting.remove(client)
+        del waiting[client]
         if not waiting:
             del self._waiting[key]
         client.awaited.remove(key)
@@ -290,58 +264,98 @@ class TCPStore:
             client.reply(_STOP_WAITING)
             client.send()
 
+    QUERIES: dict[int, _Query] = {  # in the numbering of torch's QueryType
+        1: ((_KEY, _VALUE), _set),
+        2: ((_KEY, _VALUE, _VALUE), _compare_set),
+        3: ((_KEY,), _get),
+        4: ((_KEY, _NUMBER), _add),
+        5: ((_NUMBER,), _check),
+        6: ((_NUMBER,), _wait),
+        7: ((), _count_keys),
+        8: ((_KEY,), _delete),
+        9: ((_KEY, _VALUE), _append),
+        10: ((_NUMBER,), _multi_get),
+        11: ((_NUMBER,), _multi_set),
+        12: ((), _cancel),
+        13: ((_NONCE,), _ping),
+        14: ((_KEY, _VALUE), _queue_push),
+        15: ((_KEY,), _queue_pop),
+        16: ((_KEY,), _queue_length),
+        17: ((), _list_keys),
+        18: ((_KEY, _NUMBER), _barrier),
+    }
+
 
 class _Client:
     """One connection: bytes in, queries, bytes out."""
 
     def __init__(self, loop: Loop, store: TCPStore, connection: socket.socket) -> None:
-        self.awaited: list[bytes] = []
-        """Keys that this client waits for and that are not there."""
+        self.awaited: set[bytes] = set()  # keys that it waits for and that are not there
+        self.listed: list[bytes] = []  # keys of its CHECK or WAIT, as far as they have arrived
+        self.listed_size = 0
         self._loop = loop
         self._store = store
         self._socket = connection
-        self._unread = b""
-        self._needed = 5
-        self._validated = False
-        self._unsent: list[bytes] = []
-        self._sending = False
+        self._queries: dict[int, _Query] = {0: ((_NONCE,), self._validate)}
+        self._repeated = self._queries[0]
+        self._left = 0  # how many times `_repeated` is still to come
+        self._then: _Then = None
+        self._unread = bytearray()
+        self._needed = 1  # the size that `_unread` must have to be worth a look
+        self._unsent = bytearray()
+        self._paused = False  # nothing is read until something could be sent
+        self._closed = False
+        self._deadline = loop.call_after(_MAX_SILENT_S, self.close)
         connection.setblocking(False)
-        try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        except OSError:
-            pass  # already reset by the peer; reading will tell
         loop.on_readable(connection, self._receive)
 
     def reply(self, data: bytes) -> None:
-        self._unsent.append(data)
+        self._unsent += data
 
-    def reply_value(self, value: bytes) -> None:
-        self._unsent.append(_u64.pack(len(value)) + value)
+    def reply_value(self, value: _Value) -> None:
+        self._unsent += _u64.pack(len(value))
+        self._unsent += value
+
+    def repeat(self, count: bytes, query: _Query, then: _Then = None) -> None:
+        """So many times the fields of `query` follow, without its number; `then` ends them."""
+        (self._left,) = _u64.unpack(count)
+        if self._left > _MAX_KEYS:
+            raise _Refused
+        self._repeated, self._then = query, then
+        self.listed, self.listed_size = [], 0
 
     def close(self) -> None:
-        if self._socket.fileno() >= 0:
+        if not self._closed:
+            self._closed = True
+            self._deadline.cancel()
             self._loop.forget(self._socket)
             self._socket.close()
             self._store.forget(self)
 
     def send(self) -> None:
         """Send what has been replied, as far as the peer takes it."""
-        if not self._unsent or self._socket.fileno() < 0:
+        if self._closed:
             return
-        data = self._unsent[0] if len(self._unsent) == 1 else b"".join(self._unsent)
-        try:
-            sent = self._socket.send(data)
-        except BlockingIOError:
-            sent = 0
-        except OSError:
-            self.close()
-            return
-        self._unsent = [data[sent:]] if sent < len(data) else []
-        if len(data) - sent > _MAX_UNSENT:
-            self.close()
-        elif bool(self._unsent) != self._sending:
-            self._sending = bool(self._unsent)
-            self._loop.on_writable(self._socket, self.send if self._sending else None)
+        if self._unsent:
+            try:
+                sent = self._socket.send(self._unsent)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.close()
+                return
+            del self._unsent[:sent]
+        paused = bool(self._unsent) or len(self._unread) >= self._needed
+        if paused != self._paused:
+            self._paused = paused
+            self._loop.on_readable(self._socket, None if paused else self._receive)
+            self._loop.on_writable(self._socket, self._resume if paused else None)
+
+    def _resume(self) -> None:
+        if self._unsent:
+            self.send()
+        else:
+            self._answer(b"")
 
     def _receive(self) -> None:
         try:
@@ -352,47 +366,83 @@ class _Client:
             data = b""
         if not data:
             self.close()
-            return
+        elif len(self._unread) + len(data) < self._needed:
+            self._unread += data
+        else:
+            self._answer(data)
+
+    def _answer(self, data: bytes) -> None:
+        """Answer the requests that `data` completes; keep what can't be answered yet."""
         if self._unread:
-            data = self._unread + data
-        if len(data) < self._needed:
-            self._unread = data
-            return
-        try:
-            done = self._answer(data)
-        except _Malformed:
-            self.close()
-            return
-        self._unread = data[done:]
-        if self._unsent:
-            self.send()
-
-    def _answer(self, data: bytes) -> int:
-        """Answer all whole requests in `data`; return how many bytes they were."""
+            data = bytes(self._unread + data)
+            self._unread.clear()
         done, size = 0, len(data)
-        queries = TCPStore.QUERIES
         self._needed = 1
-        while done < size:
-            request = _Request(data, done + 1)
-            try:
-                if not self._validated:
-                    self._validate(data[done], request)
-                elif 1 <= data[done] <= len(queries):
-                    # Each query reads all of its request before it acts, so that it may be tried
-                    # again.
-                    queries[data[done] - 1](self._store, self, request)
-                else:
-                    raise _Malformed(f"no query has number {data[done]}")
-            except _Incomplete as incomplete:
-                self._needed = incomplete.size - done
-                return done
-            done = request.position
-        return done
+        try:
+            while done < size and len(self._unsent) < _MAX_UNSENT and not self._closed:
+                repeated = self._left > 0
+                query = self._repeated if repeated else self._queries.get(data[done])
+                if query is None:
+                    raise _Refused  # noqa: TRY301
+                layout, act = query
+                fields, end = _parse(data, done if repeated else done + 1, layout)
+                if end > size:
+                    self._needed = end - done
+                    break
+                done = end
+                act(self._store, self, *fields)
+                if repeated:
+                    self._left -= 1
+                if self._then is not None and not self._left:
+                    then, self._then = self._then, None
+                    then(self)
+        except _Refused:
+            self.close()
+        self._unread += data[done:]
+        self.send()
 
-    def _validate(self, query: int, request: _Request) -> None:
-        if query != 0 or _u32.unpack(request.take(4))[0] != MAGIC:
-            raise _Malformed("not a client of a TCPStore")
-        self._validated = True
+    def _validate(self, _store: TCPStore, _client: "_Client", magic: bytes) -> None:
+        if magic != _MAGIC:
+            raise _Refused
+        self._deadline.cancel()
+        self._queries = TCPStore.QUERIES
+
+
+def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
+    """Return the fields of a request and its end: beyond the data if more is to arrive first."""
+    fields, size = [], len(data)
+    for limit in layout:
+        if limit < 0:
+            start, end = position, position - limit
+        else:
+            start = end = position + 8
+            if end <= size:
+                (length,) = _u64.unpack_from(data, position)
+                if length > limit:
+                    raise _Refused
+                end += length
+        if end > size:
+            return [], end
+        fields.append(data[start:end])
+        position = end
+    return fields, position
+
+
+def _number(value: _Value) -> int:
+    """Read a number as C does: spaces, a sign and digits, no matter what follows."""
+    text = value[:1000].lstrip()
+    digits = text[1:] if text.startswith((b"+", b"-")) else text
+    end = len(text) - len(digits.lstrip(b"0123456789"))
+    try:
+        number = int(text[:end])
+        _i64.pack(number)
+    except (ValueError, struct.error):
+        raise _Refused from None
+    return number
+
+
+def _size(key: bytes, value: _Value) -> int:
+    return _ENTRY + len(key) + len(value)
 
 
 class Reservation:
@@ -414,17 +464,27 @@ class Reservation:
         self._socket.close()
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
     host = host.strip("[]")
-    family, address = _resolve(host, port)
+    hint = "--master-addr and --local-addr take an address of this machine"
     try:
+        # As bytes, since a text would import the codec for international names.
+        found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(
+            f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
+        ) from None
     except OSError as error:
         raise MachineError(f"can't open a socket: {error.strerror}") from None
     try:
         # So that a restart on a given port does not wait for the old connections' TIME_WAIT.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
+        if listen:
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+            bound.listen(_BACKLOG)
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
@@ -433,28 +493,7 @@ def _bind(host: str, port: int) -> socket.socket:
                 hint="leave out --master-port for a free port, or choose another",
             ) from None
         if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(
-                f"{host} is not an address of this machine",
-                hint="--master-addr and --local-addr take an address of this machine",
-            ) from None
+            raise UsageError(f"{host} is not an address of this machine", hint=hint) from None
         raise MachineError(f"can't bind {host}:{port}: {error.strerror}") from None
     bound.setblocking(False)
     return bound
-
-
-def _resolve(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return the family and address to bind; an address in digits costs no look-up."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host)
-        except OSError:
-            continue
-        return family, (host, port)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (socket.gaierror, UnicodeError) as error:
-        raise UsageError(
-            f"the address {host} for the workers' store is unknown: {error}",
-            hint="--master-addr and --local-addr take an address of this machine",
-        ) from None
-    return family, address

@@ -1,0 +1,146 @@
+"""A long traceback -> the lines that tell most, within the rows that a report has on a terminal.
+
+What goes first is what tells least: frames of libraries, the marks under the source, all but the
+first lines of a message, earlier tracebacks of a chain, then the user's frames from the outermost
+on. The user's innermost frame and the exceptions stay.
+"""
+
+from collections.abc import Sequence
+
+from relight.core.tracebacks import (
+    frame_of,
+    in_box,
+    is_chained,
+    is_exception,
+    is_fatal,
+    is_header,
+    is_marks,
+)
+
+WIDTH = 80
+"""Columns of a terminal. Longer lines are counted as the rows that they take."""
+_MESSAGE = 3
+
+
+def excerpt(lines: Sequence[str], rows: int) -> list[str]:
+    """Return a traceback that takes at most `rows` rows (but 3)."""
+    lines = [_cut_line(line) for line in _without_starters(lines)]
+    order = _least_telling(lines)
+
+    def kept(dropped: int) -> list[str]:
+        return _with_gaps(lines, {number for part in order[:dropped] for number in part})
+
+    low, high = 0, len(order)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if rows_of(kept(middle)) <= rows else (middle + 1, high)
+    return _end_of(kept(low), max(rows, 3))
+
+
+def cut(text: str, size: int) -> str:
+    """Return at most `size` characters, the last an ellipsis if some are left out."""
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def cut_left(text: str, size: int) -> str:
+    """Return at most `size` characters from the end; of a path, the end tells more."""
+    return text if len(text) <= size else f"…{text[1 - size :]}"
+
+
+def rows_of(lines: Sequence[str]) -> int:
+    """Return how many rows lines take on a terminal."""
+    return sum(max(1, -(-len(line) // WIDTH)) for line in lines)
+
+
+def _end_of(lines: Sequence[str], rows: int) -> list[str]:
+    """Return the last lines that fit into `rows` rows."""
+    first = len(lines)
+    while first and (rows := rows - rows_of(lines[first - 1 : first])) >= 0:
+        first -= 1
+    return list(lines[first:])
+
+
+def _cut_line(line: str) -> str:
+    frame = frame_of(line)
+    if frame is not None and len(line) > 2 * WIDTH:
+        file = cut_left(frame.file, max(20, 2 * WIDTH - (len(line) - len(frame.file))))
+        line = line.replace(frame.file, file, 1)
+    return cut(line, 2 * WIDTH)
+
+
+def _without_starters(lines: Sequence[str]) -> list[str]:
+    kept = []
+    inside = False
+    for line in lines:
+        frame = frame_of(line)
+        if frame is not None:
+            inside = frame.starter
+        elif not line.startswith(" "):
+            inside = False
+        if not inside:
+            kept.append(line)
+    return kept
+
+
+def _least_telling(lines: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of lines that may be left out, in the order in which they should be."""
+    library: list[list[int]] = []
+    own: list[list[int]] = []
+    marks: list[int] = []
+    message: list[list[int]] = []
+    headers: list[list[int]] = []
+    frame: list[int] | None = None
+    told = False
+    for number, line in enumerate(lines):
+        found = frame_of(line)
+        if found is not None:
+            frame, told = [number], False
+            (own if found.own else library).append(frame)
+        elif told and not (is_header(line) or is_chained(line)):
+            message.append([number])
+        elif frame is not None and in_box(line).startswith(" "):
+            frame.append(number)
+            if is_marks(line):
+                marks.append(number)
+        else:
+            boxed = line.startswith(" ") and line.lstrip()[:1] in ("|", "+")
+            frame, told = None, is_exception(line) and not boxed
+            if is_header(line) and not boxed:
+                headers.append([number])
+    if lines and is_fatal(lines[0]):  # the innermost frame comes first
+        library.reverse()
+        own.reverse()
+    last = [library.pop()] if own and library else []
+    first_lines = message[:_MESSAGE] if len(headers) < 2 else []
+    return [
+        *library,
+        *([marks] if marks else []),
+        *reversed(message[len(first_lines) :]),
+        *headers[:-1],
+        *last,
+        *own[:-1],
+        *reversed(first_lines),
+    ]
+
+
+def _with_gaps(lines: Sequence[str], dropped: set[int]) -> list[str]:
+    kept: list[str] = []
+    gap: list[str] = []
+    for number, line in enumerate(lines):
+        if number in dropped:
+            gap.append(line)
+        else:
+            kept += [*_gap(gap), line]
+            gap = []
+    return [*kept, *_gap(gap)]
+
+
+def _gap(gap: Sequence[str]) -> list[str]:
+    """Return the line that stands for those left out; none for what nobody misses."""
+    frames = [frame for line in gap if (frame := frame_of(line)) is not None]
+    if frames:
+        names = list(dict.fromkeys(frame.library for frame in frames if frame.library))
+        of = f" of {', '.join(names[:3])}" if names else ""
+        return [f"  … {len(frames)} frame{'s' if len(frames) > 1 else ''}{of} …"]
+    left = sum(1 for line in gap if line.strip() and not is_marks(line) and not is_header(line))
+    return [f"  … {left} more line{'s' if left > 1 else ''} …"] if left else []

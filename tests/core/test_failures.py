@@ -1,0 +1,341 @@
+"""Many ends, one root cause: who is to blame, and a report that fits on a terminal."""
+
+import re
+import signal
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.core.excerpts import rows_of
+from relight.core.failures import Class, Failure, classify, diagnose, what_happened
+from relight.core.tracebacks import Kind, Report
+
+TERM, KILL, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV
+
+
+def error(
+    message: str = "bad batch",
+    type_: str = "ValueError",
+    kind: Kind = Kind.RAISED,
+    where: str = "/srv/job/train.py:12 in step",
+) -> Report:
+    lines = ("Traceback (most recent call last):", f"{type_}: {message}")
+    return Report(kind, type_, message, where, "step(batch)", lines)
+
+
+LOST = error("Connection reset by peer", "RuntimeError")
+PRINTED = error(kind=Kind.PRINTED)
+CRASHED = error("Segmentation fault", "fatal error", Kind.CRASHED)
+
+
+def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Failure:
+    defaults: dict[str, Any] = {
+        "local_rank": rank,
+        "host": "vm",
+        "pid": 100 + rank,
+        "asked": 0,
+        "report": None,
+        "last_lines": (),
+        "evidence": "",
+        "log": "",
+    }
+    return Failure(rank=rank, exitcode=exitcode, at=at, **{**defaults, **known})
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(exitcode=7), Class.OWN),
+        (end(report=error()), Class.OWN),
+        (end(exitcode=-KILL, evidence="out of memory"), Class.OWN),
+        (end(exitcode=7, report=PRINTED), Class.OWN),
+        (end(report=LOST), Class.VICTIM),
+        (end(last_lines=("ConnectionResetError: [Errno 104]",)), Class.VICTIM),
+        (end(asked=TERM, exitcode=-TERM), Class.STOPPED),
+        (end(asked=TERM, exitcode=-KILL), Class.STOPPED),
+        (end(asked=TERM, exitcode=143), Class.STOPPED),
+        (end(asked=TERM, exitcode=1), Class.STOPPED),
+        (end(asked=TERM, exitcode=-TERM, report=error()), Class.REPORTED),
+        (end(asked=TERM, exitcode=1, report=error(kind=Kind.RECORDED)), Class.REPORTED),
+        (end(asked=TERM, exitcode=-TERM, report=PRINTED), Class.STOPPED),
+        (end(asked=TERM, exitcode=-TERM, report=LOST), Class.VICTIM),
+        (end(asked=TERM, exitcode=-SEGV, report=CRASHED), Class.REPORTED),
+        (end(asked=TERM, exitcode=-TERM, report=CRASHED), Class.STOPPED),
+        (end(asked=TERM, exitcode=127, evidence="it could not be started"), Class.REPORTED),
+        (end(asked=TERM, exitcode=1, report=error("", "KeyboardInterrupt")), Class.STOPPED),
+        (end(asked=TERM, exitcode=1, report=error("got SIGTERM", "Stop")), Class.STOPPED),
+        (
+            end(asked=TERM, exitcode=1, report=error("DataLoader worker is killed by signal: 15")),
+            Class.STOPPED,
+        ),
+        (end(asked=TERM, exitcode=1, report=error("signal length is 3")), Class.REPORTED),
+    ],
+)
+def test_class(failure: Failure, expected: Class) -> None:
+    """An end is the worker's own, one that a peer has caused, or one that the agent has caused."""
+    assert classify(failure) is expected
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
+        "closed by peer [127.0.0.1]:14259. This is typically caused by a remote worker crashing.",
+        "RuntimeError: [/x/gloo/transport/tcp/pair.cc:537] Read error [::1]:1: Connection reset "
+        "by peer.",
+        "RuntimeError: [/x/unbound_buffer.cc:78] Timed out waiting 3000ms for recv operation",
+        "RuntimeError: [Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms",
+        "DistStoreError: wait timeout after 3000ms, keys: /default_pg/0//cpu//0/1",
+        "DistStoreError: Timed out after 5 seconds waiting for clients. 1/2 clients joined.",
+        "DistNetworkError: The client socket has timed out after 4000ms while trying to connect",
+        "DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network "
+        "error, NCCL version 2.27.3\nncclRemoteError: A call failed possibly due to a network",
+        "DistBackendError: [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(1)",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "ConnectionRefusedError: [Errno 111] Connection refused",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "EOFError: ",
+    ],
+)
+def test_who_lost_a_peer_says_so(message: str) -> None:
+    """What torch, NCCL and the system say when a peer is gone makes a worker a victim."""
+    type_, _, text = message.partition(": ")
+    assert classify(end(report=error(text, type_))) is Class.VICTIM
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "EOFError: Ran out of input",
+        "RuntimeError: CUDA error: device-side assert triggered",
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'peer.txt'",
+        "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)",
+        "TimeoutError: the data set is locked",
+    ],
+)
+def test_others_do_not(message: str) -> None:
+    """Failures that have nothing to do with peers are the worker's own."""
+    type_, _, text = message.partition(": ")
+    assert classify(end(report=error(text, type_))) is Class.OWN
+
+
+def test_a_late_culprit_comes_before_its_early_victim() -> None:
+    """Class counts before time, and time within a class."""
+    victim = end(0, at=1.0, report=LOST)
+    culprit = end(1, -TERM, at=2.0, asked=TERM, report=error())
+    stopped = end(2, -TERM, at=1.5, asked=TERM)
+    diagnosis = diagnose([victim, stopped, culprit])
+    assert diagnosis.root is culprit
+    assert diagnosis.consequences == (victim, stopped)
+    assert diagnosis.exit_code == 1
+    later = end(3, 9, at=3.0)
+    assert diagnose([victim, culprit, later]).root is later
+    assert diagnose([end(1, at=2.0), end(0, at=1.0)]).root.rank == 0
+
+
+def test_the_same_failure_is_told_once() -> None:
+    """Ranks that failed in the same way are one cause; numbers in the message do not matter."""
+    ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]
+    other = end(0, at=9.0, report=error("bad batch", where="/srv/job/train.py:99"))
+    diagnosis = diagnose([*ends, other])
+    assert diagnosis.root.rank == 1
+    assert [f.rank for f in diagnosis.same] == [2, 3]
+    assert diagnosis.consequences == (other,)
+    text = diagnosis.render(formed_at=0, ended="now", verdict="over")
+    assert text[0] == "ranks 1-3 raised ValueError: rank 1 at 0x7f1"
+    assert text[3].startswith("  first rank 1 on vm: ")
+
+
+def test_equal_ends_without_words_are_the_same() -> None:
+    """The same signal or exit code is one cause, unless the agent had asked for the end."""
+    killed = [end(r, -SEGV) for r in (0, 1)]
+    assert len(diagnose(killed).same) == 1
+    assert diagnose(killed).headline().startswith("ranks 0-1 were killed by SIGSEGV")
+    assert diagnose([end(0, 3), end(1, 4)]).same == ()
+    assert diagnose([end(0, 143), end(1, 143, asked=TERM)]).same == ()
+    told = [end(r, 4, asked=r * TERM, last_lines=("no /data",)) for r in (0, 1)]
+    assert len(diagnose(told).same) == 1
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(report=error("")), "raised ValueError"),
+        (end(report=error("a\nb")), "raised ValueError: a"),
+        (end(report=error("x" * 500)), f"raised ValueError: {'x' * 100}…"),
+        (end(report=error("GPU 3 is gone", "", Kind.RECORDED)), "reported: GPU 3 is gone"),
+        (
+            end(report=error("[/a/b/pair.cc:553] Connection closed by peer", "RuntimeError")),
+            "raised RuntimeError: Connection closed by peer",
+        ),
+        (end(exitcode=7, report=error()), "exited with code 7"),
+        (end(exitcode=9, report=error(kind=Kind.RECORDED)), "raised ValueError: bad batch"),
+        (end(exitcode=-2, report=error("", "KeyboardInterrupt")), "raised KeyboardInterrupt"),
+        (end(exitcode=-2, report=error()), "was killed by SIGINT: relight did not send it"),
+        (end(exitcode=-SEGV, report=CRASHED), "was killed by SIGSEGV"),
+        (
+            end(exitcode=-6, report=CRASHED),
+            "was killed by SIGABRT: fatal error: Segmentation fault",
+        ),
+        (end(exitcode=-KILL, evidence="out of memory"), "was killed by SIGKILL: out of memory"),
+        (end(exitcode=-TERM), "was killed by SIGTERM: relight did not send it"),
+        (end(exitcode=-TERM, asked=TERM), "was killed by SIGTERM"),
+        (end(exitcode=137), "exited with code 137, as a shell reports SIGKILL"),
+        (end(exitcode=130), "exited with code 130"),
+    ],
+)
+def test_what_happened(failure: Failure, expected: str) -> None:
+    """The first line says what is sure: an exception if it ended the worker."""
+    assert what_happened(failure) == expected
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (end(exitcode=7), 7),
+        (end(exitcode=-40), 168),
+        (end(exitcode=-TERM, asked=TERM, report=error()), 1),
+        (end(exitcode=-SEGV, asked=TERM, report=CRASHED), 139),
+        (end(exitcode=9, report=error(kind=Kind.RECORDED)), 9),
+    ],
+)
+def test_exit_code(failure: Failure, expected: int) -> None:
+    """The job ends as its root cause did, or as it would have, had the agent not been quicker."""
+    assert diagnose([failure]).exit_code == expected
+
+
+def test_the_report() -> None:
+    """What, where, who and when, why, what followed: in this order, and nothing else."""
+    root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
+    others = [
+        end(0, -TERM, 304.0, asked=TERM),
+        end(1, 1, 303.9, asked=TERM, report=LOST),
+        end(2, -KILL, 304.0, asked=KILL),
+        end(4, -TERM, 304.0, asked=TERM),
+    ]
+    lines = diagnose([root, *others]).render(formed_at=0.5, ended="11:42:07", verdict="the end")
+    assert lines == [
+        "rank 3 raised ValueError: bad batch",
+        "  /srv/job/train.py:12 in step",
+        "    step(batch)",
+        "  on vm: local rank 3, pid 103; 11:42:07, after 5 min 3 s",
+        "",
+        "Traceback (most recent call last):",
+        "ValueError: bad batch",
+        "",
+        "what followed:",
+        "  rank 1: 0.4 s later, raised RuntimeError: Connection reset by peer",
+        "  ranks 0, 4: stopped by the agent (SIGTERM)",
+        "  rank 2: stopped by the agent (SIGKILL)",
+        "log: /srv/logs/3/stderr.log",
+        "exit code 1; the end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("failures", "left", "expected"),
+    [
+        ([end(report=LOST)], (), "a peer is gone or late, but no worker here failed on its own"),
+        (
+            [end(report=LOST), end(2, -TERM, asked=TERM)],
+            (),
+            "a peer is gone or late, but no worker here failed on its own; rank 2 still ran",
+        ),
+        ([end(report=LOST)], (2, 1), "before that, ranks 1-2 ended with 0"),
+        ([end(exitcode=-SEGV)], (), "with PYTHONFAULTHANDLER=1 Python says where it crashed"),
+        ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
+        ([end(report=error(), evidence="out of memory")], (), "out of memory"),
+    ],
+)
+def test_hints(failures: list[Failure], left: tuple[int, ...], expected: str) -> None:
+    """Where the end alone says little, a line says what to look at."""
+    lines = diagnose(failures, left).render(formed_at=0, ended="now", verdict="over")
+    assert f"  {expected}" in lines
+
+
+def test_what_was_printed_is_shown_as_such() -> None:
+    """A traceback that did not end the worker is no cause; the last lines come first."""
+    failure = end(exitcode=7, report=PRINTED, last_lines=("ValueError: bad batch", "no /data"))
+    lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
+    assert lines == [
+        "rank 0 exited with code 7",
+        "  on vm: local rank 0, pid 100; now, after 0.0 s",
+        "",
+        "the last lines that it printed:",
+        "  no /data",
+        "",
+        "the last traceback that it printed:",
+        "Traceback (most recent call last):",
+        "ValueError: bad batch",
+        "",
+        "exit code 7; over",
+    ]
+
+
+def test_many_ranks_are_counted() -> None:
+    """A long list of ranks is cut."""
+    lines = diagnose([end(r, 3) for r in range(0, 200, 2)]).render(
+        formed_at=0, ended="now", verdict="over"
+    )
+    assert lines[0] == "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, … (100 in all) exited with code 3"
+
+
+TEXT = st.text(st.sampled_from("ab :/\n"), max_size=300)
+REPORTS = st.builds(
+    Report,
+    st.sampled_from(Kind),
+    st.sampled_from(["", "ValueError", "RuntimeError", "KeyboardInterrupt", "fatal error"]),
+    TEXT | st.just("Connection reset by peer"),
+    st.sampled_from(["", "train.py:1", "/srv/job/" * 60 + "train.py:12 in step"]),
+    TEXT.map(lambda text: text.replace("\n", "")),
+    st.lists(
+        st.sampled_from(
+            [
+                "Traceback (most recent call last):",
+                '  File "/srv/job/train.py", line 1, in f',
+                '  File "/usr/lib/python3.11/json/decoder.py", line 1, in f',
+                "    source()",
+                "    ^^^^^^",
+                "ValueError: bad",
+                "x" * 1000,
+                "",
+            ]
+        ),
+        max_size=40,
+    ).map(tuple),
+)
+ENDS = st.builds(
+    end,
+    rank=st.just(0),
+    exitcode=st.sampled_from([1, 2, 7, 127, 137, 255, -2, -6, -9, -11, -15, -40]),
+    at=st.floats(0, 1e6),
+    asked=st.sampled_from([0, 0, 15, 9]),
+    host=st.sampled_from(["vm", "gpu-node-17.cluster.example.com" * 3]),
+    report=st.none() | REPORTS,
+    last_lines=st.lists(TEXT.map(lambda text: text.replace("\n", "")), max_size=3).map(tuple),
+    evidence=st.sampled_from(["", "out of memory: the kernel killed one process " + "x" * 100]),
+    log=st.sampled_from(["", "/srv/logs/" * 20]),
+)
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(ENDS, min_size=1, max_size=8))
+def test_any_failures(ends: list[Failure]) -> None:
+    """Whatever happened: one cause of the best class, at most 25 rows, every rank once, not 0."""
+    ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
+    diagnosis = diagnose(ends)
+    assert classify(diagnosis.root) is min(map(classify, ends))
+    named = [diagnosis.root, *diagnosis.same, *diagnosis.consequences]
+    assert sorted(each.rank for each in named) == list(range(len(ends)))
+    assert 0 < diagnosis.exit_code < 256
+    assert "\n" not in diagnosis.headline()
+    lines = diagnosis.render(formed_at=0, ended="2026-01-02 03:04:05+0000", verdict="over")
+    assert rows_of([f"relight: {lines[0]}", *lines[1:]]) <= 25
+    assert not any("\n" in line for line in lines)
+    assert re.match(r"ranks? [-\d, ]+ (raised|reported:|exited|was|were) ", f"{lines[0]} ")
+    if "what followed:" in lines:
+        followed = lines[lines.index("what followed:") + 1 : -2 if diagnosis.root.log else -1]
+        assert 1 <= len(followed) <= 5

@@ -1,0 +1,414 @@
+"""What a worker printed becomes its exception and the script's line, whatever it printed.
+
+The files in samples/ are what each version of Python, torch, rich and libstdc++ really printed;
+only paths were changed.
+"""
+
+import json
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.core.excerpts import excerpt, rows_of
+from relight.core.tracebacks import Kind, clean, from_error_file, from_stderr, last_lines
+
+SAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
+RAISED, CRASHED, PRINTED = Kind.RAISED, Kind.CRASHED, Kind.PRINTED
+NO_KEY = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
+NO_INT = "invalid literal for int() with base 10: 'x'"
+TOO_DEEP = "maximum recursion depth exceeded"
+
+
+def read(name: str) -> str:
+    return SAMPLES[name].read_text()
+
+
+# fmt: off
+EXPECTED = [
+    ("abort-3.12", CRASHED, "fatal error", "Aborted", "4 in crash", ""),
+    ("assert-3.13", RAISED, "AssertionError", "got 1", "2 in f", "assert a == 2, f'got {a}'"),
+    ("asyncnever-3.11", PRINTED, "KeyError", "'k'", "3 in bad", "raise KeyError('k')"),
+    ("atexit-3.13", RAISED, "ValueError", "real", "5", "raise ValueError('real')"),
+    ("colour-3.13", RAISED, "JSONDecodeError", NO_KEY, "4 in load", "return json.loads(text)"),
+    ("dataclass-3.11", RAISED, "ValueError", "1", "6 in __post_init__", "raise ValueError(self.x)"),
+    ("during-3.13", RAISED, "ValueError", "no a", "5 in f", "raise ValueError('no a')"),
+    ("empty-3.11", RAISED, "ValueError", "", "1", "raise ValueError"),
+    ("excepthook-3.11", RAISED, "ValueError", "real", "5", "raise ValueError('real')"),
+    ("exec-3.13", RAISED, "ZeroDivisionError", "division by zero", "1", "exec('1/0')"),
+    ("from-3.11", RAISED, "ValueError", "no a", "5 in f", "raise ValueError('no a') from e"),
+    ("group-3.11", RAISED, "ExceptionGroup", f"two (2 sub-exceptions): ValueError: {NO_INT}",
+     "3 in g", "int(n)"),
+    ("group-3.13", RAISED, "ExceptionGroup", f"two (2 sub-exceptions): ValueError: {NO_INT}",
+     "3 in g", "int(n)"),
+    ("ignored-3.12", RAISED, "ValueError", "real", "6 in f", "raise ValueError('real')"),
+    ("importfrom-3.11", RAISED, "ImportError",
+     "cannot import name 'nosuch' from 'json' (/usr/lib/python3.11/json/__init__.py)", "1",
+     "from json import nosuch"),
+    ("importsyntax-3.12", RAISED, "SyntaxError", "invalid syntax", "model.py:1", "def f(:"),
+    ("indent-3.13", RAISED, "IndentationError",
+     "expected an indented block after function definition on line 1", "2", "return 1"),
+    ("json-3.12", RAISED, "JSONDecodeError", NO_KEY, "4 in load", "return json.loads(text)"),
+    ("kbd-3.11", RAISED, "KeyboardInterrupt", "", "1", "raise KeyboardInterrupt"),
+    ("local-3.12", RAISED, "MyError", "boom", "3 in f", "raise MyError('boom')"),
+    ("logging-3.11", RAISED, "KeyError", "'a'", "3", "{}['a']"),
+    ("loguru-3.11", RAISED, "ZeroDivisionError", "division by zero", "4 in main", "x / 0"),
+    ("mp-3.13", RAISED, "RuntimeError", "child ended with 1", "7",
+     "raise RuntimeError(f'child ended with {p.exitcode}')"),
+    ("multi-3.11", RAISED, "RuntimeError", "first\n\nsecond\n  third", "1",
+     "raise RuntimeError('first\\n\\nsecond\\n  third')"),
+    ("notes-3.13", RAISED, "ValueError", f"{NO_INT}\nwhile reading row 3\nof file data.csv", "2",
+     "int('x')"),
+    ("plain-3.11", RAISED, "ZeroDivisionError", "division by zero", "2 in f", "return 1 / x"),
+    ("plain-3.12", RAISED, "ZeroDivisionError", "division by zero", "2 in f", "return 1 / x"),
+    ("plain-3.13", RAISED, "ZeroDivisionError", "division by zero", "2 in f", "return 1 / x"),
+    ("pool-3.11", RAISED, "ValueError", "in the pool", "3 in child",
+     "raise ValueError('in the pool')"),
+    ("pool-3.13", RAISED, "ValueError", "in the pool", "3 in child",
+     "raise ValueError('in the pool')"),
+    ("recursion-3.12", RAISED, "RecursionError", TOO_DEEP, "2 in f", "return f(n + 1)"),
+    ("rich-3.11", RAISED, "RuntimeError", "cannot read\nthe config", "10 in main",
+     'raise RuntimeError("cannot read\\nthe config") from e'),
+    ("segv-3.11", CRASHED, "fatal error", "Segmentation fault", "4 in crash", ""),
+    ("segvthread-3.13", CRASHED, "fatal error", "Segmentation fault", "4 in crash", ""),
+    ("syntax-3.11", RAISED, "SyntaxError", "expected ':'", "2", "if x"),
+    ("syntax-3.13", RAISED, "SyntaxError", "expected ':'", "2", "if x"),
+    ("taskgroup-3.12", RAISED, "ExceptionGroup",
+     "unhandled errors in a TaskGroup (1 sub-exception): KeyError: 'k'", "4 in bad",
+     "raise KeyError('k')"),
+    ("terminate-cpp", CRASHED, "DistBackendError",
+     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 600000 "
+     "milliseconds before timing out.", None, ""),
+    ("thread-3.11", PRINTED, "ValueError", "in a thread", "3 in work",
+     "raise ValueError('in a thread')"),
+    ("thread-3.13", PRINTED, "ValueError", "in a thread", "3 in work",
+     "raise ValueError('in a thread')"),
+    ("torch_barrier-3.11", RAISED, "RuntimeError",
+     "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 3000 ms\n Original exception: \n"
+     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+     "Timed out waiting 3000ms for recv operation to complete", "21",
+     "dist.monitored_barrier(timeout=td)"),
+    ("torch_layers-3.11", RAISED, "RuntimeError",
+     "mat1 and mat2 shapes cannot be multiplied (2x4 and 5x6)", "3 in step", "return m(x)"),
+    ("torch_loader-3.11", RAISED, "ValueError", "bad row 0", "6 in __getitem__",
+     'raise ValueError(f"bad row {i}")'),
+    ("torch_loader_killed-3.11", RAISED, "RuntimeError",
+     "DataLoader worker (pid(s) 17263) exited unexpectedly", "8",
+     "for b in DataLoader(D(), num_workers=1):"),
+    ("torch_rank-3.11", RAISED, "ValueError", "bad batch\nin shard 3", "5 in step",
+     'raise ValueError("bad batch\\nin shard 3")'),
+    ("torch_spawn-3.11", RAISED, "ValueError", "bad", "3 in f", 'raise ValueError("bad")'),
+    ("torch_state_dict-3.11", RAISED, "RuntimeError",
+     "Error(s) in loading state_dict for Linear:\n"
+     '    Missing key(s) in state_dict: "weight", "bias". \n'
+     '    Unexpected key(s) in state_dict: "0.weight", "0.bias". ', "3",
+     "m.load_state_dict(nn.Sequential(nn.Linear(3, 5)).state_dict())"),
+    ("torch_timeout-3.11", RAISED, "RuntimeError",
+     "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] "
+     "Timed out waiting 3000ms for recv operation to complete", "15",
+     "dist.all_reduce(torch.ones(1))"),
+    ("typer-3.11", RAISED, "ValueError", "bad 3", "3 in work", 'raise ValueError(f"bad {x}")'),
+    ("unicode-3.12", RAISED, "Fehlerä", "größe", "2", "raise Fehlerä('größe')"),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "type_", "message", "place", "source"), EXPECTED, ids=[e[0] for e in EXPECTED]
+)
+def test_real_output(
+    name: str, kind: Kind, type_: str, message: str, place: str | None, source: str
+) -> None:
+    """What really was printed is read as what happened, and the script's line is found."""
+    report = from_stderr(read(name))
+    assert report is not None
+    where = "" if place is None else place if ".py" in place else f"train.py:{place}"
+    assert (report.kind, report.type, report.message) == (kind, type_, message)
+    assert report.where.removeprefix("/srv/job/") == where
+    assert report.source == source
+
+
+def test_every_sample_is_expected() -> None:
+    """No sample is forgotten."""
+    assert set(SAMPLES) == {name for name, *_ in EXPECTED}
+
+
+HEADER = "Traceback (most recent call last):\n"
+MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", None),
+        ("all is well\nepoch 1\n", None),
+        (HEADER, None),
+        (MAIN, None),
+        # Python 3.14 names the interpreter of a thread, and adds the stack in C.
+        (
+            "Fatal Python error: Segmentation fault\n\n"
+            "Current thread 0x00007f [python] (most recent call first):\n"
+            '  File "/srv/job/train.py", line 3 in crash\n'
+            '  File "/srv/job/train.py", line 9 in <module>\n\n'
+            "Current thread's C stack trace (most recent call first):\n"
+            '  Binary file "python", at _Py_DumpStack+0x31 [0x55]\n'
+            "Extension modules: torch._C (total: 1)\n",
+            (CRASHED, "Segmentation fault", "/srv/job/train.py:3 in crash"),
+        ),
+        # Python 3.14, in a destructor.
+        (
+            MAIN + "ValueError: bad\nException ignored while calling deallocator <function A>:\n"
+            + MAIN + "OSError: in a destructor\n",
+            (RAISED, "bad", "/srv/job/train.py:9"),
+        ),
+        # An abort while Python ends, after the exception that ended it.
+        (
+            MAIN + "ValueError: bad\nterminate called without an active exception\n"
+            "Fatal Python error: Aborted\n\nCurrent thread 0x7f (most recent call first):\n"
+            "  <no Python frame>\n",
+            (RAISED, "bad", "/srv/job/train.py:9"),
+        ),
+        # A crash long after an exception that was printed.
+        (
+            MAIN + "ValueError: bad\nFatal Python error: Aborted\n\n"
+            "Current thread 0x7f (most recent call first):\n"
+            '  File "/srv/job/train.py", line 3 in crash\n',
+            (CRASHED, "Aborted", "/srv/job/train.py:3 in crash"),
+        ),
+        # Native code aborts, and faulthandler says where.
+        (
+            read("terminate-cpp") + "Fatal Python error: Aborted\n\n"
+            "Thread 0x7f (most recent call first):\n"
+            '  File "/srv/venv/lib/python3.11/site-packages/torch/x.py", line 3 in wait\n'
+            '  File "/srv/job/train.py", line 4 in step\n',
+            (CRASHED, "[Rank 1] Watchdog", "/srv/job/train.py:4 in step"),
+        ),
+        # Other threads write between the lines.
+        (
+            HEADER + 'NCCL INFO channel 3 : 0\n  File "/srv/job/train.py", line 9, in <module>\n'
+            "vm:12:34 [0] NCCL INFO closed\n    main()\nINFO: done\nValueError: bad\n",
+            (RAISED, "bad", "/srv/job/train.py:9"),
+        ),
+        # The beginning is lost.
+        (
+            '    main()\n  File "/srv/job/train.py", line 5, in f\n    f()\nRecursionError: deep\n',
+            (RAISED, "deep", "/srv/job/train.py:5 in f"),
+        ),
+        # A stack that somebody printed is no exception.
+        ('\n' * 9 + '  File "/srv/job/train.py", line 5, in f\n    f()\nnote: fine\n', None),
+        # More was printed after it than an exit prints.
+        (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 51, (PRINTED, "a", "/srv/job/train.py:9")),
+        (MAIN + "ValueError: a\n" + "INFO: epoch\n" * 50, (RAISED, "a", "/srv/job/train.py:9")),
+        # A log with an exception, and life went on.
+        (
+            "2026-01-02 03:04:05,678 - train - ERROR - skipped\n" + MAIN + "ValueError: bad\nok\n",
+            (PRINTED, "bad", "/srv/job/train.py:9"),
+        ),
+        # A quote in the path, and one that looks like a place.
+        (
+            HEADER + '  File "/srv/"a", line 1/train.py", line 9, in <module>\nValueError: bad\n',
+            (RAISED, "bad", '/srv/"a", line 1/train.py:9'),
+        ),
+        # The program is installed; Python starts it, and it calls a library.
+        (
+            HEADER + '  File "<frozen runpy>", line 88, in _run_code\n'
+            '  File "/srv/venv/lib/python3.11/site-packages/trainer/main.py", line 7, in <module>\n'
+            '  File "/srv/venv/lib/python3.11/site-packages/torch/x.py", line 3, in wait\n'
+            "ValueError: bad\n",
+            (RAISED, "bad", "/srv/venv/lib/python3.11/site-packages/trainer/main.py:7"),
+        ),
+        # A console script only calls the program.
+        (
+            HEADER + '  File "/srv/venv/bin/trainer", line 8, in <module>\n'
+            '  File "/srv/venv/lib/python3.11/site-packages/trainer/main.py", line 7, in main\n'
+            "ValueError: bad\n",
+            (RAISED, "bad", "/srv/venv/lib/python3.11/site-packages/trainer/main.py:7 in main"),
+        ),
+        # A user's program may well be in a directory bin.
+        (
+            HEADER + '  File "/home/u/bin/trainer", line 8, in <module>\n'
+            '  File "/srv/venv/lib/python3.11/site-packages/torch/x.py", line 3, in wait\n'
+            "ValueError: bad\n",
+            (RAISED, "bad", "/home/u/bin/trainer:8"),
+        ),
+        # `python -c`.
+        (
+            HEADER + '  File "<string>", line 1, in <module>\n'
+            '  File "/usr/lib/python3.11/json/decoder.py", line 3, in decode\nValueError: bad\n',
+            (RAISED, "bad", "<string>:1"),
+        ),
+    ],
+)  # fmt: skip
+def test_made_up_output(text: str, expected: tuple[Kind, str, str] | None) -> None:
+    """Forms that no sample has."""
+    report = from_stderr(text)
+    if expected is None:
+        assert report is None
+    else:
+        assert report is not None
+        kind, message, where = expected
+        assert (report.kind, report.where) == (kind, where)
+        assert report.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({"message": {"message": "ValueError: a\nb",
+                      "extraInfo": {"py_callstack": MAIN + "ValueError: a\nb\n"}}},
+         ("ValueError", "a\nb", "/srv/job/train.py:9")),
+        ({"message": {"message": "ValueError: a"}}, ("ValueError", "a", "")),
+        ({"message": {"message": "GPU 3 is gone", "extraInfo": {"py_callstack": 7}}},
+         ("", "GPU 3 is gone", "")),
+        ({"message": {"message": "", "extraInfo": {"py_callstack": MAIN + "E: a\n"}}},
+         ("E", "a", "/srv/job/train.py:9")),
+        ({"message": "GPU 3 is gone", "timestamp": 1}, ("", "GPU 3 is gone", "")),
+        ({"message": "E: \ud800\u001b[2J\u202e"}, ("E", "\ufffd\ufffd", "")),
+        ({"message": ""}, None),
+        ({"message": {"message": 3}}, None),
+        ({"message": None}, None),
+        ({"error": "x"}, None),
+        ([1], None),
+        ("text", None),
+        (None, None),
+    ],
+)  # fmt: skip
+def test_error_files(content: object, expected: tuple[str, str, str] | None) -> None:
+    """Both schemas of torch's error files are read; what has no sense is no report."""
+    report = from_error_file(json.dumps(content))
+    if expected is None:
+        assert report is None
+    else:
+        assert report is not None
+        assert (report.kind, report.type, report.message, report.where) == (
+            Kind.RECORDED,
+            *expected,
+        )
+
+
+@pytest.mark.parametrize("text", ["", "{", "nan", "[" * 100_000, '{"message": ' + "9" * 5000 + "}"])
+def test_broken_error_files(text: str) -> None:
+    """What is no JSON is no report."""
+    assert from_error_file(text) is None
+
+
+def test_clean() -> None:
+    """Nothing is left that moves a cursor, hides or reorders; text in any script stays."""
+    link = "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
+    assert (
+        clean(f"\x1b[1;31mred\x1b[0m \x1b]0;title\x07{link} \x1bM\tend\r\n") == "red link    end\n"
+    )
+    assert clean("50%\r100%\n") == "50%\n100%\n"
+    assert clean("a\x00b\x9b2J\u202ec\u200bd\ud800") == "a\ufffdb\ufffd2J\ufffdc\ufffdd\ufffd"
+    assert clean("größe 日本語 🏖️ \ufffd") == "größe 日本語 🏖️ \ufffd"
+    assert clean("\x1b[12") == "12"
+
+
+def test_last_lines() -> None:
+    """The last lines that say something, without the prefix that torch gives them."""
+    assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
+    assert last_lines("") == ()
+
+
+# Controls, line ends, halves of surrogates, and what changes the direction of text.
+UNFIT = re.compile(
+    "[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\u202a-\u202e\u2066-\u2069\u200e\u200f]"
+)
+
+
+def check(text: str) -> None:
+    """Whatever the text, the reports are fit for a terminal and the excerpt has its size."""
+    last_lines(text)
+    record = json.dumps({"message": {"message": text, "extraInfo": {"py_callstack": text}}})
+    for report in (from_stderr(text), from_error_file(record), from_error_file(text)):
+        if report is None:
+            continue
+        for part in (report.type, report.where, report.source, *report.lines):
+            assert not UNFIT.search(part), repr(part)
+        for rows in (3, 7, 12):
+            assert rows_of(excerpt(report.lines, rows)) <= rows
+
+
+PIECES = st.sampled_from(
+    [line for name in SAMPLES for line in read(name).split("\n")]
+    + [
+        "Traceback (most recent call last):",
+        "  + Exception Group Traceback (most recent call last):",
+        "Fatal Python error: x",
+        "terminate called after throwing an instance of 'x'",
+        "  what():  ",
+        "\x1b[", "\x1b]0;", "\r", "\ud800", '  File "', '", line 1, in ',
+    ]
+)  # fmt: skip
+LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
+
+
+@settings(deadline=None, max_examples=400)
+@given(LINES.map("\n".join))
+def test_any_lines(text: str) -> None:
+    """No order of lines breaks the reader."""
+    check(text)
+
+
+@settings(deadline=None, max_examples=400)
+@given(
+    st.sampled_from(list(SAMPLES)),
+    st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
+)
+def test_mutated_tracebacks(name: str, edits: list[tuple[int, int, str]]) -> None:
+    """No cut, gap or insertion in a real traceback breaks the reader."""
+    text = read(name)
+    for position, size, new in edits:
+        position %= len(text) + 1
+        text = text[:position] + new + text[position + size :]
+    check(text)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.sampled_from(list(SAMPLES)), LINES)
+def test_what_stands_before_changes_nothing(name: str, before: list[str]) -> None:
+    """An exception is found whatever was printed some lines before it."""
+    report = from_stderr(read(name))
+    assert report is not None
+    later = from_stderr("\n".join([*before, *["epoch done"] * 12, ""]) + read(name))
+    assert later is not None
+    if report.kind is RAISED:
+        assert (later.type, later.where) == (report.type, report.where)
+
+
+HOSTILE = [
+    HEADER, MAIN, HEADER + "A: b\n", "A: b\n", "SyntaxError: x\n", '  File "a", line 1\n',
+    '", line 1', '  File "', "Fatal Python error: x\n", "terminate called after 'x'\n  what():\n",
+    "  + Exception Group Traceback (most recent call last):\n", "  | A: b\n", "    | ",
+    "  +-+---------------- 1 ----------------\n", "╭─ Traceback (most recent call last) ─╮\n",
+    "│ a:1 in f\n", "│ ❱ 1 │", "\x1b[", "\x1b]", "\x1b[0;", " ", "\t", "\r", "\n", "^", "~^ ",
+    "x.", "x: ", "1", "<", "[rank0]: ", "/lib/python3.1", "x y\n" * 9, "\ud800", "a/bin/",
+    "2026-01-02 ERROR",
+    "\nDuring handling of the above exception, another exception occurred:\n\n",
+]  # fmt: skip
+
+
+def read_in_time(text: str, seconds: float) -> None:
+    begin = time.monotonic()
+    report = from_stderr(text)
+    if report is not None:
+        excerpt(report.lines, 10)
+    assert time.monotonic() - begin < seconds, text[:200]
+
+
+@pytest.mark.parametrize("first", ["", MAIN], ids=["alone", "after a frame"])
+def test_hostile_text_takes_linear_time(first: str) -> None:
+    """256 KB of one piece take a fraction of a second; what is quadratic takes half a minute."""
+    for piece in HOSTILE:
+        read_in_time(first + piece * (256 * 1024 // len(piece)), 10)
+
+
+@pytest.mark.slow
+def test_hostile_pairs_take_linear_time() -> None:
+    """64 KB of any two pieces in turns take milliseconds; what is cubic takes minutes."""
+    for one in HOSTILE:
+        for other in HOSTILE:
+            read_in_time((one + other) * (64 * 1024 // len(one + other)), 10)

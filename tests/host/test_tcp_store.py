@@ -1,0 +1,430 @@
+"""The workers' store answers torch's client as torch's own server does.
+
+What needs torch is slow. A test with a `store` runs against both servers, so what it expects of
+relight is what torch does; where relight is meant to differ, the test says how and why.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import store_server as wire
+from conftest import Launch
+from store_server import Peer, StoreServer, i64, keys, text, u64
+
+PATIENCE = timedelta(seconds=60)
+BRIEF = timedelta(milliseconds=5)
+
+Client = Any  # torch.distributed.Store
+
+
+@pytest.fixture(scope="session")
+def dist() -> ModuleType:
+    import torch.distributed
+
+    return torch.distributed
+
+
+@pytest.fixture
+def relight() -> Iterator[int]:
+    """The port of a new store of relight."""
+    server = StoreServer()
+    yield server.port
+    server.close(connected=True)
+
+
+@pytest.fixture
+def torch(dist: ModuleType) -> Iterator[int]:
+    """The port of a new store of torch."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield server.port
+    del server
+
+
+@pytest.fixture(params=["relight", pytest.param("torch", marks=pytest.mark.slow)])
+def store(request: pytest.FixtureRequest) -> int:
+    """The port of a new store, of either."""
+    port: int = request.getfixturevalue(request.param)
+    return port
+
+
+WAKING = {
+    "set": wire.SET + text(b"k") + text(b""),
+    "multi_set": wire.MULTI_SET + u64(2) + text(b"other") + text(b"") + text(b"k") + text(b""),
+    "add": wire.ADD + text(b"k") + i64(0),
+    "append": wire.APPEND + text(b"k") + text(b""),
+    "compare_set": wire.COMPARE_SET + text(b"k") + text(b"") + text(b"v"),
+    "compare_set that sets nothing": wire.COMPARE_SET + text(b"k") + text(b"x") + text(b"v"),
+    "queue_push": wire.PUSH + text(b"k") + text(b""),
+    "barrier": wire.BARRIER + text(b"k") + i64(1),
+}
+
+
+@pytest.mark.parametrize("query", WAKING)
+def test_what_makes_a_key_wakes_who_waits_for_it(store: int, query: str) -> None:
+    """A wait ends with the first thing that is done to its last missing key."""
+    with Peer(store) as waiter, Peer(store) as other, Peer(store) as setter:
+        setter.set(b"there", b"")
+        waiter.wait(b"there", b"first", b"k", b"k")
+        other.wait(b"else")
+        setter.set(b"first", b"")
+        waiter.sync()
+        setter.send(WAKING[query])
+        assert waiter.read(1) == wire.STOP_WAITING
+        waiter.sync()
+        other.sync()
+
+
+def test_a_wait_that_was_given_up_is_not_answered_later(store: int) -> None:
+    """After CANCEL_WAIT the key may come; another wait for it ends at once."""
+    with Peer(store) as waiter, Peer(store) as setter:
+        waiter.wait(b"a", b"b")
+        assert waiter.ask(wire.CANCEL, 1) == wire.WAIT_CANCELED
+        assert waiter.ask(wire.CANCEL, 1) == wire.WAIT_CANCELED
+        setter.set(b"a", b"")
+        setter.set(b"b", b"")
+        waiter.sync()
+        assert waiter.ask(wire.WAIT + keys(b"a", b"b"), 1) == wire.STOP_WAITING
+
+
+def test_a_key_that_came_and_went_counts_for_who_waited(store: int) -> None:
+    """Deleting a key neither ends a wait for it nor takes back that it had come."""
+    with Peer(store) as waiter, Peer(store) as setter:
+        waiter.wait(b"a", b"b")
+        assert setter.ask(wire.DELETE + text(b"a"), 8) == i64(0)
+        setter.set(b"a", b"")
+        assert setter.ask(wire.DELETE + text(b"a"), 8) == i64(1)
+        waiter.sync()
+        setter.set(b"b", b"")
+        assert waiter.read(1) == wire.STOP_WAITING
+        waiter.wait(b"a", b"b")
+
+
+def test_a_pushed_value_wakes_one_client_that_waits_for_nothing_else(store: int) -> None:
+    """Who waits for the longest time is first; who waits for more than the queue is not woken."""
+    with Peer(store) as both, Peer(store) as first, Peer(store) as second, Peer(store) as pusher:
+        both.wait(b"q", b"other")
+        first.wait(b"q")
+        second.wait(b"q")
+        pusher.send(wire.PUSH + text(b"q") + text(b"1"))
+        assert first.read(1) == wire.STOP_WAITING
+        second.sync()
+        both.sync()
+        pusher.set(b"other", b"")
+        assert both.read(1) == wire.STOP_WAITING
+        assert first.ask(wire.POP + text(b"q"), 17) == i64(1) + text(b"1")
+        pusher.send(wire.PUSH + text(b"q") + text(b"2"))
+        assert second.read(1) == wire.STOP_WAITING
+
+
+def test_a_barrier_lets_all_go_when_the_last_comes(store: int) -> None:
+    """The counter is an ordinary key, and who comes too late does not wait."""
+    query = wire.BARRIER + text(b"b") + i64(3)
+    with Peer(store) as first, Peer(store) as second, Peer(store) as third, Peer(store) as late:
+        for peer in (first, second):
+            peer.send(query)
+            peer.sync()
+        assert late.ask(wire.WAIT + keys(b"b"), 1) == wire.STOP_WAITING
+        assert third.ask(query, 1) == wire.STOP_WAITING
+        assert first.read(1) == wire.STOP_WAITING
+        assert second.read(1) == wire.STOP_WAITING
+        assert late.ask(query, 1) == wire.STOP_WAITING
+        assert late.get(b"b") == b"4"
+
+
+def test_a_client_that_has_gone_is_not_waited_for(store: int) -> None:
+    """The value that one would have been woken by is another's, who came later."""
+    with Peer(store) as waiter, Peer(store) as pusher:
+        for leave in (Peer.close, Peer.reset):
+            gone = Peer(store)
+            gone.wait(b"q", b"k")
+            leave(gone)
+        waiter.wait(b"q")
+        pusher.send(wire.PUSH + text(b"q") + text(b"v"))
+        assert waiter.read(1) == wire.STOP_WAITING
+
+
+def test_a_queue_with_a_value_is_not_waited_for(store: int, request: Any) -> None:
+    """Torch counts such a queue as missing once another key is: the wait ends when that comes.
+
+    Torch's server hangs there until the next push.
+    """
+    with Peer(store) as waiter, Peer(store) as setter:
+        setter.send(wire.PUSH + text(b"q") + text(b"v"))
+        setter.sync()
+        waiter.wait(b"q", b"k")
+        setter.set(b"k", b"")
+        if "torch" in request.node.name:
+            waiter.sync()
+            setter.send(wire.PUSH + text(b"q") + text(b"v"))
+        assert waiter.read(1) == wire.STOP_WAITING
+
+
+def test_a_wait_has_nothing_to_do_with_an_earlier_one(store: int, request: Any) -> None:
+    """Who was woken by a value waits for other keys until they come.
+
+    Torch's server takes the next value for one of them, so its wait for `k` ends without `k`.
+    """
+    with Peer(store) as waiter, Peer(store) as pusher:
+        waiter.wait(b"q")
+        pusher.send(wire.PUSH + text(b"q") + text(b"1"))
+        assert waiter.read(1) == wire.STOP_WAITING
+        waiter.wait(b"k")
+        pusher.send(wire.PUSH + text(b"q") + text(b"2"))
+        pusher.sync()
+        if "torch" not in request.node.name:
+            waiter.sync()
+            pusher.set(b"k", b"")
+        assert waiter.read(1) == wire.STOP_WAITING
+
+
+NUMBERS = {
+    b"": None, b" ": None, b"+": None, b"-": None, b"abc": None, b"+-1": None, b"\0001": None,
+    b"99999999999999999999": None, b"-9223372036854775809": None, b"\xd9\xa3": None,
+    b" \t\n\v\f\r12": 12, b"12abc": 12, b"+3": 3, b"-3": -3, b"0x10": 0, b"1_0": 1, b"5\x006": 5,
+    b"007": 7, b"1e3": 1, b"- 1": None, b"9223372036854775807": 2**63 - 1,
+    b"-9223372036854775808": -(2**63),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NUMBERS)
+def test_add_reads_numbers_as_c_does(store: int, value: bytes) -> None:
+    """What starts with a number is one, sums wrap around, anything else ends the connection."""
+    number = NUMBERS[value]
+    with Peer(store) as peer, Peer(store) as friend:
+        friend.set(b"k", value)
+        peer.send(wire.ADD + text(b"k") + i64(1))
+        if number is None:
+            assert peer.ended()
+            assert friend.get(b"k") == value
+        else:
+            total = (number + 1 + 2**63) % 2**64 - 2**63
+            assert peer.number() == total
+            assert friend.get(b"k") == b"%d" % total
+
+
+def connect(dist: ModuleType, port: int) -> Client:
+    return dist.TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=PATIENCE)
+
+
+KEYS = ["a", "b", "c", "a/b", "", "\0", "ключ", b"\xff\xfe", "long" * 2000]
+VALUES = [
+    "",
+    "1",
+    "-7",
+    " 12abc",
+    "word",
+    b"\x00\xff",
+    b"\n",
+    "9223372036854775807",
+    b"x" * 300_000,
+]
+
+
+def some_operation(choose: random.Random) -> tuple[str, Callable[[Client], object]]:
+    """Choose a query and its arguments; a key that is not there is waited for only briefly."""
+    key, value, other = choose.choice(KEYS), choose.choice(VALUES), choose.choice(VALUES)
+    several = choose.sample(KEYS, choose.randint(0, 4))
+    amount = choose.choice([0, 1, -5, 2**40, 2**63 - 1, -(2**63)])
+
+    def once_there(names: list[Any], act: Callable[[Client], object]) -> Callable[[Client], object]:
+        return lambda store: act(store) if store.check(names) else store.wait(names, BRIEF)
+
+    def unless_prefixed(act: Callable[[Client], object]) -> Callable[[Client], object]:
+        # A PrefixStore's barrier is not the server's: it is made of `add` and `wait`.
+        return lambda store: "PrefixStore" in str(type(store)) or act(store)
+
+    usual: dict[str, Callable[[Client], object]] = {
+        "set": lambda store: store.set(key, value),
+        "get": once_there([key], lambda store: store.get(key)),
+        "add": lambda store: store.add(key, amount),
+        "check": lambda store: store.check(several),
+        "wait": once_there(several, lambda store: store.wait(several)),
+        "compare_set": lambda store: store.compare_set(key, value, other),
+        "append": lambda store: store.append(key, value),
+        "multi_set": lambda store: store.multi_set(several, [value] * len(several)),
+        "multi_get": once_there(several, lambda store: store.multi_get(several)),
+        "delete_key": lambda store: store.delete_key(key),
+        "num_keys": lambda store: store.num_keys(),
+        "list_keys": lambda store: sorted(store.list_keys()),
+        "queue_push": lambda store: store.queue_push(key, value),
+        "queue_pop": once_there([key], lambda store: store.queue_pop(key)),
+        "queue_pop at once": lambda store: store.queue_pop(key, False),
+        "queue_len": lambda store: store.queue_len(key),
+        "barrier": unless_prefixed(lambda store: store.barrier(key, -(2**63), PATIENCE)),
+        "barrier of many": unless_prefixed(lambda store: store.barrier(key, 2**63 - 1, BRIEF)),
+    }
+    rare: dict[str, Callable[[Client], object]] = {
+        "set a key too long": lambda store: store.set("k" * 8193, ""),
+        "set a value too large": lambda store: store.set("k", b"x" * (2**23 + 1)),
+        "set a large value": lambda store: store.set("k", b"x" * 2**23),
+        "multi_set in vain": lambda store: store.multi_set(["a", "b"], ["1"]),
+    }
+    name = choose.choice(list(usual if choose.random() < 0.98 else rare))
+    return f"{name} {key!r:.20} {value!r:.20} {several!r:.60}", (usual | rare)[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_any_sequence_of_operations_is_answered_as_by_torch(
+    dist: ModuleType, relight: int, torch: int, seed: int
+) -> None:
+    """The same operations give the same values and types of error, and leave as many keys."""
+    choose = random.Random(seed)
+    clients: dict[int, list[Client]] = {}
+    history: list[str] = []
+    for _ in range(200):
+        which = choose.randrange(4)
+        name, operate = some_operation(choose)
+        history.append(f"{which} {name}")
+        answers = []
+        for port in (relight, torch):
+            if port not in clients:
+                plain = connect(dist, port)
+                prefixed = dist.PrefixStore("prefix", plain)
+                nested = dist.PrefixStore("nested", prefixed)
+                clients[port] = [plain, prefixed, nested, plain.clone()]
+            try:
+                client = clients[port][which]
+                # What has no answer must be done before another connection asks.
+                answers.append((operate(client), client.num_keys()))
+            except Exception as error:
+                answers.append(type(error).__name__)
+                if isinstance(error, dist.DistNetworkError):
+                    del clients[port]
+        assert answers[0] == answers[1], "\n".join(history[-20:])
+
+
+@pytest.mark.slow
+def test_values_of_any_size_and_number_come_back(dist: ModuleType, store: int) -> None:
+    """The largest values, 40 MiB in one answer, and 20,000 keys are as they were set."""
+    writer, reader = connect(dist, store), connect(dist, store)
+    noise = random.Random(1)
+    large = {f"large {number}": noise.randbytes(8 * 1024 * 1024) for number in range(5)}
+    for key, value in large.items():
+        writer.set(key, value)
+    writer.num_keys()
+    assert reader.multi_get(list(large)) == list(large.values())
+    small = {f"small {number}": noise.randbytes(number % 9) for number in range(20_000)}
+    writer.multi_set(list(small), list(small.values()))
+    assert reader.multi_get(list(small)) == list(small.values())
+    assert set(reader.list_keys()) == {*large, *small}
+    for _ in range(3):
+        reader.append("large 0", "+")
+    assert writer.get("large 0") == large["large 0"] + b"+++"
+
+
+@pytest.mark.slow
+def test_many_clients_at_once_lose_nothing(dist: ModuleType, store: int) -> None:
+    """Counters, neighbours that wait for each other, queues and barriers of 8 clients add up."""
+    clients, times = 8, 60
+
+    def work(number: int) -> list[bytes]:
+        client = dist.PrefixStore("job", connect(dist, store))
+        plain = connect(dist, store)
+        for turn in range(times):
+            client.set(f"{turn} of {number}", str(turn))
+            neighbour = client.get(f"{turn} of {(number + 1) % clients}")
+            assert neighbour == str(turn).encode()
+            client.add("count", turn)
+        plain.barrier("all have counted", clients, PATIENCE)
+        assert client.add("count", 0) == clients * sum(range(times))
+        taken = []
+        for turn in range(times):
+            client.queue_push("queue", f"{number}/{turn}")
+            while len(taken) <= turn:
+                try:
+                    taken.append(client.queue_pop("queue"))
+                except dist.QueueEmptyError:
+                    pass  # another client was faster
+        client.barrier("all have taken", clients, PATIENCE)
+        return taken
+
+    with ThreadPoolExecutor(clients) as threads:
+        taken = [value for values in threads.map(work, range(clients)) for value in values]
+    assert Counter(taken) == Counter(
+        f"{number}/{turn}".encode() for number in range(clients) for turn in range(times)
+    )
+
+
+@pytest.mark.slow
+def test_a_wait_that_timed_out_can_be_repeated(dist: ModuleType, store: int) -> None:
+    """A client may give up, and the same connection then waits again and is answered."""
+    waiter, setter = connect(dist, store), connect(dist, store)
+    for turn in range(5):
+        key = f"key {turn}"
+        with pytest.raises(dist.DistStoreError, match="timeout"):
+            waiter.wait([key], BRIEF)
+        with pytest.raises(dist.DistStoreError, match="timeout"):
+            waiter.barrier(f"barrier {turn}", 2, BRIEF)
+        with ThreadPoolExecutor(1) as thread:
+            answer = thread.submit(waiter.get, key)
+            setter.set(key, "there")
+            assert answer.result() == b"there"
+        setter.delete_key(key)
+        assert not waiter.check([key])
+
+
+TRAINING = r"""
+import os, sys, datetime
+import torch, torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+patience = datetime.timedelta(seconds=60)
+
+def train(turn):
+    members = [0, 1], [2, 3], [0, 2, 3]
+    for group in (None, *map(dist.new_group, members)):
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            total = torch.ones(3)
+            dist.all_reduce(total, group=group)
+            assert total.tolist() == [dist.get_world_size(group)] * 3
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("key", b"\0binary\xff")
+    assert store.get("key") == b"\0binary\xff"
+    store.add("count", rank)
+    dist.monitored_barrier()
+    assert store.add("count", 0) == 6
+    store.queue_push("queue", str(rank))
+    taken = [None] * world_size
+    dist.all_gather_object(taken, store.queue_pop("queue").decode())
+    assert sorted(taken) == list("0123")
+    said = [turn if rank == 1 else None]
+    dist.broadcast_object_list(said, src=1)
+    assert said == [turn]
+    saved, loaded = {"weights": torch.arange(1000.0) + turn}, {"weights": torch.zeros(1000)}
+    checkpoint.save(saved, checkpoint_id=f"checkpoint {turn}")
+    checkpoint.load(loaded, checkpoint_id=f"checkpoint {turn}")
+    assert torch.equal(loaded["weights"], saved["weights"])
+    dist.barrier()
+    dist.destroy_process_group()
+
+dist.init_process_group("gloo", timeout=patience)
+train(0)
+# Under the first names gloo would find the addresses of the group that is gone, as it does under
+# torchrun.
+store = dist.TCPStore(*address, wait_for_workers=False, timeout=patience)
+store = dist.PrefixStore("second", store)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=patience)
+train(1)
+print("trained", rank)
+"""
+
+
+@pytest.mark.slow
+def test_training_finds_in_it_all_that_it_needs(
+    launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """Groups, barriers, objects and checkpoints of 4 workers work, and a second process group."""
+    result = launch("run", "--nproc-per-node=4", script(TRAINING), timeout=110)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == [f"trained {rank}" for rank in range(4)]

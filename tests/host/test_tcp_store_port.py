@@ -1,0 +1,128 @@
+"""The port that is announced to the workers is theirs, whoever serves it."""
+
+import errno
+import socket
+import struct
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.host.loop import Loop
+from relight.host.tcp_store import Reservation, TCPStore
+
+HOSTS = ("127.0.0.1", "::1", "[::1]", "localhost", socket.gethostname())
+IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    loop = Loop()
+    yield loop
+    loop.close()
+
+
+@pytest.fixture(params=HOSTS)
+def host(request: pytest.FixtureRequest) -> str:
+    host: str = request.param
+    if ":" in host:
+        try:
+            socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    return host
+
+
+def address_of(host: str) -> tuple[int, str]:
+    """The family and the address of a host that relight uses."""
+    found = socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)
+    family, _, _, _, address = found[0]
+    return family, address[0]
+
+
+def only_port(family: int, port: int) -> socket.socket:
+    """A socket for which the kernel may choose this port alone."""
+    bound = socket.socket(family)
+    try:
+        only = struct.pack("=I", port << 16 | port)
+        bound.setsockopt(socket.IPPROTO_IP, IP_LOCAL_PORT_RANGE, only)
+    except OSError:
+        bound.close()
+        pytest.skip("this kernel has no IP_LOCAL_PORT_RANGE")
+    return bound
+
+
+@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, holder: Any) -> None:
+    """While it is held no port that the kernel chooses is this one, afterwards it may be."""
+    held = holder(loop, host, 0)
+    family, address = address_of(host)
+    everywhere = "0.0.0.0" if family == socket.AF_INET else "::"
+    for taker in (address, everywhere):
+        for reuse in (0, 1):
+            with only_port(family, held.port) as bound:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+                with pytest.raises(OSError, match="in use"):
+                    bound.bind((taker, 0))
+    with (
+        socket.create_server((address, 0), family=family) as other,
+        only_port(family, held.port) as client,
+        pytest.raises(OSError, match="assign"),
+    ):
+        client.connect(other.getsockname()[:2])
+    held.close()
+    with only_port(family, held.port) as bound:
+        bound.bind((address, 0))
+        assert bound.getsockname()[1] == held.port
+
+
+@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, holder: Any) -> None:
+    """Who binds the port as an ordinary program does is refused while it is held."""
+    held = holder(loop, host, 0)
+    family, address = address_of(host)
+    with socket.socket(family) as bound:
+        with pytest.raises(OSError) as refused:
+            bound.bind((address, held.port))
+        assert refused.value.errno == errno.EADDRINUSE
+        held.close()
+        bound.bind((address, held.port))
+        bound.listen()
+
+
+@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+def test_what_cannot_be_held_is_said_at_once(loop: Loop, holder: Any) -> None:
+    """A port that is taken and an address that is not here are the user's to change."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(UsageError, match="is taken by another program"),
+    ):
+        holder(loop, "127.0.0.1", taken.getsockname()[1])
+    with pytest.raises(UsageError, match="is not an address of this machine"):
+        holder(loop, "192.0.2.1", 0)  # reserved for documentation
+    for name in ("no such name", "", "\udcff", "300.1.1.1"):
+        with pytest.raises(UsageError, match="is unknown"):
+            holder(loop, name, 0)
+
+
+@pytest.mark.slow
+def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
+    """Rank 0's own server listens on the port that the agent holds, and is reached there."""
+    from torch.distributed import TCPStore as TorchStore
+
+    patience = timedelta(seconds=60)
+    held = Reservation(loop, host, 0)
+    name = host.strip("[]")
+    server = TorchStore(
+        name, held.port, 2, is_master=True, wait_for_workers=False, timeout=patience
+    )
+    assert server.port == held.port
+    client = TorchStore(
+        name, held.port, 2, is_master=False, wait_for_workers=False, timeout=patience
+    )
+    client.set("key", "value")
+    assert server.get("key") == b"value"
+    held.close()
+    assert client.get("key") == b"value"

@@ -1,0 +1,279 @@
+"""The failure report on real processes: the first lines say why, for every kind of failure."""
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, TORCHRUN, Launch
+from faults import FAULTS, Fault
+from faults_of_jobs import FAULTS as FAULTS_OF_JOBS
+from faults_of_jobs import TOGETHER
+
+Script = Callable[[str], Path]
+ROWS, COLUMNS = 25, 80
+
+
+def report_of(stderr: str) -> list[str]:
+    """The report: what relight says last."""
+    begin = max(stderr.rfind("\nrelight: rank"), 0)
+    return stderr[begin:].strip("\n").split("\n")
+
+
+def line_with(path: Path, mark: str = "# here") -> int:
+    lines = path.read_text().split("\n")
+    return next((n for n, line in enumerate(lines, 1) if line.endswith(mark)), 0)
+
+
+def check_form(report: list[str]) -> None:
+    """A report fits on a terminal, and does not change how the terminal behaves."""
+    rows = sum(max(1, -(-len(line) // COLUMNS)) for line in report)
+    assert rows <= ROWS, "\n".join(report)
+    for line in report:
+        assert line.isprintable(), repr(line)
+    assert "relight/host" not in "\n".join(report)
+
+
+@pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_JOBS], ids=lambda fault: fault.name)
+def test_the_first_lines_say_why(fault: Fault, launch: Launch, script: Script) -> None:
+    """Who, what and where come first; the exit code is the cause's; victims are no causes."""
+    path = script(fault.text)
+    for name, text in fault.files.items():
+        (path.parent / name).parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / name).write_text(text)
+        (path.parent / name).chmod(0o755)
+    result = launch(
+        "run", f"--nproc-per-node={fault.nproc}", *fault.flags, *fault.command,
+        TMPDIR=str(path.parent), **fault.variables,
+    )  # fmt: skip
+    report = report_of(result.stderr)
+    text = "\n".join(report) + "\n"
+    assert text.startswith(f"relight: {fault.who} {fault.first}"), result.stderr
+    assert result.returncode == fault.exit_code, result.stderr
+    line = line_with(path.parent / fault.here)
+    if line:
+        assert report[1].startswith("  ") and f"{fault.here}:{line}" in report[1], text
+    for part in fault.says:
+        assert part in text, text
+    for part in fault.hides:
+        assert part not in text, text
+    assert f"\nexit code {fault.exit_code}; no restarts were allowed" in text
+    check_form(report)
+
+
+def test_a_restart_says_why_in_one_line(launch: Launch, script: Script) -> None:
+    """Before a restart, one line names the rank, the exception and the script's line."""
+    path = script("""
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("bad batch\\nin shard 3")  # here
+""")
+    result = launch("run", "--max-restarts=1", path)
+    assert result.returncode == 0, result.stderr
+    said = [line for line in result.stderr.split("\n") if line.startswith("relight: rank")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        f"relight: rank 0 raised ValueError: bad batch at {path}:{line_with(path)} (pid "
+    )
+    assert said[0].endswith("; restart 1 of 1")
+
+
+def test_a_traceback_is_no_failure(launch: Launch, script: Script) -> None:
+    """A worker that prints a traceback and exits with 0 has not failed."""
+    path = script("import traceback\ntry:\n    1 / 0\nexcept ArithmeticError:\n"
+                  "    traceback.print_exc()\n")  # fmt: skip
+    result = launch("run", "--nproc-per-node=2", path)
+    assert result.returncode == 0
+    assert result.stderr.count("ZeroDivisionError") == 2
+    assert "relight: rank" not in result.stderr
+
+
+def test_the_report_stays_small(launch: Launch, script: Script) -> None:
+    """Long paths, long messages and different failures of all ranks fit on a terminal as well."""
+    folder = "a-directory-with-quite-a-long-name/" * 4
+    path = script("", "x")
+    deep = path.parent / folder / "train.py"
+    deep.parent.mkdir(parents=True)
+    deep.write_text(TOGETHER + "def f(n):\n    return f(n - 1) if n else g()\n"
+                    "def g():\n    raise ValueError(chr(97 + rank) + 'long message ' * 9)  # here\n"
+                    "time.sleep(rank / 20)\nf(30)\n")  # fmt: skip
+    result = launch("run", "--nproc-per-node=8", "-r", "2", deep, TMPDIR=str(path.parent))
+    report = report_of(result.stderr)
+    assert report[0].startswith("relight: rank 0 raised ValueError: along message long message")
+    assert report[1].startswith("  …")
+    assert report[1].endswith(
+        f"/a-directory-with-quite-a-long-name/train.py:{line_with(deep)} in g"
+    )
+    assert "what followed:" in report
+    check_form(report)
+
+
+GLOO = """\
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+tensor = torch.ones(4)
+dist.all_reduce(tensor)
+"""
+REDUCE = """
+for _ in range(1000):
+    dist.all_reduce(tensor)
+"""
+DDP = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+for step in range(100):
+    inputs = torch.ones(2, 5 if rank == 1 and step == 3 else 4)
+    model(inputs).sum().backward()  # here
+"""
+TIMEOUT = """\
+import datetime, os, time
+import torch.distributed as dist
+if os.environ["RANK"] == "1":
+    time.sleep(60)
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))  # here
+"""
+LOADER = """\
+import os
+from torch.utils.data import DataLoader, Dataset
+class Rows(Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        raise ValueError(f"bad row {index}")  # here
+if __name__ == "__main__":
+    for batch in DataLoader(Rows(), num_workers=1):
+        pass
+"""
+RECORDED = """\
+import os, sys
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    if os.environ["RANK"] == "1":
+        raise ValueError("bad batch")  # here
+    sys.stdin.read()
+    import time
+    time.sleep(60)
+main()
+"""
+PEER_IS_GONE = "raised RuntimeError: "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "first", "exit_code", "says"),
+    [
+        (
+            f"{GLOO}if rank == 1:\n    raise ValueError('bad batch')  # here\n{REDUCE}",
+            "rank 1 raised ValueError: bad batch",
+            1,
+            "what followed:\n",
+        ),
+        (
+            f"{GLOO}try:\n    if rank == 1:\n        raise ValueError('bad batch')  # here\n"
+            f"    while True:\n        dist.all_reduce(tensor)\nfinally:\n"
+            "    dist.destroy_process_group()\n",
+            "rank 1 raised ValueError: bad batch",
+            1,
+            "what followed:\n",
+        ),
+        (
+            f"{GLOO}if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n{REDUCE}",
+            "rank 1 was killed by SIGKILL",
+            137,
+            "what followed:\n",
+        ),
+        (GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
+        (
+            TIMEOUT,
+            "ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
+            1,
+            "a peer is gone or late, but no worker here failed on its own; ",
+        ),
+        (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
+        (RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),
+    ],
+    ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
+)
+def test_torch_fails(
+    text: str, first: str, exit_code: int, says: str, launch: Launch, script: Script
+) -> None:
+    """In a job of torch the culprit is named, not the peers that lose their connection to it."""
+    path = script(text)
+    result = launch("run", "--nproc-per-node=3", path, timeout=110)
+    report = report_of(result.stderr)
+    shown = "\n".join(report)
+    assert re.match(f"relight: {first}", shown), result.stderr
+    assert result.returncode == exit_code, result.stderr
+    if line := line_with(path):
+        assert report[1].startswith(f"  {path}:{line}"), shown
+    assert says in shown, shown
+    check_form(report)
+
+
+RAISES = "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('bad batch')\n"
+
+
+def test_who_started_relight_learns_why(launch: Launch, script: Script, tmp_path: Path) -> None:
+    """The launcher's own error file has torch's schema, without a decorator in the script."""
+    file = tmp_path / "made" / "error.json"
+    launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
+    record = json.loads(file.read_text())
+    assert set(record) == {"message"}
+    message = record["message"]
+    assert set(message) == {"message", "extraInfo", "errorCode"}
+    assert message["message"] == "ValueError: bad batch"
+    assert message["errorCode"] == 1
+    assert set(message["extraInfo"]) == {"py_callstack", "timestamp"}
+    assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):\n")
+    assert int(message["extraInfo"]["timestamp"]) > 1e9
+    path = script("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    launch("run", path, TORCHELASTIC_ERROR_FILE=str(file))  # it is replaced
+    message = json.loads(file.read_text())["message"]
+    assert message["message"].startswith("rank 0 was killed by SIGKILL")
+    assert message["errorCode"] == -9
+    assert os.listdir(file.parent) == ["error.json"]
+
+
+def test_an_error_file_that_cannot_be_written(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """It changes neither the report nor the exit code, and leaves nothing behind."""
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    result = launch("run", script(RAISES), TORCHELASTIC_ERROR_FILE=str(taken))
+    assert result.returncode == 1
+    assert report_of(result.stderr)[0] == "relight: rank 0 raised ValueError: bad batch"
+    assert sorted(os.listdir(tmp_path)) == ["taken", "train.py"]
+
+
+TEXT_RECORD = """\
+import json, os, sys
+with open(os.environ["TORCHELASTIC_ERROR_FILE"], "w") as file:
+    json.dump({"message": "GPU 3 fell off the bus", "timestamp": 1}, file)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", [RECORDED, TEXT_RECORD], ids=["record", "text"])
+def test_the_same_error_file_as_torchrun(
+    text: str, launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """Whoever reads the launcher's error file finds what torchrun would have written."""
+    path = script(text)
+    records = {}
+    for name, command in {"torchrun": TORCHRUN, "relight": (*RELIGHT, "run")}.items():
+        file = tmp_path / f"{name}.json"
+        launch(
+            "--nproc-per-node=2", path, command=command, timeout=100,
+            TORCHELASTIC_ERROR_FILE=str(file), PET_SHUTDOWN_TIMEOUT="1",
+        )  # fmt: skip
+        records[name] = json.loads(file.read_text())
+        if isinstance(records[name]["message"], dict):
+            del records[name]["message"]["extraInfo"]["timestamp"]
+    assert records["relight"] == records["torchrun"]
