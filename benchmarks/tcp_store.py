@@ -32,6 +32,16 @@ class Sample(NamedTuple):
     """Processor time of the server for an operation."""
 
 
+class Row(NamedTuple):
+    """The medians with one number of clients: operations a second, and server's s an operation."""
+
+    clients: int
+    relight: float
+    torch: float
+    relight_busy_s: float
+    torch_busy_s: float
+
+
 def main() -> None:
     """Measure and print the table."""
     parser = argparse.ArgumentParser(description="Measure relight's TCPStore server and torch's.")
@@ -43,28 +53,44 @@ def main() -> None:
     if options.serve:
         {"relight": _serve_relight, "torch": _serve_torch}[options.serve]()
         return
+    print("clients  relight/s    torch/s  ratio  µs an operation: relight  torch")
+    for row in measure(options.clients, options.seconds, options.rounds):
+        print(
+            f"{row.clients:>7}{row.relight:>11,.0f}{row.torch:>11,.0f}"
+            f"{row.relight / row.torch:>7.2f}"
+            f"{row.relight_busy_s * 1e6:>26.1f}{row.torch_busy_s * 1e6:>7.1f}"
+        )
+
+
+def measure(counts: list[int], seconds: float, rounds: int) -> list[Row]:
+    """Return a row for each number of clients.
+
+    Args:
+        counts: the numbers of clients.
+        seconds: how long one sample takes.
+        rounds: samples of each server; the median counts.
+    """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     import torch.distributed  # noqa: F401  # once, before the clients are forked
 
     servers = {name: Server(name) for name in SERVERS}
-    print("clients  server   operations/s  to torch  server µs/operation")
-    for count in options.clients:
+    rows = []
+    for count in counts:
         clients = Clients(count, [server.port for server in servers.values()])
         samples: dict[str, list[Sample]] = {name: [] for name in SERVERS}
-        for _ in range(options.rounds):
+        for _ in range(rounds):
             for number, (name, server) in enumerate(servers.items()):
                 before = server.busy_s()
-                operations = clients.work(number, options.seconds)
+                operations = clients.work(number, seconds)
                 busy_s = (server.busy_s() - before) / operations
-                samples[name].append(Sample(operations / options.seconds, busy_s))
+                samples[name].append(Sample(operations / seconds, busy_s))
         clients.close()
-        rates = {name: statistics.median(s.rate for s in samples[name]) for name in SERVERS}
-        for name in SERVERS:
-            busy_s = statistics.median(s.busy_s for s in samples[name])
-            ratio = rates[name] / rates["torch"]
-            print(f"{count:>7}  {name:<7}{rates[name]:>14,.0f}{ratio:>10.2f}{busy_s * 1e6:>21.1f}")
+        rates = [statistics.median(s.rate for s in samples[name]) for name in SERVERS]
+        busy = [statistics.median(s.busy_s for s in samples[name]) for name in SERVERS]
+        rows.append(Row(count, *rates, *busy))
     for server in servers.values():
         server.close()
+    return rows
 
 
 class Server:

@@ -1,0 +1,145 @@
+"""Samples of whole jobs on this machine, for relight and for torchrun alike.
+
+Every function takes the name of a launcher and returns one number. A job runs in a directory of its
+own and is over when the function returns.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+LAUNCHERS = {
+    "relight": [sys.executable, "-m", "relight", "run"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+}
+WORKER = str(Path(__file__).with_name("worker.py"))
+LINES = 250_000
+"""Of each of 4 workers, in the benchmark of tee."""
+IDLE_S = 20
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def launch_s(launcher: str) -> float:
+    """Seconds from the start of a job of 2 workers that do nothing to its end."""
+    with _job(launcher, ["--nproc-per-node=2"], "end") as (process, begin):
+        process.communicate()
+        return time.monotonic() - begin
+
+
+def first_line_s(launcher: str) -> float:
+    """Seconds from the start of such a job to the first line of a worker on the console."""
+    with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, begin):
+        _line(process)
+        return time.monotonic() - begin
+
+
+def memory_mib(launcher: str) -> float:
+    """MiB that the launcher's processes take while 2 workers run: the sum of their PSS."""
+    with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
+        workers = {int(_line(process).split()[2]) for _ in range(2)}
+        return sum(_pss(pid) for pid in _family(process.pid) - workers) / 1024
+
+
+def idle_cpu(launcher: str) -> float:
+    """Percent of one processor that the launcher's processes take while 2 workers do nothing."""
+    with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
+        workers = {int(_line(process).split()[2]) for _ in range(2)}
+        time.sleep(1)  # the launch is over
+        pids = _family(process.pid) - workers
+        before, begin = sum(map(_busy_s, pids)), time.monotonic()
+        time.sleep(IDLE_S)
+        busy = sum(map(_busy_s, pids)) - before
+        return 100 * busy / (time.monotonic() - begin)
+
+
+def tee_lines_per_s(launcher: str) -> float:
+    """Lines a second that reach the console, and files, from 4 workers with `--tee 3`."""
+    flags = ["--nproc-per-node=4", "--tee=3", "--log-dir=logs"]
+    with _job(launcher, flags, "lines", str(LINES)) as (process, _):
+        assert process.stdout is not None
+        count = os.read(process.stdout.fileno(), 1 << 20).count(b"\n")
+        begin = time.monotonic()
+        while chunk := os.read(process.stdout.fileno(), 1 << 20):
+            count += chunk.count(b"\n")
+        seconds = time.monotonic() - begin
+    expected = 4 * (LINES + 1)
+    if count != expected:
+        raise RuntimeError(f"{launcher}: {count} of {expected} lines reached the console")
+    return count / seconds
+
+
+def restart_s(launcher: str) -> float:
+    """Seconds from kill -9 of a worker to the first line of the workers that replace it."""
+    with _job(launcher, ["--nproc-per-node=2", "--max-restarts=1"], "stay") as (process, _):
+        pids = [int(_line(process).split()[2]) for _ in range(2)]
+        begin = time.monotonic()
+        os.kill(pids[0], signal.SIGKILL)
+        while _line(process).split()[0] != b"1":
+            pass
+        return time.monotonic() - begin
+
+
+@contextlib.contextmanager
+def _job(
+    launcher: str, flags: list[str], *arguments: str
+) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """Start a job; yield it and the time of its start; end it."""
+    directory = tempfile.mkdtemp(prefix="relight-bench-")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    begin = time.monotonic()
+    process = subprocess.Popen(
+        [*LAUNCHERS[launcher], *flags, WORKER, *arguments],
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process, begin
+        Path(directory, "stop").touch()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate(timeout=60)
+        if process.returncode:
+            raise RuntimeError(f"{launcher} ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+        shutil.rmtree(directory)
+
+
+def _line(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise RuntimeError("the job ended before it should")
+    return line
+
+
+def _family(pid: int) -> set[int]:
+    """Return a process and all its descendants."""
+    found = {pid}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found |= _family(int(child))
+    return found
+
+
+def _pss(pid: int) -> int:
+    """Return the KiB of memory of a process, of shared pages its part (proc(5), smaps_rollup)."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1])
+    raise RuntimeError(f"no Pss of process {pid}")
+
+
+def _busy_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICK
