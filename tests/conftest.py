@@ -12,6 +12,12 @@ import pytest
 RELIGHT = (sys.executable, "-m", "relight")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
+# Whoever started the tests may have them ignored (nohup, a shell without job control), and what is
+# ignored is inherited: the launchers under test would behave otherwise.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

@@ -7,10 +7,12 @@ import pytest
 from relight import events
 
 EXAMPLES = [
-    events.Formed(0, 0, ("a", "b"), 8, "127.0.0.1", 1234, "start"),
+    events.Formed(0, 0, 1, 2, 8, "127.0.0.1", 1234, "start"),
     events.WorkerStarted(1, 5, 4321),
     events.WorkerExited(1, -9),
+    events.WorkersFrozen(True),
     events.SignalReceived(15),
+    events.GroupStopped(2, "node3 was lost"),
     events.SpawnerLost(-9),
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),

@@ -16,7 +16,7 @@ LAYERS = (
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
-    ("coordinator", "agent"),
+    ("coordinator", "link", "agent"),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
@@ -30,6 +30,8 @@ PURE_MAY_IMPORT = {
     "re",
     "signal",
     "string",
+    "hashlib",
+    "hmac",
 }
 MAX_LINES = 500
 

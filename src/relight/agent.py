@@ -1,35 +1,56 @@
-"""The main flow of one node: form a generation, run it, react. Read this first.
+"""The main flow of one node: join, run a generation, react. Read this first.
 
-    form       a store for the workers is bound, ranks are given out           (core/ranks,
-    host/tcp_store) run        the spawner starts the workers; the loop waits for their exits,
-               for signals and for deadlines; core/supervision says what to do (host/process,
-               host/logs)
-    react      all ended well: done. A failure: diagnose it, and restart with a
-               fresh generation if the budget allows, else report it           (core/failures,
-               core/restarts)
+    join       a store for the workers is bound; the group hears that this node is ready
+                                                                       (link, host/tcp_store)
+    run        the group forms a generation: the spawner starts the workers, the loop waits for
+               their exits, signals, deadlines and the coordinator; core/supervision says what to
+               do                                              (host/process, host/logs, core/ranks)
+    react      all ended well: wait for the other nodes. A failure, or a change of the group: tell
+               what is known, get ready again                             (postmortem)
 
-The agent decides nothing by itself: events go into the cores, effects come out and are carried out
-here.
+Whether there is another generation, and who is in it, is decided in core/membership; a job of one
+node has that in this process. The agent decides nothing by itself: events go into the cores,
+effects come out and are carried out here.
 """
 
 import os
 import signal
 import socket
-import time
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from relight.core import commands, ranks, restarts
+from relight.core import commands, ranks
 from relight.core.commands import Command
-from relight.core.ranks import Assignment, Generation, Node
-from relight.core.supervision import End, Kill, Signal, State, Supervision
-from relight.errors import EXIT_OK, MachineError, exit_code_of_signal, signal_name
+from relight.core.group import Settings
+from relight.core.messages import (
+    Announce,
+    Done,
+    End,
+    Failed,
+    Form,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Leave,
+    Note,
+    Ready,
+    Stop,
+    Wait,
+)
+from relight.core.ranks import Assignment, Generation, Place
+from relight.core.supervision import End as WorkerEnd
+from relight.core.supervision import Kill, Signal, State, Supervision
+from relight.errors import MachineError, exit_code_of_signal, signal_name
 from relight.events import (
     Ended,
     Event,
     Formed,
+    GroupStopped,
     Restarting,
     SignalReceived,
     Tick,
+    WorkerExited,
+    WorkersFrozen,
     WorkerStarted,
     describe,
 )
@@ -39,29 +60,35 @@ from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers, catches_signal
 from relight.host.tcp_store import Reservation, TCPStore
+from relight.link import LocalLink, RemoteLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.timers import WorkerTimers
+    from relight.rendezvous.meeting import Meeting
 
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Job(NamedTuple):
-    """What this agent is to run: the workers' command and number, and where their store listens.
+    """What this agent is to run: the workers' command and number, and how the nodes meet.
 
-    `cpus` has one affinity mask a worker, or is empty. `run_directory` is empty where no files may
-    be written; it is removed at the end unless `keep_logs`.
+    `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
+    of one node. `cpus` has one affinity mask a worker, or is empty. `run_directory` is empty where
+    no files may be written; it is removed at the end unless `keep_logs`.
     """
 
     command: Command
     nproc: int
-    master_addr: str
-    master_port: int
+    store_host: str
+    store_port: int
     cpus: tuple[frozenset[int], ...]
     grace_s: float
     run_directory: str
     keep_logs: bool
+    settings: Settings
+    meeting: "Meeting | None"
+    facts: dict[str, str]
 
 
 class Agent:
@@ -78,11 +105,23 @@ class Agent:
             console=self.spec.event_log_handler == "console",
         )
         self._signals: list[int] = []
+        self._form: Form | None = None
+        self._end: End | None = None
+        self._ready: Ready | None = None
+        self._live: Form | None = None  # the generation whose workers are here, also when done
+        self._last = -1  # its number, or that of the one before
+        self._stop: Stop | None = None
+        self._done = False
+        self._failed = ""
+        self._lease: float | None = None
+        self._restart = 0
         self._supervision: Supervision | None = None
         self._workers: Workers | None = None
         self._logs: Logs | None = None
         self._deadline: Timer | None = None
+        self._store: TCPStore | Reservation | None = None
         self._listen_to_signals()
+        self.link = self._make_link()
 
     def run(self) -> int:
         """Run the job; return its exit code.
@@ -91,10 +130,12 @@ class Agent:
             RelightError: the job can't be started here.
         """
         try:
+            self.link.open(self)
             exit_code, reason = self._run()
             self._record(Ended(exit_code, reason))
             return exit_code
         finally:
+            self.link.close(lambda: bool(self._signals))
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
             self.loop.close()
@@ -106,50 +147,154 @@ class Agent:
         self.consoles.stderr.say(f"relight: {message}")
 
     def _run(self) -> tuple[int, str]:
-        restart, cause = 0, "start"
+        failures: tuple[dict[str, Any], ...] = ()
+        left: tuple[int, ...] = ()
         while True:
-            generation, port_holder = self._form(restart, cause)
-            formed_at = self.loop.now()
-            ends = self._run_generation(generation)
-            port_holder.close()
+            self._get_ready(failures, left)
+            self.loop.run_until(lambda: bool(self._form or self._end or self._signals))
+            if self._form and not (self._end or self._signals):
+                self._live, self._form = self._form, None
+                ends = self._run_generation(self._live)
+                failures, left = self._what_happened(ends)
+                if not (failures or self._stop or self._signals):
+                    self._wait_for_others()
+                self._live, self._done, self._failed = None, False, ""
             if self._signals:
-                number = self._signals[0]
-                return exit_code_of_signal(number), f"the agent got {signal_name(number)}"
-            failed = [end for end in ends if end.exitcode]
-            if not failed:
-                return EXIT_OK, "all workers ended well"
-            outcome = self._react(failed, restart, formed_at)
-            if isinstance(outcome, int):
-                return outcome, "the workers failed"
-            restart, cause = outcome.number, outcome.reason
+                return self._leave()
+            if self._end:
+                return self._finish(self._end)
 
-    def _form(self, restart: int, cause: str) -> tuple[Generation, TCPStore | Reservation]:
-        """Return the next generation, and what holds its port until it is over."""
-        holder = TCPStore if self.job.command.agent_store else Reservation
-        port_holder = holder(self.loop, self.job.master_addr, self.job.master_port)
-        node = Node(self.host, self.host, self.job.nproc, self.spec.role)
-        generation = Generation(
-            restart, restart, (node,), self.job.master_addr, port_holder.port, cause
-        )
-        self._record(
-            Formed(
-                generation=generation.number,
-                restart=generation.restart,
-                nodes=tuple(node.id for node in generation.nodes),
-                world_size=generation.world_size,
-                master_addr=generation.master_addr,
-                master_port=generation.master_port,
-                cause=cause,
-            )
-        )
-        return generation, port_holder
+    # The group.
 
-    def _run_generation(self, generation: Generation) -> list[End]:
+    def _make_link(self) -> LocalLink | RemoteLink:
+        job, meeting = self.job, self.job.meeting
+        join = Join(
+            node=os.urandom(8).hex(),
+            host=self.host,
+            address=meeting.local_addr if meeting else job.store_host,
+            slots=job.nproc,
+            role=self.spec.role,
+            node_rank=meeting.node_rank if meeting else -1,
+            least=job.settings.least,
+            most=job.settings.most,
+            max_restarts=job.settings.max_restarts,
+            facts=job.facts,
+            announce=None,
+        )
+        if meeting is None:
+            return LocalLink(self.loop, job.settings, join)
+        return RemoteLink(self.loop, job.settings, join, meeting)
+
+    def _get_ready(self, failures: tuple[dict[str, Any], ...], left: tuple[int, ...]) -> None:
+        """Bind a store for the next generation and say that no workers run here.
+
+        The store is bound before its port is announced, and only a fresh one is announced.
+        """
+        if self._store is None:
+            kind = TCPStore if self.job.command.agent_store else Reservation
+            self._store = kind(self.loop, self.job.store_host, self.job.store_port)
+        port = self._store.port
+        if isinstance(self.link, RemoteLink) and isinstance(self._store, TCPStore):
+            port = self.link.share_port(self._store) or port
+        self._stop = None
+        self._ready = Ready(self._last, port, failures, left)
+        self.link.send(self._ready)
+
+    def _wait_for_others(self) -> None:
+        """All workers here have ended well; those of other nodes may not have."""
+        assert self._live is not None
+        self._done = True
+        self.link.send(Done(self._live.generation.number))
+        self.loop.run_until(lambda: bool(self._end or self._stop or self._signals))
+
+    def _leave(self) -> tuple[int, str]:
+        name = signal_name(self._signals[0])
+        self.link.send(Leave(f"its agent got {name}"))
+        return exit_code_of_signal(self._signals[0]), f"the agent got {name}"
+
+    def _finish(self, end: End) -> tuple[int, str]:
+        if end.report:
+            self.say("\n".join(end.report))
+        elif end.exit_code:
+            self.say(end.reason)
+        if end.root is not None:
+            self._tell_parent(end.root)
+        return end.exit_code, end.reason
+
+    # What the link asks and tells.
+
+    def announce(self) -> Announce | None:
+        """Return the generation whose workers are here, if any."""
+        if self._live is None:
+            return None
+        generation, place = self._live
+        return Announce(
+            generation.number,
+            generation.restart,
+            place.group_rank,
+            place.group_world_size,
+            self._done,
+        )
+
+    def standing(self) -> Sequence[FromAgent]:
+        """Return what a new coordinator should know beyond that."""
+        if self._live is not None:
+            number = self._live.generation.number
+            return [Failed(number, self._failed)] if self._failed else []
+        return [self._ready] if self._ready is not None else []
+
+    def told(self, message: FromCoordinator) -> None:
+        """Take what the coordinator says."""
+        match message:
+            case Form():
+                self._form, self._ready = message, None
+                self._last = message.generation.number
+            case Stop():
+                self._on_stop(message)
+            case End():
+                self._end = message
+                self._stop_workers(Stop(self._last, message.reason, gently=False))
+            case Wait(text, _) | Note(text):
+                self.say(text)
+            case _:
+                pass
+
+    def lease(self, until: float | None) -> None:
+        """The workers may run until this time, None for ever."""
+        self._lease = until
+        if self._workers is not None:
+            self._workers.lease(until or 0.0)
+
+    def _lease_is_over(self) -> bool:
+        return self._lease is not None and self.loop.now() >= self._lease
+
+    def _on_stop(self, stop: Stop) -> None:
+        if self._form is not None and self._form.generation.number == stop.generation:
+            self._form = None  # it has not begun
+            self._get_ready((), ())
+        elif self._live is not None and self._live.generation.number == stop.generation:
+            self._stop_workers(stop)
+
+    def _stop_workers(self, stop: Stop) -> None:
+        if self._live is None:
+            return
+        again, self._stop = self._stop is not None, stop
+        if self._supervision is None or self._supervision.state is not State.RUNNING or again:
+            return
+        event = GroupStopped(self._last, stop.cause)
+        self._record(event)
+        self._step(event, self.loop.now())
+
+    # One generation.
+
+    def _run_generation(self, form: Form) -> list[WorkerEnd]:
         """Run the workers until all have ended and nothing of them is left."""
-        assignments = ranks.assign(generation.nodes, 0)
+        generation, place = form
+        self._tell(generation, place)
+        assignments = ranks.assign(place)
         supervision = Supervision(len(assignments), self.job.grace_s)
         directory = self.job.run_directory
-        attempt = os.path.join(directory, f"attempt_{generation.restart}") if directory else ""
+        attempt = os.path.join(directory, self._attempt(generation)) if directory else ""
         try:
             logs = Logs(self.loop, self.consoles, self.spec, attempt)
             plans = [self._plan(generation, assignment, logs) for assignment in assignments]
@@ -163,6 +308,7 @@ class Agent:
         workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
+        self.lease(self._lease)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
         self.loop.run_until(lambda: supervision.state is State.ENDED)
@@ -172,7 +318,43 @@ class Agent:
         if timers is not None:
             timers.close()
         logs.finish(lambda: len(self._signals) > 1)
+        if place.group_rank == 0 and self._store is not None:
+            self._store.close()
+            self._store = None
         return list(supervision.ends.values())
+
+    def _tell(self, generation: Generation, place: Place) -> None:
+        """Say what begins, where that is news."""
+        self._record(
+            Formed(
+                generation=generation.number,
+                restart=generation.restart,
+                group_rank=place.group_rank,
+                nodes=place.group_world_size,
+                world_size=place.world_size,
+                master_addr=generation.master_addr,
+                master_port=generation.master_port,
+                cause=generation.cause,
+            )
+        )
+        if generation.restart > self._restart:
+            self._restart = generation.restart
+            budget = self.job.settings.max_restarts
+            self._record(Restarting(generation.restart, budget, generation.cause))
+        if generation.number:
+            self.say(generation.cause)
+        if self.job.meeting is not None:
+            self.say(
+                f"generation {generation.number}: {place.world_size} workers on "
+                f"{place.group_world_size} nodes; this one is number {place.group_rank}"
+            )
+
+    def _attempt(self, generation: Generation) -> str:
+        """Return the directory of a generation's logs: torchrun's name, where it is not taken."""
+        name = f"attempt_{generation.restart}"
+        if os.path.exists(os.path.join(self.job.run_directory, name)):
+            return f"{name}_generation_{generation.number}"
+        return name
 
     def _open_timers(self) -> "WorkerTimers | None":
         """Return the timers of a generation if the workers may set some."""
@@ -207,44 +389,59 @@ class Agent:
             signal_group=self.spec.no_python,
         )
 
-    def _react(self, failed: list[End], restart: int, formed_at: float) -> restarts.Restart | int:
-        """Return the restart that follows, or report the failure and return the exit code."""
-        from relight.postmortem import examine, tell_parent  # only now: a failure is rare
+    def _what_happened(
+        self, ends: list[WorkerEnd]
+    ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
+        """Return the failures of a generation for the coordinator, and the ranks that ended well
+        before.
+        """
+        failed = [end for end in ends if end.exitcode]
+        if not failed or self._signals:
+            return (), ()
+        from relight.core.failures import to_record
+        from relight.postmortem import gather
 
         assert self._logs is not None and self._workers is not None
-        diagnosis = examine(failed, self._logs, self._workers, self.host)
-        decision = restarts.after_failure(restart, self.spec.max_restarts)
-        if isinstance(decision, restarts.Restart):
-            reason = diagnosis.headline()
-            self._record(Restarting(decision.number, self.spec.max_restarts, reason))
-            self.say(f"{reason}; {decision.reason}")
-            return decision
-        self.say(
-            "\n".join(
-                diagnosis.render(
-                    formed_at=formed_at, ended=time.strftime("%F %T%z"), verdict=decision.reason
-                )
-            )
-        )
-        parent_file = self.job.command.env.get("TORCHELASTIC_ERROR_FILE")
-        if parent_file:
-            tell_parent(parent_file, diagnosis.root, self._logs)
-        return diagnosis.exit_code
+        failures, left = gather(ends, self._logs, self._workers, self.host)
+        now = self.loop.now()
+        return tuple(to_record(failure, now) for failure in failures), left
+
+    def _tell_parent(self, record: dict[str, Any]) -> None:
+        """Tell the program that started this agent what the root cause was."""
+        path = self.job.command.env.get("TORCHELASTIC_ERROR_FILE")
+        if path:
+            from relight.postmortem import tell_parent
+
+            tell_parent(path, record, self._logs, self._workers, self.loop.now())
+
+    # Events.
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
         self._record(event)
-        if not isinstance(event, WorkerStarted):
+        if isinstance(event, WorkersFrozen):
+            self.say(
+                "the coordinator is silent; workers stand still until it is back"
+                if event.frozen
+                else "the coordinator is back; workers go on"
+            )
+        elif not isinstance(event, WorkerStarted):
             self._step(event, at)
 
     def _step(self, event: Event, now: float) -> None:
         """Give an event to the supervision and carry out what it says."""
         assert self._supervision is not None and self._workers is not None
+        was_running = self._supervision.state is State.RUNNING
         for effect in self._supervision.step(event, now):
             match effect:
+                case Signal() if self._workers.frozen or self._lease_is_over():
+                    self._workers.kill()  # they would not see it, and must not go on
                 case Signal(local_ranks, number):
                     self._workers.signal(local_ranks, number)
                 case Kill():
                     self._workers.kill()
+        if was_running and isinstance(event, WorkerExited) and event.exitcode:
+            self._failed = f"a worker failed on {self.host}"
+            self.link.send(Failed(self._last, self._failed))
         if self._deadline is not None:
             self._deadline.cancel()
         due = self._supervision.deadline()

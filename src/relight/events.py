@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 
 class Formed(NamedTuple):
-    """A generation was formed: these nodes, this many workers."""
+    """A generation was formed: this many nodes, among which this one has a place, and workers."""
 
     generation: int
     restart: int
-    nodes: tuple[str, ...]
+    group_rank: int
+    nodes: int
     world_size: int
     master_addr: str
     master_port: int
@@ -35,10 +36,23 @@ class WorkerExited(NamedTuple):
     exitcode: int
 
 
+class WorkersFrozen(NamedTuple):
+    """The workers' lease is over and they stand still (`frozen`), or they go on."""
+
+    frozen: bool
+
+
 class SignalReceived(NamedTuple):
     """The agent was sent a signal that stops the job."""
 
     number: int
+
+
+class GroupStopped(NamedTuple):
+    """The coordinator wants the workers of this generation to stop."""
+
+    generation: int
+    cause: str
 
 
 class SpawnerLost(NamedTuple):
@@ -67,7 +81,16 @@ class Ended(NamedTuple):
 
 
 Event = (
-    Formed | WorkerStarted | WorkerExited | SignalReceived | SpawnerLost | Tick | Restarting | Ended
+    Formed
+    | WorkerStarted
+    | WorkerExited
+    | WorkersFrozen
+    | SignalReceived
+    | GroupStopped
+    | SpawnerLost
+    | Tick
+    | Restarting
+    | Ended
 )
 
 _TYPES: dict[str, Any] = {
@@ -76,7 +99,9 @@ _TYPES: dict[str, Any] = {
         Formed,
         WorkerStarted,
         WorkerExited,
+        WorkersFrozen,
         SignalReceived,
+        GroupStopped,
         SpawnerLost,
         Tick,
         Restarting,
@@ -91,14 +116,19 @@ def describe(event: Event) -> str:
         case Formed():
             return (
                 f"generation {event.generation} ({event.cause}): {event.world_size} workers on "
-                f"{', '.join(event.nodes)}; they meet at {event.master_addr}:{event.master_port}"
+                f"{event.nodes} node{'s' if event.nodes > 1 else ''}, this one is number "
+                f"{event.group_rank}; they meet at {event.master_addr}:{event.master_port}"
             )
         case WorkerStarted():
             return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
         case WorkerExited():
             return f"local rank {event.local_rank} ended: {event.exitcode}"
+        case WorkersFrozen():
+            return f"the workers {'stand still: their lease is over' if event.frozen else 'go on'}"
         case SignalReceived():
             return f"the agent got signal {event.number}"
+        case GroupStopped():
+            return f"the workers of generation {event.generation} are stopped: {event.cause}"
         case SpawnerLost():
             return f"the process that holds the workers ended: {event.exitcode}"
         case Restarting():

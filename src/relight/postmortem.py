@@ -1,14 +1,16 @@
-"""After a failure: gather what is known of each worker that ended badly, and find the root cause.
+"""After a failure: gather what is known of each worker that ended badly, for the diagnosis.
 
 Loaded only when something has failed; the agent calls it. Reading is done here and in `host`,
 judging in `core/failures`.
 """
 
 import signal
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from relight.core import tracebacks
-from relight.core.failures import Diagnosis, Failure, diagnose
+from relight.core.failures import Failure, from_record
 from relight.core.supervision import End
 from relight.host import reports
 from relight.host.logs import Logs
@@ -19,19 +21,27 @@ _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader says when one of its processes got SIGKILL."""
 
 
-def examine(ends: Sequence[End], logs: Logs, workers: Workers, host: str) -> Diagnosis:
-    """Return the diagnosis of a generation; at least one of its workers ended other than with 0."""
+def gather(
+    ends: Sequence[End], logs: Logs, workers: Workers, host: str
+) -> tuple[list[Failure], tuple[int, ...]]:
+    """Return the failures of this node in a generation, at least one, and the ranks that had ended
+    well before the first.
+    """
     failures = [_failure(end, logs, workers, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
-    left = [e for e in ends if not e.exitcode and not e.asked and e.at <= first]
-    return diagnose(failures, (workers.ranks[end.local_rank] for end in left))
+    left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
+    return failures, tuple(workers.ranks[end.local_rank] for end in left)
 
 
-def tell_parent(path: str, root: Failure, logs: Logs) -> None:
+def tell_parent(
+    path: str, record: Mapping[str, Any], logs: Logs | None, workers: Workers | None, now: float
+) -> None:
     """Write the root cause to the error file of the program that started this agent."""
     try:
-        reports.write(path, root, logs.error_file(root.local_rank))
-    except OSError:
+        root = from_record(record, now)
+        ours = workers is not None and workers.pids.get(root.local_rank) == root.pid
+        reports.write(path, root, logs.error_file(root.local_rank) if ours and logs else "")
+    except (OSError, ValueError):
         return  # it is a courtesy: the report is on stderr
 
 
@@ -53,6 +63,7 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
         last_lines=tracebacks.last_lines(stderr),
         evidence=workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers),
         log=logs.stderr_path(end.local_rank),
+        when=time.strftime("%F %T%z"),
     )
 
 

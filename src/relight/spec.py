@@ -82,6 +82,7 @@ class RunSpec(NamedTuple):
     virtual_local_rank: bool
     numa_binding: str
     worker_store: str
+    membership_change: str
     log_dir: str
     redirects: StreamChoice
     tee: StreamChoice
@@ -336,6 +337,9 @@ FLAGS: tuple[Flag, ...] = (
          "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),
     Flag("worker-store", one_of("agent", "rank0"), "agent", "NAME",
          "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
+    Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
+         "when nodes are let in: stop workers at once, or let them save (at-checkpoint)",
+         from_env=False),
     Flag("log-dir", str, "", "DIR", "base directory of log files"),
     Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "to files: " + _BOTH, short="r"),
     Flag("tee", parse_streams, StreamChoice(0), "STREAMS", "to files and console", short="t"),

@@ -4,14 +4,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.ranks import Generation, Node, assign, visible_device, worker_variables
+from relight.core.ranks import (
+    Generation,
+    Node,
+    assign,
+    places,
+    visible_device,
+    worker_variables,
+)
 from relight.errors import UsageError
 
 
 def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[Node, ...]:
-    return tuple(
-        Node(f"node{i}", f"host{i}", size, role) for i, (size, role) in enumerate(sizes_and_roles)
-    )
+    return tuple(Node(size, role) for size, role in sizes_and_roles)
 
 
 def test_a_table_of_mixed_nodes() -> None:
@@ -19,8 +24,8 @@ def test_a_table_of_mixed_nodes() -> None:
     group = nodes((2, "train"), (1, "data"), (3, "train"))
     rows = [
         (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
-        for group_rank in range(3)
-        for a in assign(group, group_rank)
+        for place in places(group)
+        for a in assign(place)
     ]
     assert rows == [
         (0, 0, 0, "train", 0, 5),
@@ -40,7 +45,7 @@ def test_a_table_of_mixed_nodes() -> None:
 def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
     """All ranks of a generation are 0 to W-1, each once; so are those of each role."""
     group = nodes(*sizes)
-    everybody = [a for group_rank in range(len(group)) for a in assign(group, group_rank)]
+    everybody = [a for place in places(group) for a in assign(place)]
     world_size = sum(size for size, _ in sizes)
     assert [a.rank for a in everybody] == list(range(world_size))
     assert {a.world_size for a in everybody} == {world_size}
@@ -55,9 +60,9 @@ def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
 def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
     """A worker learns its place from torchrun's variables."""
     group = nodes((2, "default"))
-    generation = Generation(0, 3, group, "10.0.0.1", 1234, "start")
+    generation = Generation(0, 3, "10.0.0.1", 1234, "start")
     variables = worker_variables(
-        assign(group, 0)[1], generation, agent_store=agent_store, virtual=virtual
+        assign(places(group)[0])[1], generation, agent_store=agent_store, virtual=virtual
     )
     assert variables == {
         "LOCAL_RANK": "0" if virtual else "1",

@@ -207,7 +207,7 @@ SURROUNDINGS = (
          under={"ignore": ["SIGUSR1", "SIGUSR2", "SIGWINCH", "SIGALRM", "SIGPIPE", "SIGXFSZ",
                            "SIGINT", "SIGQUIT"]}),
     Case("nohup, no stdin", under={"ignore": ["SIGHUP"], "close": [0]},
-         differs=COMMON | {"nohup"}),
+         differs=COMMON | {"nohup", "closed-stdin"}),
     two("console: one pipe", console="pipe"),
     two("console: a file", console="file"),
     two("console: a terminal", console="terminal"),

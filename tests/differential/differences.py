@@ -187,6 +187,10 @@ DIFFERENCES = {
         "a job under nohup outlives its terminal, and so do its workers",
         ((r"workers .* status SigIgn", ".*0", ".*1"),),
     ),
+    "closed-stdin": Difference(
+        "the first file that a worker opens must not become its stdin",
+        ((r"workers .* fd 0", "closed", "a null of its own"),),
+    ),
     "ignored-sigchld": Difference(
         "a process that ignores it can't learn how its children ended, nor can a worker",
         ((r"workers .* status SigIgn", ".*11000", ".*01000"),),

@@ -10,6 +10,7 @@ from relight import env as environment
 from relight.agent import Agent, Job
 from relight.cli.arguments import parse, to_spec
 from relight.core.commands import Command
+from relight.core.group import Settings
 from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError, nearest
@@ -18,6 +19,7 @@ from relight.spec import (
     DEFAULT_GRACE_S,
     FLAGS,
     UNSET_RUN_ID,
+    Endpoint,
     RunSpec,
     check,
     check_ranks,
@@ -56,11 +58,6 @@ def launch(
         RelightError: nothing was started.
     """
     notes = check(spec, given)
-    if not spec.runs_locally():
-        raise UsageError(
-            f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}: not supported yet",
-            hint="this version runs jobs of one node",
-        )
     python = _find_python(spec, env)
     _check_script(spec, env)
     nproc = _count_workers(spec, env)
@@ -89,7 +86,8 @@ def _job(
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     run_id = spec.rdzv_id
     master = spec.store_address()
-    if run_id in ("", UNSET_RUN_ID) and not master.port and spec.rdzv_backend == "static":
+    alone = spec.runs_locally() and not master.port and spec.rdzv_backend == "static"
+    if run_id in ("", UNSET_RUN_ID) and alone:
         run_id = files.new_run_id()
     command = Command(
         spec=spec,
@@ -102,15 +100,34 @@ def _job(
         threads=threads,
         timer_file=_timer_file(env),
     )
+    settings, meeting, facts = Settings(1, 1, spec.max_restarts), None, {}
+    if not spec.runs_locally():
+        from relight.host.facts import collect
+        from relight.host.ports import any_address
+        from relight.rendezvous.meeting import arrange
+
+        meeting, settings, more = arrange(spec, env)
+        notes += more
+        master = Endpoint(any_address(), 0)
+        is_file = not (spec.module or spec.no_python)
+        facts = collect(
+            script=spec.script,
+            arguments=spec.script_args,
+            is_file=is_file,
+            python="" if spec.no_python else python,
+        )
     return Job(
         command=command,
         nproc=nproc,
-        master_addr=master.host,
-        master_port=master.port or 0,
+        store_host=master.host,
+        store_port=master.port or 0,
         cpus=_bind_cpus(spec, env, nproc),
         grace_s=_grace(spec, env),
         run_directory=_run_directory(spec, env, command.run_id),
         keep_logs=spec.keeps_logs(),
+        settings=settings,
+        meeting=meeting,
+        facts=facts,
     )
 
 

@@ -15,9 +15,9 @@ loaded only after a failure.
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
 from relight.core.tracebacks import Kind, Report
@@ -43,7 +43,7 @@ class Failure(NamedTuple):
 
     `exitcode` is negative for a signal; `at` is monotonic; `asked` is the signal that the agent had
     sent before, or 0; `evidence` are findings of the machine, such as an out-of-memory kill;
-    `last_lines` is the end of stderr.
+    `last_lines` is the end of stderr; `when` is the time of day on that host, as text.
     """
 
     rank: int
@@ -57,6 +57,7 @@ class Failure(NamedTuple):
     last_lines: tuple[str, ...]
     evidence: str
     log: str
+    when: str = ""
 
     @property
     def told(self) -> bool:
@@ -169,6 +170,54 @@ _BY_REQUEST = re.compile(
 )
 # Where in torch's own sources it was noticed, `[/pytorch/…/pair.cc:553] `.
 _NATIVE_PLACE = re.compile(r"\[/[^\]\s]+:\d+\] ")
+
+
+def to_record(failure: Failure, now: float) -> dict[str, Any]:
+    """Return a failure as a JSON object. Instead of the time there is its age, which needs no
+    common clock.
+    """
+    record = {**failure._asdict(), "at": round(now - failure.at, 6)}
+    if failure.report is not None:
+        lines = [cut(line, 1000) for line in failure.report.lines[-200:]]
+        kind = failure.report.kind.name
+        record["report"] = {**failure.report._asdict(), "kind": kind, "lines": lines}
+    return record
+
+
+def from_record(record: Mapping[str, Any], now: float) -> Failure:
+    """Return the failure of a JSON object.
+
+    Raises:
+        ValueError: a field is missing or of the wrong type.
+    """
+    try:
+        report = record["report"]
+        if report is not None:
+            lines = tuple(map(str, report["lines"]))
+            report = Report(
+                kind=Kind[report["kind"]],
+                type=str(report["type"]),
+                message=str(report["message"]),
+                where=str(report["where"]),
+                source=str(report["source"]),
+                lines=lines,
+            )
+        return Failure(
+            rank=int(record["rank"]),
+            local_rank=int(record["local_rank"]),
+            host=str(record["host"]),
+            pid=int(record["pid"]),
+            exitcode=int(record["exitcode"]),
+            at=now - float(record["at"]),
+            asked=int(record["asked"]),
+            report=report,
+            last_lines=tuple(map(str, record["last_lines"])),
+            evidence=str(record["evidence"]),
+            log=str(record["log"]),
+            when=str(record["when"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"no record of a failure: {error!r}") from None
 
 
 def shell_exit_code(exitcode: int) -> int:

@@ -4,6 +4,7 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,30 +12,33 @@ from relight.errors import UsageError
 
 
 class Node(NamedTuple):
-    """A member of a generation: who it is and what it brings."""
+    """A member of a generation: what it brings."""
 
-    id: str
-    host: str
     local_world_size: int
     role: str
 
 
 class Generation(NamedTuple):
-    """An agreed membership, replaced whole. `nodes` are in rank order; `restart` counts failures
-    only.
-    """
+    """What all members of an agreed membership have in common. `restart` counts failures only."""
 
     number: int
     restart: int
-    nodes: tuple[Node, ...]
     master_addr: str
     master_port: int
     cause: str
 
-    @property
-    def world_size(self) -> int:
-        """The number of workers of all nodes."""
-        return sum(node.local_world_size for node in self.nodes)
+
+class Place(NamedTuple):
+    """Where one node stands in a generation; all that it needs to give its workers their ranks."""
+
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    world_size: int
+    local_world_size: int
+    role: str
+    first_role_rank: int
+    role_world_size: int
 
 
 class Assignment(NamedTuple):
@@ -51,29 +55,74 @@ class Assignment(NamedTuple):
     role_world_size: int
 
 
-def assign(nodes: Sequence[Node], group_rank: int) -> list[Assignment]:
-    """Return the assignments of the workers of one node, in the order of their local ranks.
+def places(nodes: Sequence[Node]) -> list[Place]:
+    """Return the places of nodes, which are in rank order.
 
     Ranks count through the nodes in order; role ranks count likewise, but only workers of that
     role.
     """
-    own = nodes[group_rank]
-    before = nodes[:group_rank]
-    first_rank = sum(node.local_world_size for node in before)
-    first_role_rank = sum(node.local_world_size for node in before if node.role == own.role)
+    world_size = 0
+    role_sizes: dict[str, int] = {}
+    starts = []
+    for node in nodes:
+        starts.append((world_size, role_sizes.get(node.role, 0)))
+        world_size += node.local_world_size
+        role_sizes[node.role] = starts[-1][1] + node.local_world_size
+    return [
+        Place(
+            group_rank=group_rank,
+            group_world_size=len(nodes),
+            first_rank=first_rank,
+            world_size=world_size,
+            local_world_size=node.local_world_size,
+            role=node.role,
+            first_role_rank=first_role_rank,
+            role_world_size=role_sizes[node.role],
+        )
+        for group_rank, (node, (first_rank, first_role_rank)) in enumerate(
+            zip(nodes, starts, strict=True)
+        )
+    ]
+
+
+def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int) -> list[str]:
+    """Return the nodes of the next generation in rank order.
+
+    Survivors keep their order, newcomers take the holes of those that were lost, the rest of them
+    come after; holes that are left close up.
+
+    Args:
+        survivors: the last generation, None where a node was lost.
+        newcomers: in the order of their arrival.
+        most: how many nodes there may be.
+    """
+    left = list(newcomers[::-1])
+    order = [node or (left.pop() if left else None) for node in survivors]
+    kept = [node for node in order if node is not None]
+    return (kept + left[::-1])[:most]
+
+
+def natural(host: str) -> tuple[tuple[bool, int, str], ...]:
+    """Return a key that sorts node2 before node10."""
+    parts = re.findall(r"\d+|\D+", host)
+    return tuple((not p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts)
+
+
+def assign(place: Place) -> list[Assignment]:
+    """Return the assignments of the workers of one node, in the order of their local ranks."""
     return [
         Assignment(
             local_rank=local_rank,
-            rank=first_rank + local_rank,
-            world_size=sum(node.local_world_size for node in nodes),
-            local_world_size=own.local_world_size,
-            group_rank=group_rank,
-            group_world_size=len(nodes),
-            role=own.role,
-            role_rank=first_role_rank + local_rank,
-            role_world_size=sum(n.local_world_size for n in nodes if n.role == own.role),
+            rank=place.first_rank + local_rank,
+            world_size=place.world_size,
+            local_world_size=place.local_world_size,
+            group_rank=place.group_rank,
+            group_world_size=place.group_world_size,
+            role=place.role,
+            role_rank=place.first_role_rank + local_rank,
+            role_world_size=place.role_world_size,
         )
-        for local_rank in range(own.local_world_size)
+        for local_rank in range(place.local_world_size)
     ]
 
 

@@ -3,7 +3,8 @@
 States, and what leads on:
 
     RUNNING   all workers that have not ended are training
-      | one exits other than 0, or a signal for the agent      -> STOPPING
+      | one exits other than 0, a signal for the agent, or the
+      | coordinator wants it                                   -> STOPPING
       | the last one exits 0                                   -> ENDED
     STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
       | the grace time is over, or a second signal             -> KILLING
@@ -21,7 +22,7 @@ import signal
 from enum import Enum
 from typing import NamedTuple
 
-from relight.events import Event, SignalReceived, SpawnerLost, Tick, WorkerExited
+from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
 
 STUCK_AFTER_S = 60.0
 """How long a killed process may take to go before the agent gives it up."""
@@ -110,6 +111,8 @@ class Supervision:
                     return self._become_ended()
                 if exitcode and self.state is State.RUNNING:
                     return self._become_stopping(int(signal.SIGTERM), now)
+            case GroupStopped() if self.state is State.RUNNING:
+                return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
                 self.received = number
                 if self.state is State.RUNNING:

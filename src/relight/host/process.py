@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from relight.errors import InternalError, MachineError
-from relight.events import SpawnerLost, WorkerExited, WorkerStarted
+from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import linux, spawner
 from relight.host.loop import Loop
 from relight.host.memory import OomCounters
@@ -17,7 +17,7 @@ from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
 
-ProcessEvent = WorkerStarted | WorkerExited | SpawnerLost
+ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
 _CLOSE_LIMIT_S = 30.0
 
 
@@ -47,6 +47,8 @@ class Workers:
         self.ranks = tuple(ranks)
         self.evidence: dict[int, str] = {}
         """What is known of a worker's end beyond its exit code, by local rank."""
+        self.frozen = False
+        """Whether their lease is over."""
         self._loop = loop
         self._on_event = on_event
         self._buffer = b""
@@ -73,6 +75,10 @@ class Workers:
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")
+
+    def lease(self, until: float) -> None:
+        """Let the workers run until this monotonic time and then freeze; 0 is for ever."""
+        self._command(f"lease {until!r}")
 
     def close(self) -> None:
         """Kill whatever is left, and return when it is gone (or stuck in the system for 30 s)."""
@@ -109,6 +115,10 @@ class Workers:
         word, _, rest = line.partition(" ")
         if word == "broken":
             raise InternalError(f"the worker spawner (pid {self._pid}) broke: {rest}")
+        if word in ("frozen", "thawed"):
+            self.frozen = word == "frozen"
+            self._on_event(WorkersFrozen(self.frozen), self._loop.now())
+            return
         local_rank, value, *times = rest.split()
         index = int(local_rank)
         now = self._loop.now()

@@ -14,9 +14,13 @@ If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what the
 the agent's (it is a subreaper as well), which kills it. Only children of our own are ever killed,
 by pids that can't have been used again because nobody else reaps them.
 
-Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`. Spawner to agent: `started RANK
-PID`, `failed RANK ERRNO`, `exited RANK EXITCODE TIME` (CLOCK_MONOTONIC, the same for all processes
-of a machine), `broken REASON`.
+Workers may have a lease, a time until which they may run. When it is over, they are frozen
+(SIGSTOP) until it is renewed. The spawner sees to that, so that it also holds for an agent that is
+itself stopped.
+
+Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none).
+Spawner to agent: `started RANK PID`, `failed RANK ERRNO`, `exited RANK EXITCODE TIME`, `frozen`,
+`thawed`, `broken REASON`. Times are CLOCK_MONOTONIC, the same for all processes of a machine.
 """
 
 import errno
@@ -71,6 +75,8 @@ class _Spawner:
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
         self.buffer = b""
+        self.lease = 0.0
+        self.frozen = False
 
     def run(self, mask: Collection[int]) -> None:
         wake_read = self._prepare()
@@ -89,7 +95,7 @@ class _Spawner:
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
         while True:
-            ready = dict(poll.poll())
+            ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
                 os.read(wake_read, 4096)
             # Exits first: a worker that is already gone must not be signalled.
@@ -97,6 +103,25 @@ class _Spawner:
             if self.agent.fileno() in ready and not self._obey():
                 self._end_everything()
                 return
+            self._keep_lease()
+
+    def _until_lease_ends(self) -> float | None:
+        """Return the milliseconds until there is something to do without being told."""
+        if not self.lease or self.frozen:
+            return None
+        return max(0.0, self.lease - time.monotonic()) * 1000
+
+    def _keep_lease(self) -> None:
+        """Freeze the workers if their lease is over, thaw them if it is not."""
+        over = bool(self.lease) and time.monotonic() >= self.lease
+        if over != self.frozen:
+            self.frozen = over
+            for pid in self.local_rank_of:
+                try:
+                    os.killpg(pid, signal.SIGSTOP if over else signal.SIGCONT)
+                except (ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGSTOP if over else signal.SIGCONT)
+            self.tell("frozen" if over else "thawed")
 
     def _prepare(self) -> int:
         """Leave the agent's session and signals behind; return the descriptor that wakes on
@@ -166,6 +191,8 @@ class _Spawner:
                 self._signal(int(words[1]), int(words[2]))
             elif words[0] == b"kill":
                 self._end_everything()
+            elif words[0] == b"lease":
+                self.lease = float(words[1])
         return True
 
     def _signal(self, local_rank: int, number: int) -> None:

@@ -92,6 +92,13 @@ class TCPStore:
         for client in list(self._clients):
             client.close()
 
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve a client that has come on another port."""
+        if len(self._clients) < self._max_clients:
+            self._clients.add(_Client(self._loop, self, connection))
+        else:
+            connection.close()
+
     def forget(self, client: "_Client") -> None:
         """A client has gone."""
         self._clients.discard(client)
@@ -112,10 +119,7 @@ class TCPStore:
                 connection, _ = self._listener.accept()
             except OSError:
                 return  # there are no more, or the peer has gone already
-            if len(self._clients) < self._max_clients:
-                self._clients.add(_Client(self._loop, self, connection))
-            else:
-                connection.close()
+            self.adopt(connection)
 
     def _set(self, _: "_Client", key: bytes, value: bytes) -> None:
         self._store(key, value)

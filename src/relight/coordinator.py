@@ -1,0 +1,247 @@
+"""Serves the group to the agents of a job: `core/membership` with a clock, connections, heartbeats.
+
+A job of one node has a `Group` inside its agent and nothing else. With several nodes, the agent
+that holds the endpoint has a `Coordinator`: it listens there, for all jobs that use the endpoint,
+and tells each group what its nodes say and when one falls silent.
+
+A node beats over its connection. Where packets are lost, TCP holds back what follows, so beats also
+come as datagrams, to the same port; either counts. They carry a code that only the two ends of the
+connection can make.
+"""
+
+import socket
+from collections.abc import Callable
+
+from relight.core import messages
+from relight.core.group import Lost, Settings, Tick, Told
+from relight.core.membership import Membership
+from relight.core.messages import Form, FromAgent, FromCoordinator, Join
+from relight.core.wire import Malformed, Message
+from relight.errors import EXIT_USAGE
+from relight.host.beats import SIZE, Address, Beats
+from relight.host.connection import Connection, Listener, Security
+from relight.host.loop import Loop, Timer
+
+Sink = Callable[[FromCoordinator], None]
+_STALL_S = 0.5
+"""An agent that was stopped, or a machine that was, must not take it for the silence of others."""
+
+
+class Group:
+    """One job's membership, its deadlines, and where to send what it says.
+
+    Args:
+        loop: the agent's loop.
+        settings: what the job was asked to be.
+    """
+
+    def __init__(self, loop: Loop, settings: Settings) -> None:
+        self.membership = Membership(settings)
+        self.sinks: dict[str, Sink] = {}
+        self._loop = loop
+        self._timer: Timer | None = None
+
+    def step(self, event: Told | Lost | Tick) -> None:
+        """Take an event in and send what follows from it."""
+        for node, message in self.membership.step(event, self._loop.now()):
+            sink = self.sinks.get(node)
+            if sink is not None:
+                sink(message)
+        due = self.membership.deadline()
+        if self._timer is not None and self._timer.when == due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._on_deadline)
+
+    def close(self) -> None:
+        """Stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.sinks.clear()
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        self.step(Tick())
+
+
+class Coordinator:
+    """The groups of all jobs that meet at one endpoint.
+
+    Args:
+        loop: the agent's loop.
+        sock: bound to the endpoint and listening.
+        security: what agents must prove.
+        lost_after_s: a node that is silent for so long is lost.
+        divert: takes clients of torch's TCPStore that come to the endpoint's port.
+        log: is told of peers that were turned away.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        security: Security,
+        lost_after_s: float,
+        divert: Callable[[socket.socket], None],
+        log: Callable[[str], None],
+    ) -> None:
+        self.groups: dict[str, Group] = {}
+        self.seen_address = ""
+        """The address of this machine that other nodes use, once one has come."""
+        self._loop = loop
+        self._lost_after_s = lost_after_s
+        self._peers: dict[Connection, _Peer] = {}
+        self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
+        self._by_key: dict[bytes, Connection] = {}
+        hello = {"type": "hello", "sender": "coordinator"}
+        self._listener = Listener(loop, sock, self, hello, security, divert=divert)
+        self._listener.on_refused = log
+        self._log = log
+        self._patient_until = 0.0
+        self._looked_at = loop.now()
+        self._timer = loop.call_after(lost_after_s / 8, self._look)
+
+    @property
+    def others(self) -> int:
+        """How many agents of other nodes are connected."""
+        return len(self._peers)
+
+    def group(self, job: str, settings: Settings) -> Group:
+        """Return the group of a job; it is made if this is its first node."""
+        if job not in self.groups:
+            self.groups[job] = Group(self._loop, settings)
+        return self.groups[job]
+
+    def close(self) -> None:
+        """Stop listening, and end all connections."""
+        self._timer.cancel()
+        self._listener.close()
+        self._beats.close()
+        for connection in list(self._peers):
+            connection.close()
+        self._peers.clear()
+        for group in self.groups.values():
+            group.close()
+
+    # From the listener.
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        """An agent of some job has come."""
+        job, given = str(hello.get("job")), hello.get("settings")
+        try:
+            settings = Settings.from_json(given if isinstance(given, dict) else {})
+        except Malformed as error:
+            self._turn_away(connection, str(error))
+            return
+        group = self.group(job, settings)
+        self.seen_address = self.seen_address or connection.own_address()
+        self._peers[connection] = _Peer(connection, group)
+        self._by_key[self._beats.key_of(connection.session_key)] = connection
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """An agent says something."""
+        peer = self._peers[connection]
+        if message["type"] == "beat":
+            connection.send(message)  # the echo is the agent's lease
+            return
+        try:
+            told = messages.from_json(message)
+        except Malformed as error:
+            connection.fail(f"it sent nonsense: {error}")
+            return
+        if isinstance(told, Join):
+            peer.node = told.node
+            for other in list(self._peers.values()):
+                if other.node == told.node and other.group is peer.group and other is not peer:
+                    self._forget(other.connection)  # it has come again before we saw it go
+                    other.connection.close()
+            peer.group.sinks[told.node] = self._sink(connection)
+        if peer.node and isinstance(told, FromAgent):
+            peer.group.step(Told(peer.node, told))
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """The connection to an agent is gone."""
+        if connection in self._peers:
+            if self._loop.now() < self._patient_until:
+                # It gave us up while we stood still; it will be back.
+                self._loop.call_at(self._patient_until, lambda: self._lose(connection, reason))
+            else:
+                self._lose(connection, reason)
+
+    def sink_of_own(self, deliver: Sink) -> Sink:
+        """Return the sink of the agent that is in this process."""
+
+        def sink(message: FromCoordinator) -> None:
+            shown = self._with_address(message)
+            self._loop.call_after(0, lambda: deliver(shown))
+
+        return sink
+
+    def _sink(self, connection: Connection) -> Sink:
+        def sink(message: FromCoordinator) -> None:
+            connection.send(messages.to_json(self._with_address(message)))
+
+        return sink
+
+    def _with_address(self, message: FromCoordinator) -> FromCoordinator:
+        """Fill in the address of our own node, which we learn only from others."""
+        if isinstance(message, Form) and not message.generation.master_addr:
+            address = self.seen_address or "127.0.0.1"
+            return message._replace(generation=message.generation._replace(master_addr=address))
+        return message
+
+    def _turn_away(self, connection: Connection, reason: str) -> None:
+        end = messages.End(
+            EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None
+        )
+        connection.send(messages.to_json(end))
+        connection.close()
+        self._log(f"{connection.peer}: {reason}")
+
+    def _lose(self, connection: Connection, reason: str) -> None:
+        peer = self._peers.get(connection)
+        if peer is None:
+            return
+        self._forget(connection)
+        if peer.node:
+            peer.group.sinks.pop(peer.node, None)
+            peer.group.step(Lost(peer.node, reason))
+
+    def _forget(self, connection: Connection) -> None:
+        del self._peers[connection]
+        self._by_key.pop(self._beats.key_of(connection.session_key), None)
+
+    # Who is silent.
+
+    def _on_datagram(self, data: bytes, sender: Address) -> None:
+        connection = self._by_key.get(data[:8])
+        if connection is None or len(data) != SIZE:
+            return
+        if self._beats.is_genuine(data, connection.session_key):
+            connection.heard_at = self._loop.now()
+            self._beats.send(data, sender)
+
+    def _look(self) -> None:
+        now = self._loop.now()
+        interval = self._lost_after_s / 8
+        if now - self._looked_at > interval + _STALL_S:
+            self._patient_until = now + 2 * self._lost_after_s
+        self._looked_at = now
+        self._timer = self._loop.call_after(interval, self._look)
+        if now < self._patient_until:
+            return
+        for connection in list(self._peers):
+            silent_s = now - connection.heard_at
+            if silent_s > self._lost_after_s:
+                connection.close()
+                self._lose(connection, f"no word for {silent_s:.1f} s")
+
+
+class _Peer:
+    """An agent of another node."""
+
+    def __init__(self, connection: Connection, group: Group) -> None:
+        self.connection = connection
+        self.group = group
+        self.node = ""

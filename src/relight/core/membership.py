@@ -1,0 +1,518 @@
+"""The group: who is in, which generation is live, when to form the next one, and why not yet.
+
+One coordinator runs this for all agents of a job; a job of one node runs it inside its agent. What
+the agents say comes in, what they must do goes out.
+
+    GATHERING   no workers run; nodes join
+      | as many as may be, or enough and no newcomer for a while   -> RUNNING
+      | the join timeout passes                                    -> ENDED
+    RUNNING     a generation is live
+      | a worker failed, a node was lost, newcomers are to be let in -> STOPPING
+      | the workers of all nodes have ended well                   -> ENDED
+    STOPPING    all nodes of the generation were told to stop their workers
+      | all of them have, or are lost                              -> GATHERING, and on at once
+      | a worker had failed and no restart is left                 -> ENDED
+    RECOVERING  this coordinator is new; nodes announce a generation that is live
+      | all of its nodes are here                                  -> RUNNING
+      | all are, but a worker has failed; or some are not, after a
+      | while                                                      -> STOPPING
+    ENDED       everybody is told; so is who comes late
+
+Rules:
+
+- Only survivors are waited for on the way to the next generation, never strangers. Where none is
+  left, it takes a while until the lease of the lost ones is over.
+- Survivors keep their order, a newcomer takes the hole of a lost node, the rest is appended. The
+  first generation is in the natural order of host names (node2 before node10).
+- `restart` counts failures of workers; a change of membership costs nothing, and where both happen
+  during a stop it was a change of membership.
+- Whoever was lost and returns in time, workers and all, has its place again.
+- A generation's number is above all that this coordinator has heard of.
+- Nodes above the maximum are spares.
+
+Invariants are in `check`. What is deliberately not here: connections, heartbeats, leases,
+processes.
+"""
+
+from collections.abc import Mapping
+
+from relight.core import ranks, restarts, waiting
+from relight.core.group import Event, Lost, Send, Settings, State, Told
+from relight.core.messages import (
+    Announce,
+    Confirm,
+    Done,
+    End,
+    Failed,
+    Form,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Leave,
+    Note,
+    Ready,
+    Stop,
+    Wait,
+)
+from relight.core.mismatches import compare
+from relight.core.ranks import Generation, Node
+from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE
+
+_WAIT_EVERY_S = 1.0
+"""A node is told at most this often why it waits: many that join must not flood each other."""
+_TELL_AFTER_S = 0.3
+"""What is over so soon need not be told."""
+
+
+class _Member:
+    """A node that is connected."""
+
+    def __init__(self, join: Join, number: int) -> None:
+        self.join = join
+        self.number = number  # of its arrival
+        self.ready: Ready | None = None
+        self.idle = True  # has come without workers, and was not told to start any
+
+    @property
+    def node(self) -> str:
+        return self.join.node
+
+
+class Membership:
+    """The state machine of one job's group. A step costs the same however many nodes there are,
+    but for those that change the group as a whole.
+
+    Args:
+        settings: what the job was asked to be.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = State.GATHERING
+        self.generation = -1
+        self.restart = 0
+        self.end: End | None = None
+        self.members: dict[str, _Member] = {}
+        self.order: list[str | None] = []
+        """The nodes of the live or last generation by group rank; None where one was lost."""
+        self._places: dict[str, int] = {}  # the same by node
+        self._active: set[str] = set()  # those of them whose workers may still run
+        self._done: dict[str, float] = {}  # those whose workers have ended well, and when
+        self._done_and_gone = 0
+        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
+        self._by_node_rank: dict[int, str] = {}
+        self._arrivals = 0
+        self._arrived_at = 0.0
+        self._waiting_since = 0.0
+        self._formed_at = 0.0
+        self._highest = -1  # generation heard of
+        self._cause = "start"
+        self._trouble = ""  # a worker has failed, and why
+        self._changed = False  # a node was lost or let in during this stop
+        self._failures: list[tuple[Mapping[str, object], float]] = []  # and when we heard of it
+        self._left: list[int] = []
+        self._recover_until: float | None = None  # lost nodes may still come back as they were
+        self._untold = False  # those who wait do not know the latest reason
+        self._tell_at = 0.0
+        self._effects: list[Send] = []
+
+    def step(self, event: Event, now: float) -> list[Send]:
+        """Take one event and return what must be said to whom."""
+        match event:
+            case Told(_, Join() as join):
+                self._join(join, now)
+            case Told(node, message) if node in self.members:
+                self._told(self.members[node], message, now)
+            case Lost(node, reason) if node in self.members:
+                self._lose(self.members[node], f"was lost: {reason}", now)
+            case _:
+                pass
+        self._advance(now)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        settings = self.settings
+        times = []
+        if self.state is State.GATHERING and self.members:
+            times.append(self._waiting_since + settings.join_timeout_s)
+            if self._enough():
+                times.append(self._arrived_at + settings.last_call_s)
+        elif self.state is State.RUNNING:
+            if self._newcomers():
+                times.append(self._arrived_at + settings.last_call_s)
+            if self._done:
+                times.append(next(iter(self._done.values())) + settings.exit_barrier_s)
+        if self._recover_until is not None:
+            times.append(self._recover_until)
+        if self._untold and self.state in (State.GATHERING, State.RUNNING):
+            times.append(self._tell_at)
+        return min(times, default=None)
+
+    def explain(self, now: float) -> str:
+        """Return in words what is being waited for."""
+        settings, here = self.settings, len(self.members)
+        left = self._waiting_since + settings.join_timeout_s - now
+        match self.state:
+            case State.GATHERING:
+                hosts = [m.join.host for m in self.members.values()]
+                if here < settings.needed:
+                    return waiting.too_few(hosts, settings.needed, settings.most, left)
+                if not self._enough():
+                    late = [m.join.host for n, m in self.members.items() if n not in self._ready]
+                    return waiting.not_ready(late, left)
+                return waiting.last_call(hosts, settings.most, settings.last_call_s)
+            case State.RUNNING:
+                return f"generation {self.generation} runs on {len(self.order)} nodes"
+            case State.STOPPING:
+                late = [self.members[node].join.host for node in sorted(self._active)]
+                return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
+            case State.RECOVERING:
+                return waiting.coming_back(self.order.count(None), self.generation)
+            case State.ENDED:
+                return "the job is over"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        live = {node: place for place, node in enumerate(self.order) if node is not None}
+        assert live == self._places
+        assert live.keys() <= self.members.keys()
+        assert self._active <= live.keys()
+        assert self._done.keys() <= live.keys()
+        assert self._ready.keys() <= self.members.keys()
+        assert not self._ready.keys() & self._active
+        assert len(self.order) <= self.settings.most
+        assert self.restart <= self.settings.max_restarts
+        assert self.generation <= self._highest
+        assert (self.end is not None) == (self.state is State.ENDED)
+        if self.state is State.RUNNING:
+            assert len(self.order) >= self.settings.least
+            assert len(live) + self._done_and_gone == len(self.order)
+            assert self._active == live.keys() - self._done.keys()
+        if self.state is State.STOPPING:
+            assert self._active or self._recover_until is not None
+
+    # What nodes say.
+
+    def _join(self, join: Join, now: float) -> None:
+        if self.end is not None:
+            self._send(join.node, self.end)
+            return
+        holder = self.members.get(self._by_node_rank.get(join.node_rank, join.node))
+        other = holder.join if holder is not None and holder.node != join.node else None
+        refusal = waiting.refusal(self.settings, join, other)
+        if refusal:
+            self._send(join.node, End(EXIT_USAGE, refusal, (), None))
+            return
+        if not self.members and self.state is State.GATHERING:
+            self._waiting_since = now
+        member = self.members.get(join.node)
+        if member is None:
+            self._compare(join)
+            member = self.members[join.node] = _Member(join, self._arrivals)
+            self._arrivals += 1
+            self._arrived_at = now
+        if self.settings.ordered:
+            self._by_node_rank[join.node_rank] = join.node
+        member.join, member.ready, member.idle = join, None, join.announce is None
+        self._ready.pop(join.node, None)
+        self._untold = True
+        self._tell_at = max(self._tell_at, now + _TELL_AFTER_S)
+        if join.announce is not None:
+            self._announced(member, join.announce, now)
+        elif join.node in self._places:  # it has lost its workers, or never got the word to start
+            if self.state is State.RUNNING:
+                self._stop(f"{join.host} came back without its workers")
+            elif self.state is State.STOPPING:
+                self._active.add(join.node)  # until it says that it is ready
+                self._send(join.node, Stop(self.generation, self._cause, gently=False))
+
+    def _compare(self, join: Join) -> None:
+        """Tell the newcomer and the first node where they differ."""
+        if join.facts and self.members:
+            first = next(iter(self.members.values())).join
+            for text in compare({first.host: first.facts}, join.host, join.facts):
+                self._send(join.node, Note(text))
+                self._send(first.node, Note(text))
+
+    def _announced(self, member: _Member, announce: Announce, now: float) -> None:
+        """A node comes with the workers of a generation."""
+        number, node = announce.generation, member.node
+        place, size = announce.group_rank, announce.group_world_size
+        self._highest = max(self._highest, number)
+        possible = 0 <= place < size <= self.settings.most
+        fresh = self.generation < 0 and self.state is State.GATHERING
+        if possible and number > self.generation and (fresh or self.state is State.RECOVERING):
+            for older in list(self._places):
+                self._supersede(self.members[older])
+            self.state, self.generation, self._formed_at = State.RECOVERING, number, now
+            self.restart = min(announce.restart, self.settings.max_restarts)
+            self.order, self._done_and_gone = [None] * size, 0
+            self._recover_until = now + self.settings.rejoin_s
+        live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
+        if not (possible and live and (number, size) == (self.generation, len(self.order))):
+            self._supersede(member)
+            return
+        if self.order[place] is None and (self.state is not State.RUNNING or announce.done):
+            if self.state is State.RUNNING:
+                self._done_and_gone -= 1
+            self.order[place] = node
+            self._places[node] = place
+        if self.order[place] != node:
+            self._supersede(member)
+            return
+        if node not in self._done:
+            self._active.add(node)
+        if self.state is State.STOPPING:
+            self._send(node, Stop(number, self._cause, gently=False))
+            return
+        if self.state is State.RUNNING:
+            self._send(node, Confirm(number))
+        if announce.done:
+            self._is_done(node, now)
+
+    def _supersede(self, member: _Member) -> None:
+        announce = member.join.announce
+        number = self.generation if announce is None else announce.generation
+        self._send(member.node, Stop(number, "the group went on without this node", gently=False))
+        if member.node in self._places:
+            self._set_aside(member.node)
+
+    def _told(self, member: _Member, message: FromAgent, now: float) -> None:
+        node = member.node
+        current = node in self._places and getattr(message, "generation", -1) == self.generation
+        match message:
+            case Ready():
+                self._highest = max(self._highest, message.generation)
+                if node in self._places and not (current or member.idle):
+                    return  # an older word
+                self._is_ready(member, message, current, now)
+            case Failed(_, reason) if current:
+                self._trouble = self._trouble or reason
+                if self.state is State.RUNNING:
+                    self._stop(reason)
+            case Done() if current and self.state in (State.RUNNING, State.RECOVERING):
+                self._is_done(node, now)
+            case Leave(reason):
+                self._lose(member, f"left: {reason}", now, orderly=True)
+            case _:
+                pass
+
+    def _is_ready(self, member: _Member, ready: Ready, current: bool, now: float) -> None:
+        node = member.node
+        if node in self._active or node in self._done:
+            if current:
+                self._failures += [(record, now) for record in ready.failures]
+                self._left += ready.left
+                if any(not record.get("asked") for record in ready.failures):
+                    self._trouble = self._trouble or f"a worker failed on {member.join.host}"
+            if self.state is State.RUNNING:
+                self._stop(self._trouble or f"workers ended on {member.join.host}")
+            self._active.discard(node)
+        member.ready = ready
+        self._ready[node] = None
+        self._untold = True
+
+    def _is_done(self, node: str, now: float) -> None:
+        self._active.discard(node)
+        self._done.setdefault(node, now)
+
+    def _lose(self, member: _Member, what: str, now: float, *, orderly: bool = False) -> None:
+        node = member.node
+        self._forget(member)
+        self._untold = True
+        if node not in self._places:
+            return
+        done = node in self._done
+        self._set_aside(node)
+        if done:
+            self._done_and_gone += 1
+        elif self.state is State.RECOVERING and not orderly:
+            self._recover_until = now + self.settings.rejoin_s
+        else:
+            self._changed = True
+            if self.state in (State.RUNNING, State.RECOVERING):
+                self._stop(f"{member.join.host} {what}")
+            elif self.state is State.STOPPING:
+                self._cause = f"{member.join.host} {what}"
+            if self.state is State.STOPPING and not self._places and not orderly:
+                self._recover_until = now + self.settings.rejoin_s
+
+    def _forget(self, member: _Member) -> None:
+        del self.members[member.node]
+        self._by_node_rank.pop(member.join.node_rank, None)
+        self._ready.pop(member.node, None)
+
+    def _set_aside(self, node: str) -> None:
+        """A node of the generation is no longer in it; its place becomes a hole."""
+        self.order[self._places.pop(node)] = None
+        self._active.discard(node)
+        self._done.pop(node, None)
+
+    # What follows.
+
+    def _advance(self, now: float) -> None:
+        """Go on as far as it is possible now."""
+        if self._recover_until is not None:
+            self._recover(self._recover_until, now)
+        if self.state is State.RUNNING:
+            self._run(now)
+        if self.state is State.STOPPING and not self._active and self._recover_until is None:
+            self._stopped(now)
+        if self.state is State.GATHERING:
+            self._gather(now)
+        if self._untold and now >= self._tell_at:
+            self._tell_why(now)
+
+    def _recover(self, until: float, now: float) -> None:
+        missing = len(self._places) + self._done_and_gone < len(self.order)
+        if missing and now < until:
+            return
+        self._recover_until = None
+        self._changed |= missing
+        if self.state is not State.RECOVERING:
+            return
+        if missing:
+            self._stop("a node was lost together with the coordinator")
+        elif self._trouble or len(self._active) + len(self._done) < len(self._places):
+            self._stop(self._trouble or "workers ended while there was no coordinator")
+        else:
+            self.state = State.RUNNING
+            for node in self._places:
+                self._send(node, Confirm(self.generation))
+
+    def _run(self, now: float) -> None:
+        if not self._active:
+            self._finish(End(EXIT_OK, "all workers ended well", (), None))
+            return
+        for node, done_at in list(self._done.items()):
+            if now < done_at + self.settings.exit_barrier_s:
+                break
+            self._set_aside(node)
+            self._forget(self.members[node])
+            self._done_and_gone += 1
+            self._send(node, End(EXIT_OK, "its workers ended well; others still run", (), None))
+        newcomers = self._newcomers()
+        full = len(self.order) + newcomers >= self.settings.most
+        if newcomers and (full or now >= self._arrived_at + self.settings.last_call_s):
+            self._changed = True
+            hosts = [m.join.host for m in self._outside() if m.ready is not None]
+            self._stop(f"{waiting.names(hosts)} joined", gently=self.settings.gently)
+
+    def _stop(self, cause: str, *, gently: bool = False) -> None:
+        self.state, self._cause = State.STOPPING, cause
+        self._recover_until = None
+        # Who was done must begin anew with the others.
+        self._active.update(self._done)
+        self._done.clear()
+        for node in self._places:
+            if node in self._active:
+                self._send(node, Stop(self.generation, cause, gently=gently))
+
+    def _stopped(self, now: float) -> None:
+        """No workers run any more: restart after a failure, go on after a change, or end."""
+        self.state, self._waiting_since = State.GATHERING, now
+        if self._trouble and not self._changed:
+            self._after_failure(now)
+
+    def _after_failure(self, now: float) -> None:
+        from relight.core import verdict  # a failure is rare, and this loads a large module
+
+        failures = verdict.dated(self._failures, now)
+        used, budget = self.restart, self.settings.max_restarts
+        decision = restarts.after_failure(used, budget)
+        if isinstance(decision, restarts.Restart):
+            self.restart = decision.number
+            self._cause = verdict.cause(failures, self._left, decision, self._cause, now)
+        else:
+            self._finish(
+                verdict.end(failures, self._left, decision, self._cause, self._formed_at, now)
+            )
+
+    def _gather(self, now: float) -> None:
+        if not self.members:
+            return
+        late = now >= self._waiting_since + self.settings.join_timeout_s
+        if self._enough():
+            quiet = now >= self._arrived_at + self.settings.last_call_s
+            full = len(self._ready) >= self.settings.most
+            if full or quiet or late or self.generation >= 0:
+                self._form(now)
+                return
+        if late:
+            after = waiting.duration(self.settings.join_timeout_s)
+            reason = self.explain(now).partition(" (join timeout")[0]
+            self._finish(End(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
+
+    def _enough(self) -> bool:
+        return len(self._ready) >= self.settings.needed
+
+    def _form(self, now: float) -> None:
+        """Form the next generation of the nodes that are ready, or of as many as may be."""
+        members = self._in_rank_order()
+        first = members[0]
+        assert first.ready is not None
+        self._highest += 1
+        self.generation, self.state, self._formed_at = self._highest, State.RUNNING, now
+        self.order = [member.node for member in members]
+        self._places = {member.node: place for place, member in enumerate(members)}
+        self._active = set(self._places)
+        self._done.clear()
+        self._done_and_gone, self._changed, self._trouble = 0, False, ""
+        self._failures, self._left = [], []
+        self._untold = len(self.members) > len(self.order)
+        address, port = first.join.address, first.ready.port
+        generation = Generation(self.generation, self.restart, address, port, self._cause)
+        nodes = [Node(m.join.slots, m.join.role) for m in members]
+        for member, place in zip(members, ranks.places(nodes), strict=True):
+            member.ready, member.idle = None, False
+            del self._ready[member.node]
+            self._send(member.node, Form(generation, place))
+
+    def _in_rank_order(self) -> list[_Member]:
+        ready = sorted((self.members[node] for node in self._ready), key=lambda m: m.number)
+        most = self.settings.most
+        if self.settings.ordered:
+            return sorted(ready, key=lambda m: m.join.node_rank)
+        if self.generation < 0:
+            return sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
+        survivors = [node if node in self._ready else None for node in self.order]
+        newcomers = [m.node for m in ready if m.node not in self._places]
+        return [self.members[node] for node in ranks.arrange(survivors, newcomers, most)]
+
+    def _finish(self, end: End) -> None:
+        self.state, self.end = State.ENDED, end
+        for node in self.members:
+            self._send(node, end)
+
+    def _tell_why(self, now: float) -> None:
+        """Tell those who wait what for."""
+        if self.state is State.GATHERING:
+            told, spare, text = list(self.members.values()), False, self.explain(now)
+        elif self.state is State.RUNNING:
+            spare = len(self.order) >= self.settings.most
+            told = self._outside()
+            what = "kept as a spare" if spare else "let in soon"
+            text = f"{self.explain(now)}; this node is {what}"
+        else:
+            return
+        self._untold = False
+        for member in told:
+            self._send(member.node, Wait(text, spare))
+            self._tell_at = now + _WAIT_EVERY_S
+
+    def _outside(self) -> list[_Member]:
+        """Return the nodes that are not in the live generation."""
+        if len(self.members) == len(self._places):
+            return []
+        return [m for node, m in self.members.items() if node not in self._places]
+
+    def _newcomers(self) -> int:
+        """Return how many nodes could be let in now. A job that is about to end lets in none."""
+        if self._done or self._done_and_gone:
+            return 0
+        return min(len(self._ready), self.settings.most - len(self.order))
+
+    def _send(self, node: str, message: FromCoordinator) -> None:
+        self._effects.append(Send(node, message))

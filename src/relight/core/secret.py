@@ -1,0 +1,217 @@
+"""How two sides get to know each other: hello, proof of the job's token, the keys that follow.
+
+Each side sends a hello with a fresh nonce of 32 bytes. With a token, each then proves that it knows
+it, by an HMAC-SHA256 over its role and both hellos, byte for byte; the side that dialled does it
+first. Therefore
+- an old proof is of no use (both nonces are in it), nor one sent back to its maker (roles differ);
+- whoever changes a hello under way breaks both proofs.
+
+After the proofs each frame carries a tag of 16 bytes over its number and content, so that nobody
+who takes the TCP stream over can add, change, drop or repeat a frame. Contents are not hidden:
+that is what TLS is for.
+
+Pure: the nonce comes from the caller. hashlib costs milliseconds: it is loaded only for a token.
+"""
+
+import struct
+from collections.abc import Callable
+
+from relight.core import wire
+from relight.core.wire import Malformed, Message
+
+NONCE_BYTES = 32
+TAG_BYTES = 16
+
+DIALLER = b"dialler"
+LISTENER = b"listener"
+
+_number = struct.Struct(">Q")
+_REFUSALS = {
+    "token": "the peer says that our token is not the one of its job",
+    "tls": "the peer asks for TLS: set tls_cert, tls_key and tls_ca",
+}
+
+
+class Refused(Exception):  # noqa: N818
+    """The peer can't be let in, or does not let us in.
+
+    Args:
+        reason: why, for people.
+        answer: JSON of a last message to the peer, or empty.
+        itself: this side has dialled itself.
+    """
+
+    def __init__(self, reason: str, answer: bytes = b"", *, itself: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.answer = answer
+        self.itself = itself
+
+
+class Opening:
+    """One side of what is said before the first message.
+
+    Args:
+        hello: what the peer shall know; it is not secret.
+        nonce: 32 random bytes, never used before.
+        secret: the token; empty if none is asked for.
+        dialled: this side opened the connection.
+
+    Attributes:
+        hello: JSON of our own hello. The side that dialled sends it unasked.
+        peer_hello: what the peer said of itself, once it did. To be believed once `done`.
+        done: the peer is known.
+        session_key: 32 bytes that both ends know once done. Secret only if there is a token.
+        seal: makes the payload of each later frame, or None without a token.
+        unseal: the same for frames that come.
+    """
+
+    def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
+        own = {"type": "hello", "nonce": nonce.hex(), "token": bool(secret)}
+        self.hello = wire.body_of({**hello, **own}, wire.MAX_HELLO)
+        self.peer_hello: Message | None = None
+        self.done = False
+        self.session_key = b""
+        self.seal: Callable[[bytes], bytes] | None = None
+        self.unseal: Callable[[bytes], bytes] | None = None
+        self._nonce = nonce
+        self._secret = secret
+        self._dialled = dialled
+        self._transcript: Transcript | None = None
+
+    def receive(self, message: Message, body: bytes) -> list[bytes]:
+        """Take a message and its JSON; return the JSON of what to answer, before `seal` applies.
+
+        Raises:
+            Refused: this is the end.
+        """
+        kind = message["type"]
+        if kind == "refused" and self._dialled:
+            reason = _REFUSALS.get(str(message.get("reason")), "the peer refuses, without a reason")
+            raise Refused(reason)
+        if kind == "hello" and self.peer_hello is None:
+            return self._receive_hello(message, body)
+        if kind == "proof" and self._transcript is not None:
+            return self._receive_proof(self._transcript, message.get("mac"))
+        raise Refused(f"the peer sent {kind[:40]!r} before it was known")
+
+    def _receive_hello(self, message: Message, body: bytes) -> list[bytes]:
+        nonce = _bytes_of(message.get("nonce"))
+        if len(nonce) != NONCE_BYTES:
+            raise Refused("the peer does not speak relight's protocol: a hello without a nonce")
+        if nonce == self._nonce:
+            raise Refused("this side got its own hello back", itself=True)
+        self.peer_hello = {k: v for k, v in message.items() if k not in ("nonce", "token")}
+        answers = [] if self._dialled else [self.hello]
+        if bool(message.get("token")) != bool(self._secret):
+            reason = (
+                "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
+                if self._secret
+                else "this job needs a token: set RELIGHT_TOKEN"
+            )
+            raise Refused(reason, b"".join(answers))
+        if not self._secret:
+            self.session_key = bytes(a ^ b for a, b in zip(nonce, self._nonce, strict=True))
+            self.done = True
+        elif self._dialled:
+            self._transcript = Transcript(self._secret, self.hello, body)
+            answers.append(_proof(self._transcript, DIALLER))
+        else:
+            self._transcript = Transcript(self._secret, body, self.hello)
+        return answers
+
+    def _receive_proof(self, transcript: "Transcript", proof: object) -> list[bytes]:
+        own, other = (DIALLER, LISTENER) if self._dialled else (LISTENER, DIALLER)
+        if not transcript.accepts(other, proof):
+            answer = b"" if self._dialled else wire.body_of({"type": "refused", "reason": "token"})
+            raise Refused("the peer does not know the token", answer)
+        self.seal = Seal(transcript, own).close
+        self.unseal = Seal(transcript, other).open
+        self.session_key = datagram_key(transcript)
+        self.done = True
+        return [] if self._dialled else [_proof(transcript, own)]
+
+
+class Transcript:
+    """What two sides said before their proofs.
+
+    Args:
+        secret: the token, not empty.
+        dialler_hello: JSON of the hello of the side that opened the connection, with its nonce.
+        listener_hello: the same of the other side.
+    """
+
+    def __init__(self, secret: bytes, dialler_hello: bytes, listener_hello: bytes) -> None:
+        import hmac  # only for a token
+        from hashlib import sha256
+
+        self._hmac = hmac
+        self._secret = secret
+        self._said = sha256(dialler_hello).digest() + sha256(listener_hello).digest()
+
+    def proof(self, role: bytes) -> str:
+        """Return the proof of one role, `DIALLER` or `LISTENER`."""
+        return self.key(b"proof of the " + role).hex()
+
+    def accepts(self, role: bytes, proof: object) -> bool:
+        """Say whether this is the proof of that role, in a time that tells nothing about it."""
+        if not isinstance(proof, str):
+            return False
+        return self._hmac.compare_digest(self.proof(role).encode(), proof.encode(errors="replace"))
+
+    def key(self, purpose: bytes) -> bytes:
+        """Return a key of 32 bytes for one purpose and this connection alone."""
+        return self._hmac.digest(
+            self._secret, b"relight 1 " + purpose + b"\0" + self._said, "sha256"
+        )
+
+
+def datagram_key(transcript: Transcript) -> bytes:
+    """Return the key for what the two sides of a connection send beside it."""
+    return transcript.key(b"datagrams")
+
+
+class Seal:
+    """One direction of a connection after the proofs: frames in order, each with its tag.
+
+    Args:
+        role: who sends in this direction.
+    """
+
+    def __init__(self, transcript: Transcript, role: bytes) -> None:
+        import hmac  # loaded already, for the transcript
+
+        self._hmac = hmac
+        self._key = transcript.key(b"frames of the " + role)
+        self._count = 0
+
+    def close(self, body: bytes) -> bytes:
+        """Return the payload of the next frame to send."""
+        return body + self._tag(body)
+
+    def open(self, payload: bytes) -> bytes:
+        """Return the content of the next frame that came.
+
+        Raises:
+            Malformed: it is not what the peer sent at this place.
+        """
+        body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
+        if not self._hmac.compare_digest(self._tag(body), tag):
+            raise Malformed("a frame does not come from the peer that proved itself")
+        return body
+
+    def _tag(self, body: bytes) -> bytes:
+        numbered = _number.pack(self._count) + body
+        self._count += 1
+        return self._hmac.digest(self._key, numbered, "sha256")[:TAG_BYTES]
+
+
+def _proof(transcript: Transcript, role: bytes) -> bytes:
+    return wire.body_of({"type": "proof", "mac": transcript.proof(role)})
+
+
+def _bytes_of(text: object) -> bytes:
+    try:
+        return bytes.fromhex(text) if isinstance(text, str) else b""
+    except ValueError:
+        return b""

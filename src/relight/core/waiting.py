@@ -1,0 +1,65 @@
+"""What people are told while the group is not complete: how many, who, what for, how long still; and
+why a node can't be in it.
+"""
+
+from collections.abc import Sequence
+
+from relight.core.group import Settings
+from relight.core.messages import Join
+
+
+def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
+    """Return why a node can't join, or nothing. `holder` is another node with its node rank."""
+    if (join.least, join.most) != (settings.least, settings.most):
+        return (
+            f"--nnodes={join.least}:{join.most} on {join.host}, but the job was started with "
+            f"--nnodes={settings.least}:{settings.most}"
+        )
+    if settings.ordered and not 0 <= join.node_rank < settings.most:
+        return f"--node-rank={join.node_rank} on {join.host} is not below --nnodes={settings.most}"
+    if settings.ordered and holder is not None:
+        return f"--node-rank={join.node_rank} belongs to {holder.host} already"
+    return ""
+
+
+def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
+    """Return the line for fewer nodes than are needed."""
+    least = "at least " if most > needed else ""
+    return (
+        f"{len(hosts)} of {least}{needed} nodes have joined: {names(hosts)}; "
+        f"waiting for {needed - len(hosts)} more ({_timeout(left_s)})"
+    )
+
+
+def coming_back(missing: int, generation: int) -> str:
+    """Return the line for nodes of a live generation that a new coordinator has not heard of."""
+    return f"waiting for {missing} more of the nodes of generation {generation} to come back"
+
+
+def not_ready(hosts: Sequence[str], left_s: float) -> str:
+    """Return the line for nodes that still have workers of an older generation."""
+    return f"waiting for {names(hosts)} to get ready ({_timeout(left_s)})"
+
+
+def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
+    """Return the line for enough nodes, while more may come."""
+    return (
+        f"{len(hosts)} of at most {most} nodes have joined: {names(hosts)}; "
+        f"the group is formed when no other comes for {quiet_s:g} s"
+    )
+
+
+def names(hosts: Sequence[str]) -> str:
+    """Return the names of hosts, not too many."""
+    shown = ", ".join(hosts[:8])
+    return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
+
+
+def duration(seconds: float) -> str:
+    """Return a time as `9 m 12 s`."""
+    minutes, left = divmod(max(0, round(seconds)), 60)
+    return f"{minutes} m {left:02} s" if minutes else f"{left} s"
+
+
+def _timeout(left_s: float) -> str:
+    return f"join timeout in {duration(left_s)}"

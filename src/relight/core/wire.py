@@ -1,0 +1,136 @@
+"""Bytes <-> messages between agents and their coordinator.
+
+Each side first sends the line `relight 1`: the name and the number of the protocol. Frames follow:
+a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
+message. Nothing else is ever decoded: no pickle, no classes, no references. What is larger than the
+limit, no JSON, or no such object is `Malformed`, and the connection with it.
+
+The first byte of a stream tells who calls: 0 is a client of torch's TCPStore, 0x16 is TLS.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+PROTOCOL = 1
+GREETING = b"relight %d\n" % PROTOCOL
+MAX_FRAME = 4 * 1024 * 1024
+"""Bytes of the largest frame: a failure report of many ranks, with room to spare."""
+MAX_HELLO = 4 * 1024
+"""Bytes of the largest frame from a peer that has not proved who it is."""
+
+_NAME = b"relight "
+_MAX_GREETING = 16
+_length = struct.Struct(">I")
+
+Message = dict[str, Any]
+
+
+class Malformed(ValueError):  # noqa: N818
+    """What arrived is no message of this protocol."""
+
+
+def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
+    """Return the JSON of a message.
+
+    Raises:
+        ValueError: the message is too large, or holds a number that JSON has no word for.
+    """
+    body = _encode(message).encode()
+    if len(body) > limit:
+        raise ValueError(f"a message of {len(body)} bytes is above the limit of {limit}")
+    return body
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the frame around a payload."""
+    return _length.pack(len(payload)) + payload
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message.
+
+    Raises:
+        ValueError: as for `body_of`.
+    """
+    return frame(body_of(message))
+
+
+class Decoder:
+    """Cuts a stream of bytes into messages.
+
+    Args:
+        limit: bytes of the largest frame to accept; it may be raised once the peer is known.
+
+    Attributes:
+        unseal: turns the payload of a frame into JSON, or raises `Malformed`. It may be set between
+            two messages: those that follow go through it.
+        body: the JSON of the message that came last.
+    """
+
+    def __init__(self, limit: int = MAX_HELLO) -> None:
+        self.limit = limit
+        self.unseal: Callable[[bytes], bytes] | None = None
+        self.body = b""
+        self._buffer = bytearray()
+        self._greeted = False
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """Yield the messages that `data` completes, each under the limits of that moment.
+
+        Raises:
+            Malformed: the peer does not speak this protocol. The stream is of no use after that.
+        """
+        buffer = self._buffer
+        buffer += data
+        if not self._greeted:
+            self._greeted = _cut_greeting(buffer)
+        while self._greeted and len(buffer) >= 4:
+            (length,) = _length.unpack_from(buffer)
+            if length > self.limit:
+                raise Malformed(f"a frame of {length} bytes is above the limit of {self.limit}")
+            if len(buffer) - 4 < length:
+                return
+            payload = bytes(buffer[4 : 4 + length])
+            del buffer[: 4 + length]
+            self.body = payload if self.unseal is None else self.unseal(payload)
+            yield _parse(self.body)
+
+
+def _cut_greeting(buffer: bytearray) -> bool:
+    """Take the first line out of the buffer; return whether it was complete."""
+    if buffer.startswith(GREETING):
+        del buffer[: len(GREETING)]
+        return True
+    if GREETING.startswith(buffer):
+        return False
+    start = bytes(buffer[:_MAX_GREETING])
+    if start.startswith(_NAME):
+        version, newline, _ = start[len(_NAME) :].partition(b"\n")
+        if version.isdigit() and newline:
+            other = version.decode()
+            raise Malformed(f"it speaks version {other} of the protocol, this side {PROTOCOL}")
+        if (version.isdigit() or not version) and len(start) < _MAX_GREETING:
+            return False
+    if start[0] in (0x15, 0x16):
+        raise Malformed("it speaks TLS, and this side was not told to")
+    raise Malformed(f"it began with {start!r}")
+
+
+def _parse(body: bytes) -> Message:
+    try:
+        message = _decode(body.decode())
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no JSON: {error}") from None
+    if not isinstance(message, dict) or not isinstance(message.get("type"), str):
+        raise Malformed("not an object with a type")
+    return message
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_decode = json.JSONDecoder(parse_constant=_refuse).decode

@@ -1,0 +1,98 @@
+"""Heartbeats as datagrams: small, and none waits for a lost one, as they would in a TCP stream.
+
+A datagram is a key that names the connection (8 bytes), a number (8 bytes, big-endian), and a code
+over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the connection's session key.
+"""
+
+import hashlib
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from relight.host.loop import Loop
+
+Address = tuple[Any, ...]
+"""As the socket module has it."""
+SIZE = 24
+_AT_ONCE = 256
+_number = struct.Struct(">Q")
+
+
+class Beats:
+    """A socket for beats. Where none is to be had, nothing is sent and nothing comes.
+
+    Args:
+        loop: the agent's loop.
+        address: where to bind, host and port; port 0 for any.
+        family: of the address.
+        on_datagram: is told of what comes, and from where.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: tuple[str, int],
+        family: int,
+        on_datagram: Callable[[bytes, Address], None],
+    ) -> None:
+        self._loop = loop
+        self._on_datagram = on_datagram
+        self._socket: socket.socket | None = None
+        try:
+            self._socket = socket.socket(family, socket.SOCK_DGRAM)
+            self._socket.setblocking(False)
+            self._socket.bind(address)
+            loop.on_readable(self._socket, self._receive)
+        except OSError:
+            self.close()  # beats go over the connection as well
+
+    def close(self) -> None:
+        """Stop."""
+        if self._socket is not None:
+            self._loop.forget(self._socket)
+            self._socket.close()
+            self._socket = None
+
+    def send(self, data: bytes, target: Address) -> None:
+        """Send a datagram, or lose it."""
+        if self._socket is not None:
+            try:
+                self._socket.sendto(data, target)
+            except OSError:
+                return
+
+    @staticmethod
+    def key_of(session_key: bytes) -> bytes:
+        """Return what names the connection."""
+        return hashlib.blake2b(b"beats", key=session_key, digest_size=8).digest()
+
+    @classmethod
+    def datagram(cls, number: int, session_key: bytes) -> bytes:
+        """Return the beat of a number."""
+        body = cls.key_of(session_key) + _number.pack(number)
+        return body + hashlib.blake2b(body, key=session_key, digest_size=8).digest()
+
+    @classmethod
+    def number_of(cls, data: bytes, session_key: bytes) -> int | None:
+        """Return the number of a beat, or None if it is not one of this connection."""
+        if len(data) != SIZE or not cls.is_genuine(data, session_key):
+            return None
+        number: int = _number.unpack_from(data, 8)[0]
+        return number
+
+    @staticmethod
+    def is_genuine(data: bytes, session_key: bytes) -> bool:
+        """Return whether whoever sent a datagram has the key."""
+        code = hashlib.blake2b(data[:16], key=session_key, digest_size=8).digest()
+        return code == data[16:]
+
+    def _receive(self) -> None:
+        for _ in range(_AT_ONCE):
+            if self._socket is None:
+                return
+            try:
+                data, sender = self._socket.recvfrom(SIZE + 1)
+            except OSError:
+                return
+            self._on_datagram(data, sender)

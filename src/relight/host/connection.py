@@ -1,0 +1,499 @@
+"""Connections between agents and their coordinator: messages over TCP, none of which ever blocks.
+
+    dial / accept -> [TLS handshake] -> greeting and hello -> [proof of the token] -> messages
+
+The side that dialled speaks first; the listener answers only what is a hello, so that a port scan
+learns nothing. Until a peer has proved who it is, it has five seconds, 4 KiB a frame, and one of a
+bounded number of places.
+"""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeVar
+
+from relight.core import wire
+from relight.core.secret import NONCE_BYTES, TAG_BYTES, Opening, Refused
+from relight.core.wire import Malformed, Message
+from relight.host import names
+from relight.host.loop import Loop, Timer
+from relight.host.names import resolve as resolve
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+    from relight.host.tls import Channel
+
+OPEN_TIMEOUT_S = 5.0
+MAX_UNSENT = 16 * 1024 * 1024
+MAX_STRANGERS = 2048
+
+_READ_SIZE = 64 * 1024  # above a TLS record, so that none stays behind half read
+_LINGER_READS = 16
+_LAST_READS_S = 1.0
+_ACCEPTS_AT_ONCE = 64
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_DESCRIPTOR_PAUSE_S = 0.1
+T = TypeVar("T")
+_CLOSED = "the peer closed the connection"
+
+
+class Security(NamedTuple):
+    """What a peer must prove; nothing, if empty."""
+
+    secret: bytes = b""
+    tls_server: "ssl.SSLContext | None" = None
+    tls_client: "ssl.SSLContext | None" = None
+
+
+class Owner(Protocol):
+    """Who is told what happens to a connection; always from the loop."""
+
+    def opened(self, connection: "Connection", hello: Message) -> None:
+        """Take note that the peer has proved who it is, and of its hello."""
+
+    def received(self, connection: "Connection", message: Message) -> None:
+        """Take a message."""
+
+    def closed(self, connection: "Connection", reason: str) -> None:
+        """Take note of the end, or that there never was a beginning; not after our own `close`."""
+
+
+class Connection:
+    """One peer, from the first byte on. Made by `dial` and by `Listener`.
+
+    Attributes:
+        owner: who is told.
+        peer: its address for people, `10.0.0.3:41234`.
+        heard_at: loop time at which bytes came last.
+        is_open: the peer is known, and messages flow.
+        refused: nobody listens there. The host lives, the process does not.
+        session_key: 32 bytes that both ends know, other ones for each connection, set once it is
+            open. Secret only if there is a token.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        owner: Owner,
+        hello: Message,
+        security: Security,
+        *,
+        dialled: bool,
+        timeout_s: float = OPEN_TIMEOUT_S,
+    ) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        self._opening = Opening(hello, nonce, security.secret, dialled=dialled)
+        self._loop = loop
+        self.owner = owner
+        self._security = security
+        self._dialled = dialled
+        self.peer = names.peer_of(sock) or "?"
+        self.heard_at = loop.now()
+        self.is_open = False
+        self.refused = False
+        self.session_key = b""
+        self._sock: socket.socket | None = sock
+        self._fd = sock.fileno()
+        self._tls: Channel | None = None
+        self._decoder = wire.Decoder()
+        self._seal: Callable[[bytes], bytes] | None = None
+        self._waiting: list[bytes] = []
+        self._greeted = False
+        self._unsent = bytearray()
+        self._doom = ""
+        self._divert: Callable[[Connection, socket.socket], None] | None = None
+        self._act = self._finish_connecting if dialled else self._peek
+        self._watching_writable = False
+        self._connect_error = 0
+        self._timeout_s = timeout_s
+        self._timer: Timer = loop.call_after(timeout_s, self._too_late)
+        sock.setblocking(False)
+        loop.on_readable(sock, self._ready)
+        self._watch()
+
+    def own_address(self) -> str:
+        """Return the address of this machine that the peer sees, or an empty string."""
+        return names.own_address(self._sock) if self._sock is not None else ""
+
+    def send(self, message: Message) -> None:
+        """Send a message, later if it can't be sent now. What is sent after the end is dropped.
+
+        Raises:
+            ValueError: the message is too large for the protocol.
+        """
+        if self._sock is None or self._doom:
+            return
+        body = wire.body_of(message)
+        if not self.is_open:
+            self._waiting.append(body)
+            return
+        self._push(body)
+        if len(self._unsent) > MAX_UNSENT:
+            self._fail_later(f"the peer does not read: {MAX_UNSENT >> 20} MiB are unsent", 0)
+        self._watch()
+
+    def drain(self) -> bool:
+        """Say whether everything has been handed to the machine; sends what it takes now."""
+        if self._sock is None:
+            return True
+        if self.is_open:
+            self._flush()
+            self._watch()
+        return not self._unsent and not self._waiting
+
+    def close(self) -> None:
+        """Send what can be sent at once and end the connection; the owner hears no more of it."""
+        if self._sock is not None:
+            self._flush()
+            self._end()
+
+    def fail(self, reason: str) -> None:
+        """End the connection and tell its owner why."""
+        if self._sock is not None:
+            self._end()
+            self.owner.closed(self, reason)
+
+    def _ready(self) -> None:
+        self._act()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Ask the loop for the moment to write, only while there is something to write."""
+        if self._sock is None:
+            return
+        wanted = bool(self._unsent) or self._act == self._finish_connecting
+        if self._tls is not None:
+            wanted = self._tls.wants_write or (wanted and not self._tls.shaking)
+        if wanted != self._watching_writable:
+            self._watching_writable = wanted
+            self._loop.on_writable(self._fd, self._ready if wanted else None)
+
+    def _finish_connecting(self) -> None:
+        assert self._sock is not None
+        error = self._connect_error or self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            self.refused = error == errno.ECONNREFUSED
+            self.fail("refused" if self.refused else os.strerror(error))
+            return
+        if not names.peer_of(self._sock):
+            return  # woken by an event of an earlier socket with this descriptor
+        self._start(self._security.tls_client)
+
+    def _peek(self) -> None:
+        """Look at the first byte of a caller: ours, TLS, or torch's."""
+        sock = self._sock
+        assert sock is not None
+        first = self._try(lambda: sock.recv(1, socket.MSG_PEEK))
+        if first is None:
+            return
+        if not first:
+            self.fail("the peer closed the connection without a word")
+        elif first == b"\0" and self._divert is not None:
+            self._forget()
+            self._divert(self, sock)
+        elif self._security.tls_server is not None and first != b"\x16":
+            if first == wire.GREETING[:1]:
+                self._push(wire.body_of({"type": "refused", "reason": "tls"}))
+            self.fail("the peer does not use TLS, and this job does")
+        else:
+            self._start(self._security.tls_server)
+
+    def _start(self, tls: "ssl.SSLContext | None") -> None:
+        """Begin to talk, over TLS if there is a context for it."""
+        assert self._sock is not None
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                from relight.host.tls import Channel
+
+                self._loop.forget(self._fd)  # the descriptor gets a new owner
+                self._watching_writable = False
+                self._tls = Channel(self._sock, tls, server_side=not self._dialled)
+                self._sock = self._tls.sock
+                self._loop.on_readable(self._fd, self._ready)
+        except OSError as error:
+            self.fail(_words(error))
+            return
+        self._act = self._shake_hands if self._tls is not None else self._greet
+        self._act()
+
+    def _shake_hands(self) -> None:
+        assert self._tls is not None
+        if self._try(self._tls.shake_hands):
+            self._greet()
+
+    def _greet(self) -> None:
+        self._act = self._transfer
+        if self._dialled:
+            self._push(self._opening.hello)
+        self._transfer()
+
+    def _transfer(self) -> None:
+        self._flush()
+        channel = self._tls or self._sock
+        assert channel is not None
+        data = self._try(lambda: channel.recv(_READ_SIZE))
+        if not data:
+            if data is not None:
+                self.fail(self._doom or self._closed_by_peer())
+            return
+        self.heard_at = self._loop.now()
+        messages = self._decoder.feed(data)
+        while self._sock is not None:
+            try:
+                message = next(messages, None)
+            except Malformed as error:
+                self.fail(f"the peer does not speak relight's protocol: {error}")
+                return
+            if message is None:
+                return
+            if self.is_open:
+                self.owner.received(self, message)
+            else:
+                self._receive_early(message)
+
+    def _try(self, operation: Callable[[], T]) -> T | None:
+        """Return what an operation on the socket gives; None if it has to wait, or failed."""
+        try:
+            return operation()
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            self.fail(self._doom or _words(error))
+            return None
+
+    def _receive_early(self, message: Message) -> None:
+        """Take a message of a peer that is not known yet: its hello, then its proof."""
+        opening = self._opening
+        try:
+            for answer in opening.receive(message, self._decoder.body):
+                self._push(answer)
+        except Refused as refusal:
+            if refusal.answer:
+                self._push(refusal.answer)
+            self.refused = refusal.itself and self._dialled  # TCP can do that on a free port
+            self.fail(refusal.reason)
+            return
+        if opening.done:
+            self._open()
+
+    def _open(self) -> None:
+        opening = self._opening
+        assert opening.peer_hello is not None
+        self._timer.cancel()
+        self._seal, self._decoder.unseal = opening.seal, opening.unseal
+        self._decoder.limit = wire.MAX_FRAME + TAG_BYTES
+        self.session_key = opening.session_key
+        self.is_open = True
+        waiting, self._waiting = self._waiting, []
+        for body in waiting:
+            self._push(body)
+        self.owner.opened(self, opening.peer_hello)
+
+    def _too_late(self) -> None:
+        if self._act == self._finish_connecting:
+            self.fail(f"no answer within {self._timeout_s:g} s")
+        elif self._opening.peer_hello is not None:
+            self.fail(f"no proof within {self._timeout_s:g} s")
+        else:
+            self.fail(f"no answer to the greeting within {self._timeout_s:g} s (is it relight?)")
+
+    def _push(self, body: bytes) -> None:
+        if not self._greeted:
+            self._greeted = True
+            self._unsent += wire.GREETING
+        self._unsent += wire.frame(body if self._seal is None else self._seal(body))
+        self._flush()
+
+    def _flush(self) -> None:
+        """Send what the machine takes. An error ends the connection after the last reads."""
+        channel = self._tls or self._sock
+        if channel is None or (self._tls is not None and self._tls.shaking):
+            return
+        try:
+            while self._unsent:
+                del self._unsent[: channel.send(self._unsent[:_READ_SIZE])]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # The peer may have said why before it went: let that be read first.
+            self._fail_later(_words(error), _LAST_READS_S)
+
+    def _fail_later(self, reason: str, seconds: float) -> None:
+        self._unsent.clear()
+        if not self._doom:
+            self._doom = reason
+            self._timer.cancel()
+            self._timer = self._loop.call_after(seconds, lambda: self.fail(reason))
+
+    def _closed_by_peer(self) -> str:
+        if self.is_open:
+            return _CLOSED
+        if self._opening.peer_hello is not None:
+            return "the peer closed the connection after its hello (do the tokens differ?)"
+        return "the peer closed the connection instead of a greeting (is it relight?)"
+
+    def _forget(self) -> None:
+        """Leave the descriptor to whoever has it."""
+        self._timer.cancel()
+        self._loop.forget(self._fd)
+        self._sock = None
+        self._tls = None
+        self.is_open = False
+        self._waiting.clear()
+
+    def _end(self) -> None:
+        sock = self._sock
+        assert sock is not None
+        self._forget()
+        self._unsent.clear()
+        try:
+            # Closing a socket with unread bytes makes the machine drop what was not yet sent.
+            sock.shutdown(socket.SHUT_WR)
+            for _ in range(_LINGER_READS):
+                if not sock.recv(_READ_SIZE):
+                    break
+        except OSError:
+            pass
+        sock.close()
+
+
+def dial(
+    loop: Loop,
+    address: tuple[str, int],
+    owner: Owner,
+    hello: Message,
+    security: Security,
+    *,
+    timeout_s: float = OPEN_TIMEOUT_S,
+) -> Connection:
+    """Connect to a numeric address within `timeout_s`; the owner hears of success and failure.
+
+    Raises:
+        ValueError: it is a name (see `resolve`), or the hello is too large.
+    """
+    family, target = names.sock_address(*address)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex(target)
+        connection = Connection(
+            loop, sock, owner, hello, security, dialled=True, timeout_s=timeout_s
+        )
+    except BaseException:
+        sock.close()
+        raise
+    connection.peer = names.text_of(*address)
+    connection._connect_error = 0 if error == errno.EINPROGRESS else error
+    return connection
+
+
+class Listener:
+    """Accepts connections and hands those to the owner whose peer has proved who it is.
+
+    Args:
+        sock: bound and listening. It stays the caller's until `close`, which closes it.
+        hello: sent to each peer that says hello; the attribute may be set anew.
+        divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
+            TCPStore.
+
+    Attributes:
+        on_refused: told in words who was turned away before the owner heard of them.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        owner: Owner,
+        hello: Message,
+        security: Security,
+        *,
+        divert: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        self.on_refused: Callable[[str], None] = lambda _: None
+        self.hello = hello
+        self._loop = loop
+        self._sock = sock
+        self._owner = owner
+        self._security = security
+        self._divert = divert
+        self._strangers: dict[Connection, None] = {}
+        # Strangers must not take the descriptors that workers need.
+        self._places = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
+        self._closed = False
+        sock.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Stop listening; connections that are open stay, the others end."""
+        self._closed = True
+        self._loop.forget(self._sock)
+        self._sock.close()
+        while self._strangers:
+            self._strangers.popitem()[0].close()
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        """Hand a connection to the owner."""
+        del self._strangers[connection]
+        connection.owner = self._owner
+        self._owner.opened(connection, hello)
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """Never called: a connection that is open has another owner."""
+        raise AssertionError(connection.peer, message)
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """Report a peer that was turned away, or went."""
+        self._strangers.pop(connection, None)
+        self.on_refused(f"{connection.peer}: {reason}")
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.on_readable(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for attempt in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    continue  # the caller went away meanwhile
+                if attempt:
+                    return  # that is said even if nobody waits; the loop knows
+                if not self._drop_oldest():
+                    self._loop.forget(self._sock)
+                    self._loop.call_after(_NO_DESCRIPTOR_PAUSE_S, self._listen)
+                    return
+                continue
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        if len(self._strangers) >= self._places:
+            self._drop_oldest()
+        connection = Connection(self._loop, sock, self, self.hello, self._security, dialled=False)
+        self._strangers[connection] = None
+        connection._divert = self._pass_on if self._divert is not None else None
+
+    def _pass_on(self, connection: Connection, sock: socket.socket) -> None:
+        assert self._divert is not None
+        del self._strangers[connection]
+        self._divert(sock)
+
+    def _drop_oldest(self) -> bool:
+        for connection in self._strangers:
+            connection.fail("dropped for a newer one: too many say nothing")
+            return True
+        return False
+
+
+def _words(error: OSError) -> str:
+    if error.errno in (errno.ECONNRESET, errno.EPIPE):
+        return _CLOSED
+    return error.strerror or str(error)

@@ -1,0 +1,92 @@
+"""What should be equal on all nodes of a job, found in a few milliseconds and without torch.
+
+What can't be found is left out; it is then not compared. `core.mismatches` says what differs.
+"""
+
+import os
+import stat
+import sys
+from collections.abc import Sequence
+
+from relight import __version__
+
+_MAX_SCRIPT = 8 << 20
+_MAX_ARGUMENTS = 200
+
+
+def collect(
+    *, script: str, arguments: Sequence[str], is_file: bool, python: str = sys.executable
+) -> dict[str, str]:
+    """Return the facts of this node.
+
+    Args:
+        script: SCRIPT of the command line.
+        arguments: its arguments.
+        is_file: whether SCRIPT is a file, and not a module or a program.
+        python: the workers' interpreter, empty if they have none.
+    """
+    facts = {"relight": __version__}
+    own = python == sys.executable
+    if own or (python and os.path.realpath(python) == os.path.realpath(sys.executable)):
+        facts["Python"] = ".".join(map(str, sys.version_info[:3]))
+    torch = _torch_version(sys.path if own else _site_packages(python))
+    if torch:
+        facts["torch"] = torch
+    digest = _digest_of_file(script) if is_file else ""
+    if digest:
+        facts["script"] = digest
+    text = " ".join(map(_quoted, arguments))
+    facts["arguments"] = text if len(text) <= _MAX_ARGUMENTS else _digest(text.encode())
+    return facts
+
+
+def _torch_version(paths: Sequence[str]) -> str:
+    """Return the version of the torch that an import would find, by its metadata's name."""
+    for path in paths:
+        if not os.path.isdir(os.path.join(path or ".", "torch")):
+            continue
+        try:
+            names = os.listdir(path or ".")
+        except OSError:
+            return ""
+        found = [n for n in names if n.startswith("torch-") and n.endswith(".dist-info")]
+        return found[0][len("torch-") : -len(".dist-info")] if len(found) == 1 else ""
+    return ""
+
+
+def _site_packages(python: str) -> list[str]:
+    """Return where an interpreter given by its path keeps packages, if there is one such place."""
+    if "/" not in python:
+        return []
+    lib = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(python))), "lib")
+    try:
+        versions = [name for name in os.listdir(lib) if name.startswith("python3.")]
+    except OSError:
+        return []
+    places = [os.path.join(lib, name, "site-packages") for name in versions]
+    places = [place for place in places if os.path.isdir(place)]
+    return places if len(places) == 1 else []
+
+
+def _digest_of_file(path: str) -> str:
+    """Return the start of a file's SHA-256; empty for what is no ordinary file, or is huge."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:
+            return ""  # a FIFO would be used up, and block
+        with open(path, "rb") as file:
+            return _digest(file.read(_MAX_SCRIPT))
+    except (OSError, ValueError):
+        return ""
+
+
+def _digest(content: bytes) -> str:
+    import hashlib  # costs two milliseconds; only jobs of several nodes need it
+
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _quoted(argument: str) -> str:
+    """Return an argument so that it can be told from its neighbours and be sent as text."""
+    plain = argument and argument.isprintable() and not any(c in " '\"\\" for c in argument)
+    return argument if plain else repr(argument)

@@ -1,0 +1,416 @@
+"""An agent's link to its group: what it says goes to the coordinator, wherever that is; what the
+coordinator says comes back.
+
+    LocalLink    a job of one node: the group is in this process
+    RemoteLink   several nodes: the coordinator is at the endpoint, and may have to be us
+
+RemoteLink, as seen from outside:
+
+    seeking      tries in turns to host the endpoint and to reach it
+      | its address is ours and the port is free       -> hosting
+      | a coordinator answers                          -> connected
+      | neither for the join timeout                   -> the job ends here, exit code 3
+    connected    beats; each echo extends the lease of the workers here
+      | the connection ends, or no echo for too long   -> seeking, while workers run on their lease
+    hosting      the coordinator is in this process; there is no lease to lose
+
+A refused connection is no silence: the host lives and nobody is coordinator there, so that the
+lease goes on. Where nothing is heard at all it ends, and the workers freeze until we know more,
+because the others may have gone on without us.
+"""
+
+import socket
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from relight.core.group import Settings, Told
+from relight.core.messages import (
+    Announce,
+    Confirm,
+    End,
+    Form,
+    FromAgent,
+    FromCoordinator,
+    Join,
+)
+from relight.errors import EXIT_GROUP
+from relight.host.loop import Loop, Timer
+from relight.host.ports import is_loopback, is_ours, listen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.coordinator import Coordinator, Group
+    from relight.core.wire import Message
+    from relight.host.beats import Address, Beats
+    from relight.host.connection import Connection
+    from relight.host.tcp_store import TCPStore
+    from relight.rendezvous.meeting import Meeting
+
+_RETRY_S = 0.2
+_TRIES = 3
+_BURST_S = 0.05
+"""Time between beats while the last one has no echo."""
+_LOG_EVERY_S = 10.0
+_CLOSE_LIMIT_S = 5.0
+"""How long the agents of other nodes may take to hear of the end of the job."""
+
+
+class Owner(Protocol):
+    """The agent, as its link sees it."""
+
+    def announce(self) -> Announce | None:
+        """Return the generation whose workers are here, if any."""
+
+    def standing(self) -> Sequence[FromAgent]:
+        """Return what the coordinator should know beyond that: whether this node is ready."""
+
+    def told(self, message: FromCoordinator) -> None:
+        """Take what the coordinator says."""
+
+    def lease(self, until: float | None) -> None:
+        """The workers may run until this time, on the loop's clock; None is for ever."""
+
+    def say(self, message: str) -> None:
+        """Tell the user."""
+
+
+class LocalLink:
+    """The link of a job of one node."""
+
+    def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
+        from relight.coordinator import Group
+
+        self._group: Group = Group(loop, settings)
+        self._loop = loop
+        self._join = join
+
+    def open(self, owner: Owner) -> None:
+        """Join."""
+        node = self._join.node
+
+        def sink(message: FromCoordinator) -> None:
+            self._loop.call_after(0, lambda: owner.told(message))
+
+        self._group.sinks[node] = sink
+        self.send(self._join)
+
+    def send(self, message: FromAgent) -> None:
+        """Tell the group."""
+        self._group.step(Told(self._join.node, message))
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """End."""
+        del give_up
+        self._group.close()
+
+
+class RemoteLink:
+    """The link of a job of several nodes.
+
+    Args:
+        loop: the agent's loop.
+        settings: what the job was asked to be.
+        join: what this node brings.
+        meeting: where and how.
+    """
+
+    def __init__(self, loop: Loop, settings: Settings, join: Join, meeting: "Meeting") -> None:
+        self._shared: TCPStore | None = None
+        self._loop = loop
+        self._settings = settings
+        self._join = join
+        self._meeting = meeting
+        self._owner: Owner
+        self._coordinator: Coordinator | None = None
+        self._group: Group | None = None
+        self._connection: Connection | None = None
+        self._timer: Timer | None = None
+        self._beats: Beats | None = None
+        self._beat_timer: Timer | None = None
+        self._addresses: list[tuple[str, int]] = []
+        self._target: Address = ()
+        self._turn = 0
+        self._told = ""
+        self._since = loop.now()
+        self._number = 0
+        self._sent: dict[int, float] = {}
+        self._echoed_at = 0.0
+        self._quiet_until = 0.0
+        self._confirmed = False
+        self._closed = False
+
+    def open(self, owner: Owner) -> None:
+        """Find the coordinator, or become it, and join."""
+        self._owner = owner
+        self._since = self._loop.now()
+        self._look_up()
+
+    @property
+    def hosts(self) -> bool:
+        """Whether the coordinator is in this process."""
+        return self._coordinator is not None
+
+    def send(self, message: FromAgent) -> None:
+        """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
+        from relight.core import messages
+
+        if self._group is not None:
+            self._group.step(Told(self._join.node, message))
+        elif self._connection is not None and self._connection.is_open:
+            self._connection.send(messages.to_json(message))
+
+    def share_port(self, store: "TCPStore") -> int:
+        """Let workers reach `store` at the endpoint's port; return that, or 0 if it is not ours."""
+        if not (self._meeting.fixed_port and self._meeting.hosted):
+            return 0
+        self._shared = store
+        return self._meeting.port
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """End. A coordinator first waits until the other nodes know how the job ended."""
+        coordinator = self._coordinator
+        if coordinator is not None:
+            over = self._group is not None and self._group.membership.end is not None
+            limit = self._loop.call_after(_CLOSE_LIMIT_S, lambda: None) if over else None
+            if not over and coordinator.others and not give_up():
+                self._owner.say("the workers here are done; coordinating the other nodes until "
+                                "theirs are")  # fmt: skip
+            self._loop.run_until(
+                lambda: (
+                    not coordinator.others
+                    or give_up()
+                    or (limit is not None and self._loop.now() >= limit.when)
+                )
+            )
+            coordinator.close()
+        self._closed = True
+        self._disconnect()
+        for timer in (self._timer, self._beat_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._beats is not None:
+            self._beats.close()
+
+    # Seeking.
+
+    def _look_up(self) -> None:
+        from relight.host.connection import resolve
+
+        if not self._closed:
+            resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
+
+    def _on_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
+        if self._closed:
+            return
+        self._addresses = addresses or self._addresses
+        if not self._addresses and not self._host_anyway():
+            self._retry(error, self._look_up, 1.0)
+        else:
+            self._seek()
+
+    def _host_anyway(self) -> bool:
+        """Whether the endpoint is this machine, whatever its name resolves to."""
+        return bool(self._meeting.hosted) or self._meeting.host == socket.gethostname()
+
+    def _seek(self) -> None:
+        from relight.host.connection import dial
+        from relight.host.names import sock_address
+
+        if self._closed or self._try_to_host():
+            return
+        if not self._addresses:
+            self._retry("the endpoint's port is taken on this machine", self._look_up)
+            return
+        address = self._addresses[self._turn % len(self._addresses)]
+        self._turn += 1
+        hello = {"type": "hello", "job": self._meeting.job, "settings": self._settings.to_json()}
+        self._target = sock_address(*address)[1]
+        try:
+            self._connection = dial(self._loop, address, self, hello, self._meeting.security)
+        except OSError as error:
+            self._retry(f"can't connect to {address[0]}:{address[1]}: {error.strerror}")
+
+    def _retry(
+        self, reason: str, again: Callable[[], None] | None = None, seconds: float = _RETRY_S
+    ) -> None:
+        """Try again soon; say why if that is news."""
+        waited = self._loop.now() - self._since
+        if waited > self._settings.join_timeout_s:
+            where = f"{self._meeting.host}:{self._meeting.port}"
+            text = f"no coordinator at {where} for {waited:.0f} s: {reason}"
+            self._owner.told(End(EXIT_GROUP, text, (), None))
+            return
+        if reason != self._told and waited >= 1:
+            self._told = reason
+            self._owner.say(f"waiting for the coordinator at {self._meeting.host}:"
+                            f"{self._meeting.port}: {reason}")  # fmt: skip
+        self._timer = self._loop.call_after(seconds, again or self._seek)
+
+    def _try_to_host(self) -> bool:
+        """Host the endpoint if it is an address of this machine and its port is free.
+
+        Only binding tells for sure whether an address is ours: names lie, in both directions.
+        """
+        if self._meeting.hosted is False:
+            return False
+        ours = [address for address, _ in self._addresses if is_ours(address)]
+        if not ours and not self._host_anyway():
+            return False
+        if not ours and self._turn < _TRIES * len(self._addresses):
+            return False  # behind an address that is translated; or somebody else is meant
+        # An endpoint that says loopback is for this machine only. Debian also gives a machine's own
+        # name the address 127.0.1.1, where nobody else comes in.
+        meant = self._meeting.host == "localhost" or self._meeting.host in ours
+        only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
+        sock = listen(only, self._meeting.port)
+        if sock is not None:
+            self._host(sock)
+        return sock is not None
+
+    def _host(self, sock: socket.socket) -> None:
+        from relight.coordinator import Coordinator
+
+        self._coordinator = Coordinator(
+            self._loop,
+            sock,
+            self._meeting.security,
+            self._meeting.lost_after_s,
+            self._divert,
+            self._log,
+        )
+        self._group = self._coordinator.group(self._meeting.job, self._settings)
+        self._group.sinks[self._join.node] = self._coordinator.sink_of_own(self._owner.told)
+        self._owner.lease(None)
+        self._told = ""
+        self.send(self._join._replace(announce=self._owner.announce()))
+        for message in self._owner.standing():
+            self.send(message)
+
+    def _divert(self, client: socket.socket) -> None:
+        """Take a client of the workers' store that has come to the endpoint's port."""
+        if self._shared is None:
+            client.close()
+        else:
+            self._shared.adopt(client)
+
+    # Connected. The next three are the connection's owner.
+
+    def opened(self, connection: "Connection", hello: "Message") -> None:
+        """The coordinator has answered."""
+        if hello.get("sender") != "coordinator":
+            connection.fail("what listens there is no coordinator")
+            return
+        announce = self._owner.announce()
+        self._confirmed = announce is None
+        self._told = ""
+        address = self._meeting.local_addr or connection.own_address()
+        self.send(self._join._replace(address=address, announce=announce))
+        for message in self._owner.standing():
+            self.send(message)
+        self._echoed_at = self._loop.now()
+        self._beat()
+
+    def received(self, connection: "Connection", message: "Message") -> None:
+        """The coordinator says something."""
+        from relight.core import messages
+        from relight.core.wire import Malformed
+
+        if message["type"] == "beat":
+            self._echo(message.get("number"))
+            return
+        try:
+            told = messages.from_json(message)
+        except Malformed as error:
+            connection.fail(f"the coordinator sent nonsense: {error}")
+            return
+        if isinstance(told, Confirm | Form):
+            self._confirmed = True
+            self._owner.lease(self._echoed_at + self._meeting.lease_s)
+        if isinstance(told, FromCoordinator):
+            self._owner.told(told)
+
+    def closed(self, connection: "Connection", reason: str) -> None:
+        """The connection is gone, or could not be made."""
+        was_open = self._beat_timer is not None
+        self._connection = None
+        self._stop_beating()
+        if self._closed:
+            return
+        if connection.refused:
+            self._owner.lease(self._loop.now() + self._meeting.lease_s)
+        if was_open:
+            self._since = self._loop.now()
+            self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
+            self._seek()
+        else:
+            self._retry(reason)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._stop_beating()
+
+    # Beats.
+
+    def _beat(self) -> None:
+        connection = self._connection
+        if connection is None:
+            return
+        now = self._loop.now()
+        silent_s = now - self._echoed_at
+        if silent_s > self._meeting.lost_after_s:
+            connection.close()
+            self.closed(connection, f"no word from it for {silent_s:.1f} s")
+            return
+        late = silent_s > self._meeting.interval_s * 1.6
+        self._number += 1
+        self._sent[self._number] = now
+        if late:  # one a time is lost; many are not
+            if self._beats is None:
+                self._open_beats(connection)
+            if self._beats is not None:
+                data = self._beats.datagram(self._number, connection.session_key)
+                self._beats.send(data, self._target)
+        else:
+            connection.send({"type": "beat", "number": self._number})
+        pause = _BURST_S if late else self._meeting.interval_s
+        self._beat_timer = self._loop.call_after(pause, self._beat)
+
+    def _open_beats(self, connection: "Connection") -> None:
+        from relight.host.beats import Beats
+
+        own = connection.own_address()
+        family = socket.AF_INET6 if ":" in own else socket.AF_INET
+        self._beats = Beats(self._loop, (own, 0), family, self._on_datagram)
+
+    def _on_datagram(self, data: bytes, sender: "Address") -> None:
+        del sender
+        if self._connection is not None and self._beats is not None:
+            self._echo(self._beats.number_of(data, self._connection.session_key))
+
+    def _echo(self, number: object) -> None:
+        sent_at = self._sent.get(number) if isinstance(number, int) else None
+        if sent_at is None:
+            return
+        self._echoed_at = max(self._echoed_at, sent_at)
+        for older in [n for n, at in self._sent.items() if at <= sent_at]:
+            del self._sent[older]
+        if self._confirmed:
+            self._owner.lease(self._echoed_at + self._meeting.lease_s)
+
+    def _stop_beating(self) -> None:
+        if self._beat_timer is not None:
+            self._beat_timer.cancel()
+            self._beat_timer = None
+        if self._beats is not None:
+            self._beats.close()
+            self._beats = None
+        self._sent.clear()
+
+    def _log(self, line: str) -> None:
+        """Say who was turned away, but not each of many."""
+        now = self._loop.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _LOG_EVERY_S
+            self._owner.say(f"turned away {line}")

@@ -1,0 +1,1 @@
+"""How agents find the coordinator of their job."""

@@ -1,0 +1,317 @@
+"""The keys of `--rdzv-conf`: one table, one record of checked values.
+
+Names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
+`static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings
+where the group has the same thing. Torchrun ignores in silence what it does not know; here that is
+an error, and a key of torchrun that changes nothing with this backend gives a note.
+
+A new setting is a field of `Conf` with its default, a row of `KEYS`, and the one place that uses
+it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from relight.errors import UsageError, nearest
+from relight.spec import BACKENDS
+
+LEAST_LOST_AFTER_S = 0.5
+"""A node that is only busy must not count as lost."""
+
+
+class Conf(NamedTuple):
+    """The settings of the rendezvous and of the group. Times are in seconds."""
+
+    join_timeout: float = 600.0
+    last_call_timeout: float = 5.0
+    close_timeout: float = 30.0
+    keep_alive_interval: float = 0.25
+    keep_alive_max_attempt: int = 5
+    heartbeat_timeout: float = 5.0
+    read_timeout: float = 60.0
+    exit_barrier_timeout: float = 300.0
+    checkpoint_timeout: float = 120.0
+    store_type: str = "tcp"
+    is_host: bool | None = None
+    rank: int | None = None
+    timeout: float | None = None
+    """Static and etcd: torchrun's name for `join_timeout`, which has its value already."""
+    takeover: str = "majority"
+    token_file: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+    etcd_prefix: str = "/torchelastic/p2p"
+    protocol: str = "http"
+    cert: str = ""
+    key: str = ""
+    cacert: str = ""
+
+    @property
+    def lost_after_s(self) -> float:
+        """A node that is silent for so long is lost."""
+        return self.keep_alive_interval * self.keep_alive_max_attempt
+
+    @property
+    def lease_s(self) -> float:
+        """A node that hears nothing for so long may have been given up soon, and must act first."""
+        return 0.8 * self.lost_after_s
+
+
+class Key(NamedTuple):
+    """One row of the table. `parse` raises ValueError on a bad value.
+
+    `backends` are those with which the key has an effect. `no_effect` says, for keys of torchrun,
+    why there is none with the others; it is empty where all backends have the key.
+    """
+
+    name: str
+    parse: Callable[[str], Any]
+    help: str
+    backends: tuple[str, ...] = BACKENDS
+    no_effect: str = ""
+    field: str = ""
+    is_file: bool = False
+
+    @property
+    def target(self) -> str:
+        """The field of `Conf` that holds the value."""
+        return self.field or self.name
+
+
+def parse_seconds(text: str) -> float:
+    """Parse a time above 0; torchrun takes whole numbers only."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise ValueError("expected a number of seconds") from None
+    if not 0 < seconds < float("inf"):
+        raise ValueError("expected a number of seconds above 0")
+    return seconds
+
+
+def parse_attempts(text: str) -> int:
+    """Parse how often something may be missed, 1 or more."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("expected a whole number") from None
+    if number < 1 or not number.is_integer():
+        raise ValueError("expected a whole number above 0")
+    return int(number)
+
+
+def parse_rank(text: str) -> int:
+    """Parse the rank of a node."""
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError("expected a whole number from 0")
+    return int(text)
+
+
+def parse_bool(text: str) -> bool:
+    """Parse yes or no in torchrun's words."""
+    word = text.lower()
+    if word in ("1", "true", "t", "yes", "y"):
+        return True
+    if word in ("0", "false", "f", "no", "n"):
+        return False
+    raise ValueError("expected 1, true, t, yes, y or 0, false, f, no, n")
+
+
+def parse_takeover(text: str) -> str:
+    """Parse who may take over when the coordinator's host is gone."""
+    if text not in ("majority", "alone"):
+        raise ValueError("expected majority or alone")
+    return text
+
+
+def parse_protocol(text: str) -> str:
+    """Parse how to talk to etcd."""
+    word = text.lower()
+    if word not in ("http", "https"):
+        raise ValueError("expected http or https")
+    return word
+
+
+def parse_store_type(text: str) -> str:
+    """Parse torchrun's two kinds of c10d store, of which one is here."""
+    word = text.lower()
+    if word == "file":
+        raise ValueError("nodes meet at an endpoint HOST:PORT here, not in a file")
+    if word != "tcp":
+        raise ValueError("expected tcp")
+    return word
+
+
+_ETCD = ("etcd", "etcd-v2")
+_ONLY_ETCD = "it says how to reach etcd"
+
+KEYS: tuple[Key, ...] = (
+    Key("join_timeout", parse_seconds, "how long to wait for enough nodes"),
+    Key("last_call_timeout", parse_seconds,
+        "how long to wait for more nodes after the last arrival; torchrun's 30 are spent on every "
+        "restart below the maximum, these only on new nodes"),
+    Key("close_timeout", parse_seconds, "how long an agent that leaves waits for the coordinator"),
+    Key("keep_alive_interval", parse_seconds, "time between two heartbeats of a node"),
+    Key("keep_alive_max_attempt", parse_attempts, "missed heartbeats after which a node is lost"),
+    Key("heartbeat_timeout", parse_seconds, "accepted", (), "no heartbeat waits for an answer"),
+    Key("exit_barrier_timeout", parse_seconds, "how long a node that is done waits for the others"),
+    Key("checkpoint_timeout", parse_seconds,
+        "how long --membership-change=at-checkpoint waits for the workers"),
+    Key("takeover", parse_takeover,
+        "of several hosts of an endpoint, who may go on: a majority, or one host alone; alone, two "
+        "halves of a cut network may both run"),
+    Key("token_file", str, "file with the secret that the nodes share", is_file=True),
+    Key("tls_cert", str, "certificate of this node; with tls_key and tls_ca", is_file=True),
+    Key("tls_key", str, "its private key", is_file=True),
+    Key("tls_ca", str, "the authority that signed the certificates of all nodes", is_file=True),
+    Key("is_host", parse_bool, "whether this node may host the coordinator; default: if it can",
+        ("c10d",), "only the c10d rendezvous is hosted by a node of choice"),
+    Key("store_type", parse_store_type, "accepted: tcp",
+        ("c10d",), "only the c10d rendezvous has it"),
+    Key("read_timeout", parse_seconds, "how long one attempt to reach the endpoint may take",
+        ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
+    Key("rank", parse_rank, "as --node-rank",
+        ("static",), "only the static rendezvous has node ranks"),
+    Key("timeout", parse_seconds, "as join_timeout", ("static", "etcd"), "join_timeout counts"),
+    Key("etcd_prefix", str, "where etcd keeps the keys of all jobs",
+        ("etcd",), "only etcd has it"),
+    Key("protocol", parse_protocol, "http or https", _ETCD, _ONLY_ETCD),
+    Key("cert", str, "client certificate for etcd", ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("key", str, "its private key", ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("cacert", str, "the authority that signed etcd's", ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("ssl_cert", str, "client certificate for etcd", ("etcd-v2",), _ONLY_ETCD, "cert", True),
+    Key("ssl_cert_key", str, "its private key", ("etcd-v2",), _ONLY_ETCD, "key", True),
+    Key("ca_cert", str, "the authority that signed etcd's",
+        ("etcd-v2",), _ONLY_ETCD, "cacert", True),
+)  # fmt: skip
+
+KEY_BY_NAME = {key.name: key for key in KEYS}
+
+
+def read_file(path: str) -> bytes:
+    """Return what is in a file that a key names."""
+    with open(path, "rb") as file:
+        return file.read(1 << 20)
+
+
+def parse(
+    pairs: tuple[tuple[str, str], ...],
+    backend: str,
+    read_file: Callable[[str], bytes] = read_file,
+) -> tuple[Conf, list[str]]:
+    """Check the pairs of `--rdzv-conf`; return their values, and a note for each without effect.
+
+    Args:
+        pairs: keys and values as written.
+        backend: `--rdzv-backend`.
+        read_file: reads a file that a key names; raises OSError.
+
+    Raises:
+        UsageError: a key is unknown, a value is bad, a file can't be read, or values contradict
+            each other.
+    """
+    notes: list[str] = []
+    values: dict[str, Any] = {}
+    texts: dict[str, str] = {}
+    for name, text in pairs:
+        if name in texts and texts[name] != text:
+            notes.append(f"--rdzv-conf: {name} is given twice; {name}={text} counts")
+        texts[name] = text
+    for name, text in texts.items():
+        key = KEY_BY_NAME.get(name)
+        if key is None:
+            raise _unknown(name, backend)
+        if backend not in key.backends:
+            where = f" with --rdzv-backend={backend}" if key.backends else ""
+            notes.append(f"--rdzv-conf: {name} has no effect{where}: {key.no_effect}")
+            continue
+        try:
+            value = key.parse(text)
+        except ValueError as error:
+            raise UsageError(f"--rdzv-conf: {name}={text}: {error}") from None
+        if key.is_file:
+            _check_file(name, text, read_file)
+        values[key.target] = value
+    if "timeout" in values:
+        if values.get("join_timeout", values["timeout"]) != values["timeout"]:
+            notes.append("--rdzv-conf: timeout has no effect: join_timeout goes before it")
+        values.setdefault("join_timeout", values["timeout"])
+    if "key" in values and "cert" not in values:
+        key_name, cert_name = ("key", "cert") if backend == "etcd" else ("ssl_cert_key", "ssl_cert")
+        notes.append(f"--rdzv-conf: {key_name} has no effect without {cert_name}")
+    conf = Conf(**values)
+    _check_together(conf, values)
+    return conf, notes
+
+
+def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> bytes:
+    """Return the secret in a file, without the white space around it.
+
+    Raises:
+        UsageError: the file can't be read, or nothing is in it.
+    """
+    try:
+        token = read_file(path).strip()
+    except OSError as error:
+        raise UsageError(f"can't read the token in {path}: {error.strerror or error}") from None
+    if not token:
+        raise UsageError(f"the token file {path} is empty")
+    return token
+
+
+def keys_of(backend: str) -> tuple[str, ...]:
+    """Return the names of the keys that have an effect with a backend."""
+    return tuple(key.name for key in KEYS if backend in key.backends)
+
+
+def conf_help(backend: str = "") -> list[str]:
+    """Return a line a key, of one backend or of all: its name, its default and its meaning."""
+    lines = []
+    for key in KEYS:
+        if backend and backend not in key.backends:
+            continue
+        default = Conf._field_defaults[key.target]
+        shown = "" if default in (None, "") else f" ({default:g})" if _is_number(default) else ""
+        where = "" if backend or key.backends in (BACKENDS, ()) else f"{', '.join(key.backends)}: "
+        lines.append(f"{key.name:<24}{where}{key.help}{shown}")
+    return lines
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _unknown(name: str, backend: str) -> UsageError:
+    known = keys_of(backend)
+    accepted = tuple(key.name for key in KEYS if not key.backends)
+    meant = nearest(name.lower().replace("-", "_"), known + accepted)
+    return UsageError(
+        f"--rdzv-conf: {name} is not a known key" + (f"; did you mean {meant}?" if meant else ""),
+        hint=f"keys of --rdzv-backend={backend}: {', '.join(known)}",
+    )
+
+
+def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None:
+    if name == "token_file":
+        read_token(path, read_file)
+        return
+    try:
+        read_file(path)
+    except OSError as error:
+        raise UsageError(f"--rdzv-conf: {name}={path}: {error.strerror or error}") from None
+
+
+def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
+    if conf.lost_after_s < LEAST_LOST_AFTER_S:
+        raise UsageError(
+            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
+            f" it must be at least {LEAST_LOST_AFTER_S:g} s",
+            hint="a node that is only busy would count as lost",
+        )
+    missing = [name for name in ("tls_cert", "tls_key", "tls_ca") if name not in given]
+    if missing and len(missing) < 3:
+        raise UsageError(
+            f"--rdzv-conf: {' and '.join(missing)} missing",
+            hint="tls_cert, tls_key and tls_ca go together",
+        )

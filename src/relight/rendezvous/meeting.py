@@ -1,0 +1,125 @@
+"""What was asked for -> how the nodes of a job meet.
+
+c10d     all nodes have the same endpoint; whoever can bind it hosts the coordinator
+static   node rank 0 hosts it at --master-addr and --master-port
+"""
+
+from typing import NamedTuple
+
+from relight.core.group import Settings
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.host.connection import Security
+from relight.rendezvous import conf as rdzv_conf
+from relight.rendezvous.conf import Conf
+from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, RunSpec
+
+DEFAULT_ENDPOINT_PORT = 29400
+_REJOIN_S = 0.5
+"""How long an agent may take to find a new coordinator, once it knows that it needs one."""
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
+
+
+class Meeting(NamedTuple):
+    """Where and how the nodes of a job meet.
+
+    `hosted`: whether this node hosts the endpoint; None to find out. `local_addr` is the address
+    that others shall use, or empty. `fixed_port`: workers find their store at the endpoint's port,
+    too. `node_rank` is -1 where ranks are given out. Times in seconds.
+    """
+
+    job: str
+    host: str
+    port: int
+    hosted: bool | None
+    local_addr: str
+    fixed_port: bool
+    node_rank: int
+    interval_s: float
+    lost_after_s: float
+    lease_s: float
+    checkpoint_s: float
+    security: Security
+
+
+def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[str]]:
+    """Return where the nodes of a job of several nodes meet, and notes for the user.
+
+    Raises:
+        UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
+    """
+    conf, notes = rdzv_conf.parse(spec.rdzv_conf, spec.rdzv_backend)
+    if spec.rdzv_backend not in ("c10d", "static"):
+        raise UsageError(
+            f"--rdzv-backend={spec.rdzv_backend}: not supported yet for several nodes",
+            hint="c10d needs nothing but an endpoint that all nodes reach",
+        )
+    static = spec.rdzv_backend == "static"
+    host, port = _static_endpoint(spec) if static else _endpoint(spec)
+    if port == 0:
+        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+    node_rank = (spec.node_rank if conf.rank is None else conf.rank) if static else -1
+    if node_rank >= spec.nnodes.most:
+        raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
+    secret = _secret(env, conf)
+    if not secret and host not in LOCAL_HOSTS:
+        notes.append(
+            f"no token: whoever reaches {host}:{port} can join this job ({TOKEN} sets one)"
+        )
+    meeting = Meeting(
+        job=spec.rdzv_id,
+        host=host,
+        port=port,
+        hosted=node_rank == 0 if static else conf.is_host,
+        local_addr=spec.local_addr or (host if node_rank == 0 else ""),
+        fixed_port=static,
+        node_rank=node_rank,
+        interval_s=conf.keep_alive_interval,
+        lost_after_s=conf.lost_after_s,
+        lease_s=conf.lease_s,
+        checkpoint_s=conf.checkpoint_timeout,
+        security=_security(secret, conf),
+    )
+    settings = Settings(
+        least=spec.nnodes.least,
+        most=spec.nnodes.most,
+        max_restarts=spec.max_restarts,
+        last_call_s=conf.last_call_timeout,
+        join_timeout_s=conf.join_timeout,
+        exit_barrier_s=conf.exit_barrier_timeout,
+        rejoin_s=conf.lost_after_s + _REJOIN_S,
+        ordered=static,
+        gently=spec.membership_change == "at-checkpoint",
+    )
+    return meeting, settings, notes
+
+
+def _endpoint(spec: RunSpec) -> tuple[str, int]:
+    host, port = spec.rdzv_endpoint
+    if not host:
+        raise UsageError(
+            f"--nnodes={spec.nnodes.least}:{spec.nnodes.most} without --rdzv-endpoint",
+            hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
+        )
+    return host, DEFAULT_ENDPOINT_PORT if port is None else port
+
+
+def _static_endpoint(spec: RunSpec) -> tuple[str, int]:
+    host, port = spec.rdzv_endpoint
+    if not host:
+        host, port = spec.master_addr, spec.master_port
+    return host, DEFAULT_MASTER_PORT if port is None else port
+
+
+def _secret(env: Environment, conf: Conf) -> bytes:
+    if conf.token_file:
+        return rdzv_conf.read_token(conf.token_file)
+    return env.get(TOKEN).strip().encode(errors="surrogateescape")
+
+
+def _security(secret: bytes, conf: Conf) -> Security:
+    if not conf.tls_cert:
+        return Security(secret)
+    from relight.host.tls import contexts
+
+    return Security(secret, *contexts(conf.tls_cert, conf.tls_key, conf.tls_ca))

@@ -1,0 +1,394 @@
+"""The election of a coordinator: never two leases at once, and a connected majority gets one.
+
+A failing seed of the simulation prints itself; `simulate(seed)` replays it.
+"""
+
+import pytest
+from electors import World, simulate
+
+from relight.core.election import (
+    ALONE,
+    LEAD,
+    PROBE,
+    VOTE,
+    BecomeCoordinator,
+    Election,
+    Heard,
+    Resign,
+    Send,
+    State,
+    VoteRelease,
+    VoteReply,
+    VoteRequest,
+    is_majority,
+)
+from relight.events import Tick
+
+SEEDS = 400
+
+
+@pytest.mark.parametrize("start", range(0, SEEDS, 50))
+def test_any_misfortune(start: int) -> None:
+    """Whatever happens, no two coordinate at once, and a connected majority chooses in 3 s."""
+    for seed in range(start, start + 50):
+        try:
+            simulate(seed)
+        except AssertionError as error:
+            pytest.fail(f"seed {seed}: {error}")
+
+
+def quiet(size: int, *, alone: bool = False, seed: int = 1) -> World:
+    """A network without faults; no host runs yet."""
+    return World(seed, size, alone=alone)
+
+
+def started(size: int, *, alone: bool = False) -> World:
+    world = quiet(size, alone=alone)
+    for i in range(size):
+        world.start(i)
+    world.run(3.0)
+    return world
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
+def test_all_start_together(size: int) -> None:
+    """The first host of the list coordinates if all start at once, and it stays so."""
+    world = started(size)
+    assert world.leaders() == [0]
+    world.run(20.0)
+    assert world.leaders() == [0]
+    assert world.effects["BecomeCoordinator"] == 1
+
+
+def test_one_host_waits_for_nobody() -> None:
+    """An endpoint of one host has its coordinator at once."""
+    elector = Election(["host0"], 0, "a", 5.0)
+    assert elector.step(Tick(), 5.0) == [BecomeCoordinator()]
+    assert elector.holds(5.5)
+
+
+def test_the_next_takes_over_and_keeps_it() -> None:
+    """The next host takes over soon after a crash; the first one returns as a follower."""
+    world = started(3)
+    world.crash(0)
+    world.run(5.0)
+    assert world.leaders() == [1]
+    world.start(0)
+    world.run(15.0)
+    assert world.leaders() == [1]
+    assert world.effects["BecomeCoordinator"] == 2
+    assert world.hosts[0].elector is not None
+    assert world.hosts[0].elector.coordinator(world.hosts[0].clock(world.now)) == 1
+
+
+@pytest.mark.parametrize(("size", "dead", "next_one"), [(4, (0,), 1), (5, (0, 1), 2), (2, (1,), 0)])
+def test_who_takes_over(size: int, dead: tuple[int, ...], next_one: int) -> None:
+    """The lowest host that lives takes over, as long as a majority does."""
+    world = started(size)
+    for i in dead:
+        world.crash(i)
+    world.run(6.0)
+    assert world.leaders() == [next_one]
+
+
+@pytest.mark.parametrize(("size", "dead"), [(2, (0,)), (3, (0, 1)), (4, (0, 1)), (5, (1, 2, 4))])
+def test_a_minority_has_none(size: int, dead: tuple[int, ...]) -> None:
+    """Less than a majority never has a coordinator, and the old one's lease ends within vote_s."""
+    world = started(size)
+    for i in dead:
+        world.crash(i)
+    world.run(4.1)
+    assert world.leaders() == []
+    world.run(30.0)
+    assert world.leaders() == []
+    assert world.effects["BecomeCoordinator"] == 1
+
+
+def test_half_with_the_first_host_decides() -> None:
+    """Of four hosts, two with the first are a majority, and two without it are none."""
+    world = started(4)
+    world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
+    world.run(10.0)
+    assert world.leaders() == [0]
+
+
+@pytest.mark.parametrize("hosts", range(1, 8))
+def test_majorities_intersect(hosts: int) -> None:
+    """Any two majorities have a host in common, and no set and its rest are both without one."""
+    subsets = [{i for i in range(hosts) if bits >> i & 1} for bits in range(1 << hosts)]
+    deciding = [s for s in subsets if is_majority(s, hosts)]
+    assert all(a & b for a in deciding for b in deciding)
+    assert all(is_majority(s, hosts) != is_majority(set(range(hosts)) - s, hosts) for s in subsets)
+
+
+def test_one_way_links_do_not_disturb() -> None:
+    """A host whose messages arrive but which hears nothing does not keep the others from one."""
+    world = quiet(3)
+    world.cut = {(1, 0), (2, 0)}
+    for i in range(3):
+        world.start(i)
+    world.run(3.0)
+    assert world.leaders() == [1]
+    world.run(20.0)
+    assert world.effects["BecomeCoordinator"] == 1
+
+
+def test_a_frozen_coordinator_learns_it() -> None:
+    """A coordinator that was frozen resigns in its first step, before it says anything else."""
+    world = started(3)
+    world.hosts[0].frozen = True
+    world.run(6.0)
+    assert world.leaders() == [1]
+    elector = world.hosts[0].elector
+    assert elector is not None
+    assert elector.state is State.COORDINATOR
+    effects = elector.step(Tick(), world.hosts[0].clock(world.now))
+    sent = [e.message for e in effects if isinstance(e, Send)]
+    assert any(isinstance(e, Resign) for e in effects)
+    assert all(isinstance(m, VoteRelease) or m.stage == PROBE for m in sent)
+
+
+def voter(now: float = 0.0) -> Election:
+    return Election(["host0", "host1", "host2"], 2, "v", now)
+
+
+def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | None:
+    effects = elector.step(Heard(request), now)
+    elector.check()
+    replies = [e.message for e in effects if isinstance(e, Send)]
+    return next((m for m in replies if isinstance(m, VoteReply)), None)
+
+
+def test_a_crashed_voter_does_not_vote_twice() -> None:
+    """A host that votes, crashes and starts again has no second vote while the first may count."""
+    first = Election(["host0", "host1", "host2"], 2, "a", 0.0)
+    reply = answer(first, VoteRequest(0, "x", 9.0, VOTE), 1.5)
+    assert reply is not None
+    assert reply.granted
+    again = Election(["host0", "host1", "host2"], 2, "b", 1.51)
+    for now, granted in ((1.6, False), (2.5, False), (2.52, True)):
+        reply = answer(again, VoteRequest(1, "y", now, VOTE), now)
+        assert reply is not None
+        assert reply.granted == granted
+
+
+@pytest.mark.parametrize(
+    ("candidate", "stage", "after", "granted", "holder", "leads"),
+    [
+        (1, VOTE, 0.5, False, 0, True),
+        (1, PROBE, 0.5, False, 0, True),
+        (1, LEAD, 0.5, False, 1, True),
+        (0, VOTE, 0.5, True, 0, True),
+        (1, VOTE, 1.1, True, 1, False),
+        (1, PROBE, 1.1, True, -1, False),
+    ],
+)
+def test_a_voter_after_it_voted_for_a_coordinator(
+    candidate: int, stage: str, after: float, granted: bool, holder: int, leads: bool
+) -> None:
+    """One vote at a time: another candidate gets it when the first one's time is over."""
+    elector = voter()
+    first = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2)
+    assert first is not None
+    assert first.granted
+    reply = answer(elector, VoteRequest(candidate, "b", 80.0, stage), 1.2 + after)
+    assert reply is not None
+    assert (reply.granted, reply.holder, reply.leads) == (granted, holder, leads)
+
+
+def test_overtaken_requests_are_ignored() -> None:
+    """A copy of a request, or one that a later one overtook, prolongs nothing."""
+    elector = voter()
+    assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2) is not None
+    assert answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.9) is None
+    assert answer(elector, VoteRequest(0, "a", 69.0, VOTE), 1.9) is None
+    reply = answer(elector, VoteRequest(1, "b", 5.0, VOTE), 2.21)
+    assert reply is not None
+    assert reply.granted
+
+
+def test_a_vote_given_back_is_free() -> None:
+    """A released vote goes to the next candidate at once; an old release frees nothing."""
+    elector = voter()
+    answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
+    elector.step(Heard(VoteRelease(1, "a", 69.0)), 1.25)
+    elector.step(Heard(VoteRelease(1, "other", 99.0)), 1.25)
+    reply = answer(elector, VoteRequest(0, "b", 5.0, VOTE), 1.3)
+    assert reply is not None
+    assert not reply.granted
+    elector.step(Heard(VoteRelease(1, "a", 70.0)), 1.35)
+    reply = answer(elector, VoteRequest(0, "b", 6.0, VOTE), 1.4)
+    assert reply is not None
+    assert reply.granted
+
+
+def candidate() -> tuple[Election, float]:
+    """The first of three hosts, which has asked for votes at the returned time."""
+    elector = Election(["host0", "host1", "host2"], 0, "me", 0.0)
+    elector.step(Tick(), 1.0)
+    promise = VoteReply(1, 0, "me", 1.0, PROBE, True, -1, False, 0.0)
+    effects = elector.step(Heard(promise), 1.01)
+    elector.check()
+    assert Send(1, VoteRequest(0, "me", 1.01, VOTE)) in effects
+    return elector, 1.01
+
+
+@pytest.mark.parametrize(
+    ("change", "now", "elected"),
+    [
+        ({}, 1.3, True),
+        ({"granted": False}, 1.3, False),
+        ({"incarnation": "before"}, 1.3, False),
+        ({"candidate": 1}, 1.3, False),
+        ({"stage": PROBE}, 1.3, False),
+        ({"sent": 0.05}, 1.3, False),
+        ({"sent": 1.4}, 1.3, False),
+        ({"voter": 0}, 1.3, False),
+        ({"voter": 3}, 1.3, False),
+        ({"voter": -1}, 1.3, False),
+    ],
+)
+def test_what_counts_as_a_vote(change: dict, now: float, elected: bool) -> None:
+    """Only a granted answer of another host to this process's request, while it is fresh."""
+    elector, asked = candidate()
+    reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
+    effects = elector.step(Heard(reply), now)
+    elector.check()
+    assert (BecomeCoordinator() in effects) == elected
+
+
+def test_the_lease_counts_from_the_request() -> None:
+    """The lease ends a tenth before a vote counted from the request's time, not the answer's."""
+    elector, asked = candidate()
+    elector.step(Heard(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4)
+    assert elector.lease_until() == pytest.approx(asked + 0.9)
+    assert elector.holds(asked + 0.89)
+    assert not elector.holds(asked + 0.91)
+
+
+def test_answers_to_votes_given_back_do_not_count() -> None:
+    """A late answer to a request of an earlier round is void: its vote was given back."""
+    elector, asked = candidate()
+    (release,) = {e.message for e in elector.step(Tick(), 1.52) if isinstance(e, Send)}
+    assert release == VoteRelease(0, "me", 1.52)
+    elector.step(Tick(), 1.63)
+    elector.step(Heard(VoteReply(1, 0, "me", 1.63, PROBE, True, -1, False, 0.0)), 1.64)
+    reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)
+    assert BecomeCoordinator() not in elector.step(Heard(reply), 1.65)
+    assert BecomeCoordinator() in elector.step(Heard(reply._replace(sent=1.64)), 1.66)
+
+
+def test_a_voter_defends_a_coordinator_without_its_vote() -> None:
+    """A voter that hears a coordinator votes for nobody else, even if its own vote is free."""
+    elector = voter()
+    answer(elector, VoteRequest(1, "b", 5.0, VOTE), 1.2)
+    reply = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.3)
+    assert reply is not None
+    assert not reply.granted
+    elector.step(Heard(VoteRelease(1, "b", 5.0)), 1.4)
+    reply = answer(elector, VoteRequest(1, "b", 5.3, VOTE), 1.5)
+    assert reply is not None
+    assert (reply.granted, reply.holder, reply.leads) == (False, 0, True)
+
+
+def test_a_higher_candidate_gives_way() -> None:
+    """A candidate that hears a lower one ask for votes gives its own back and votes for it."""
+    elector = Election(["host0", "host1", "host2"], 2, "me", 0.0)
+    elector.step(Tick(), 1.0)
+    elector.step(Heard(VoteReply(1, 2, "me", 1.0, PROBE, True, -1, False, 0.0)), 1.01)
+    effects = elector.step(Tick(), 1.35)  # the lower host that answered had its chance
+    assert Send(0, VoteRequest(2, "me", 1.35, VOTE)) in effects
+    effects = elector.step(Heard(VoteRequest(0, "x", 7.0, VOTE)), 1.4)
+    elector.check()
+    assert Send(1, VoteRelease(2, "me", 1.4)) in effects
+    replies = [e.message for e in effects if isinstance(e.message, VoteReply)]
+    assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
+
+
+def test_alone_takes_over_without_a_majority() -> None:
+    """With takeover=alone the last host goes on after three times vote_s, not before."""
+    world = started(2, alone=True)
+    world.crash(0)
+    world.run(5.7)
+    assert world.leaders() == []
+    world.run(7.5)
+    assert world.leaders() == [1]
+    world.start(0)
+    world.run(20.0)
+    assert world.leaders() == [1]
+
+
+def test_two_that_went_on_alone_become_one() -> None:
+    """After a cut that left two coordinators, as the user allowed, one of them resigns."""
+    world = started(3, alone=True)
+    world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
+    world.run(15.0)
+    assert world.leaders() == [0, 1]
+    world.cut.clear()
+    world.run(18.0)
+    assert world.leaders() == [1], "the one with a majority stays"
+
+
+def test_a_frozen_host_listens_before_it_goes_on_alone() -> None:
+    """A host that wakes up after a minute does not take the silence of its sleep for a loss."""
+    world = started(2, alone=True)
+    world.hosts[1].frozen = True
+    world.run(60.0)
+    world.hosts[1].waiting.clear()
+    world.thaw(1)
+    world.run(70.0)
+    assert world.leaders() == [0]
+    assert world.effects["BecomeCoordinator"] == 1
+
+
+def test_alone_settles_after_any_misfortune() -> None:
+    """With takeover=alone a healed network has one coordinator again within a few seconds."""
+    for seed in range(40):
+        world = simulate(seed, alone=True)
+        world.cut.clear()
+        for i, host in enumerate(world.hosts):
+            if host.frozen:
+                world.thaw(i)
+        world.run(world.now + 8)
+        assert len(world.leaders()) == 1, f"seed {seed}: {world.leaders()}"
+
+
+@pytest.mark.parametrize(
+    ("size", "needed"),
+    [
+        (2, "host0, the first of the 2 hosts of the endpoint, is needed to choose one"),
+        (3, "2 of 3 hosts of the endpoint are needed to choose a coordinator"),
+        (4, "2 of 4 hosts of the endpoint with host0, or 3 without it, are needed to choose"),
+    ],
+)
+def test_it_says_whom_it_waits_for(size: int, needed: str) -> None:
+    """Without a coordinator the sentence names how many are needed and who is silent."""
+    world = started(size)
+    for i in range(size - 1):
+        world.crash(i)
+    world.run(8.0)
+    host = world.hosts[size - 1]
+    assert host.elector is not None
+    text = host.elector.explain(host.clock(world.now))
+    assert text.startswith(needed)
+    silent = ", ".join(f"host{i}" for i in range(size - 1))
+    assert text.endswith(f"; no answer from {silent}")
+
+
+def test_it_says_who_coordinates() -> None:
+    """With a coordinator every host names it."""
+    world = started(3)
+    texts = [h.elector.explain(h.clock(world.now)) for h in world.hosts if h.elector]
+    assert texts == ["this host, host0, is the coordinator"] + ["host0 is the coordinator"] * 2
+
+
+def test_an_alone_leader_says_so() -> None:
+    """Others are told that a coordinator goes by its own vote alone, and leave it in place."""
+    elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
+    now = 0.0
+    while elector.state is not State.COORDINATOR:
+        now = elector.deadline()
+        effects = elector.step(Tick(), now)
+    assert 3.0 <= now <= 3.6
+    assert Send(0, VoteRequest(1, "me", now, ALONE)) in effects
+    assert elector.explain(now).endswith("by its own vote alone")

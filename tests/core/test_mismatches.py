@@ -1,0 +1,97 @@
+"""What differs between the nodes: a sentence for each fact, at most one."""
+
+import pytest
+
+from relight.core.mismatches import compare
+
+
+def known(**values: str) -> dict[str, dict[str, str]]:
+    return {host.replace("_", "-"): {"torch": value} for host, value in values.items()}
+
+
+@pytest.mark.parametrize(
+    ("others", "value", "lines"),
+    [
+        ({}, "2.13.0", []),
+        ({"gpu_01": "2.13.0"}, "2.13.0", []),
+        (
+            {"gpu_01": "2.13.0", "gpu_03": "2.13.0"},
+            "2.12.0",
+            ["torch differs between the nodes: 2.12.0 on gpu-02, 2.13.0 on gpu-01, gpu-03"],
+        ),
+        ({"gpu_01": "2.13.0", "gpu_03": "2.12.0"}, "2.13.0", []),
+        (
+            {"gpu_01": "2.13.0", "gpu_03": "2.12.0"},
+            "2.9.0",
+            [
+                "torch differs between the nodes: 2.9.0 on gpu-02, 2.12.0 on gpu-03, "
+                "2.13.0 on gpu-01"
+            ],
+        ),
+        (
+            {"gpu_02": "2.12.0"},
+            "2.13.0",
+            ["torch differs between the nodes: 2.12.0 on gpu-02, 2.13.0 on gpu-02"],
+        ),
+    ],
+)
+def test_what_is_said(others: dict[str, str], value: str, lines: list[str]) -> None:
+    """A value that no other node has is reported once, the rarest value first."""
+    assert compare(known(**others), "gpu-02", {"torch": value}) == lines
+
+
+def test_a_fact_that_is_missing() -> None:
+    """What one side does not know is not compared."""
+    assert compare({"a": {"torch": "1"}}, "b", {"Python": "3.11.2"}) == []
+    assert compare({"a": {}}, "b", {"torch": "1"}) == []
+
+
+def test_the_rarest_value_comes_first() -> None:
+    """The value that fewest nodes have is named first, whatever it is."""
+    (line,) = compare(known(a="2.12.0", b="2.12.0"), "c", {"torch": "2.13.0"})
+    assert line.endswith(": 2.13.0 on c, 2.12.0 on a, b")
+
+
+def test_many_hosts() -> None:
+    """Hosts are in natural order, and more than four of them are counted."""
+    others = {f"node{i}": {"torch": "2.13.0"} for i in range(1, 16)}
+    (line,) = compare(others, "bad", {"torch": "2.12.0"})
+    assert line.endswith("2.12.0 on bad, 2.13.0 on node1, node2, node3 and 12 more")
+    (line,) = compare({h: others[h] for h in list(others)[:4]}, "bad", {"torch": "2.12.0"})
+    assert line.endswith("on node1, node2, node3, node4")
+
+
+def test_many_values() -> None:
+    """At most four values are written out."""
+    others = {f"node{i}": {"arguments": f"--rank {i}"} for i in range(9)}
+    (line,) = compare(others, "node9", {"arguments": "--rank 9"})
+    assert line.startswith("the script's arguments differ between the nodes: --rank 0 on node0, ")
+    assert line.endswith("--rank 3 on node3, 6 other values elsewhere")
+
+
+def test_long_values_show_where_they_differ() -> None:
+    """Of long values the part from the first difference on is shown, and it differs."""
+    start = "--data /mnt/a/long/path --model transformer-with-a-long-name --epochs 3"
+    (line,) = compare(
+        {"a": {"arguments": f"{start} --lr 0.1"}},
+        "b",
+        {"arguments": f"{start} --lr 0.2 {'x' * 99}"},
+    )
+    assert "… 0.1 on a" in line
+    assert "… 0.2 xxx" in line
+    assert len(line) < 200
+    (line,) = compare({"a": {"arguments": start}}, "b", {"arguments": f"{start} --resume"})
+    assert line.endswith("nothing more on a, … --resume on b")
+
+
+def test_each_fact_has_a_line() -> None:
+    """Two facts that differ are two lines, without a line break in either."""
+    lines = compare(
+        {"a": {"script": "0f", "--nnodes": "2", "relight": "1"}},
+        "b",
+        {"relight": "1", "script": "1e", "--nnodes": "3"},
+    )
+    assert lines == [
+        "the script's content differs between the nodes: 0f on a, 1e on b",
+        "--nnodes differs between the nodes: 2 on a, 3 on b",
+    ]

@@ -1,0 +1,180 @@
+"""Who knows the token gets in, who does not stays out, whatever it does to what it overhears."""
+
+import json
+
+import pytest
+
+from relight.core import secret, wire
+from relight.core.secret import Opening, Refused, Seal, Transcript
+from relight.core.wire import Malformed
+
+TOKEN = b"correct horse"
+NONCES = (b"d" * 32, b"l" * 32)
+
+
+def sides(*secrets: bytes) -> tuple[Opening, Opening]:
+    """A dialler and a listener."""
+    return (
+        Opening({"run": "1", "host": "a"}, NONCES[0], secrets[0], dialled=True),
+        Opening({"run": "1", "host": "b"}, NONCES[1], secrets[-1], dialled=False),
+    )
+
+
+def tell(side: Opening, body: bytes) -> list[bytes]:
+    return side.receive(json.loads(body), body)
+
+
+def converse(dialler: Opening, listener: Opening) -> None:
+    to_listener = [dialler.hello]
+    while to_listener:
+        to_dialler = [answer for body in to_listener for answer in tell(listener, body)]
+        to_listener = [answer for body in to_dialler for answer in tell(dialler, body)]
+
+
+@pytest.mark.parametrize("token", [b"", TOKEN])
+def test_two_sides_get_to_know_each_other(token: bytes) -> None:
+    """Sides that agree end with each other's hello and with the same key."""
+    dialler, listener = sides(token)
+    converse(dialler, listener)
+    assert dialler.done and listener.done
+    assert dialler.peer_hello == {"type": "hello", "run": "1", "host": "b"}
+    assert listener.peer_hello == {"type": "hello", "run": "1", "host": "a"}
+    assert dialler.session_key == listener.session_key
+    assert len(dialler.session_key) == 32
+    assert (dialler.seal is None) == (not token)
+
+
+def test_a_wrong_token_is_refused_before_the_listener_proves_anything() -> None:
+    """The side that dialled proves itself first: a guess gives it nothing to check offline."""
+    dialler, listener = sides(b"guess", TOKEN)
+    (hello,) = tell(listener, dialler.hello)
+    (proof,) = tell(dialler, hello)
+    with pytest.raises(Refused, match="does not know the token") as refused:
+        tell(listener, proof)
+    assert json.loads(refused.value.answer) == {"type": "refused", "reason": "token"}
+    with pytest.raises(Refused, match="our token is not the one"):
+        tell(dialler, refused.value.answer)
+
+
+def test_a_listener_without_the_token_is_refused() -> None:
+    """A listener that lets everybody in is no peer if it can't prove that it knows the token."""
+    dialler, listener = sides(TOKEN, b"other")
+    tell(dialler, listener.hello)
+    forged = wire.body_of({"type": "proof", "mac": "0" * 64})
+    with pytest.raises(Refused, match="does not know the token"):
+        tell(dialler, forged)
+    assert not dialler.done and not dialler.session_key
+
+
+@pytest.mark.parametrize(("first", "second"), [(b"", TOKEN), (TOKEN, b"")])
+def test_one_token_of_two_is_named_on_both_sides(first: bytes, second: bytes) -> None:
+    """If one side has a token and the other none, both learn which of them lacks it."""
+    dialler, listener = sides(first, second)
+    with pytest.raises(Refused) as at_listener:
+        tell(listener, dialler.hello)
+    with pytest.raises(Refused) as at_dialler:
+        tell(dialler, at_listener.value.answer)
+    lacking, having = (at_dialler, at_listener) if second else (at_listener, at_dialler)
+    assert lacking.value.reason == "this job needs a token: set RELIGHT_TOKEN"
+    assert having.value.reason == "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
+
+
+def test_an_old_conversation_can_not_be_replayed() -> None:
+    """What a dialler once sent opens nothing at a listener with another nonce."""
+    dialler, listener = sides(TOKEN)
+    (hello,) = tell(listener, dialler.hello)
+    (proof,) = tell(dialler, hello)
+    later = Opening({"run": "1"}, b"n" * 32, TOKEN, dialled=False)
+    tell(later, dialler.hello)
+    with pytest.raises(Refused, match="does not know the token"):
+        tell(later, proof)
+
+
+def test_a_proof_can_not_be_reflected() -> None:
+    """Who has no token can't use a side's own hello or proof against it."""
+    dialler, listener = sides(TOKEN)
+    with pytest.raises(Refused, match="own hello") as refused:
+        tell(dialler, dialler.hello)
+    assert refused.value.itself
+    (proof,) = tell(dialler, listener.hello)
+    with pytest.raises(Refused, match="does not know the token"):
+        tell(dialler, proof)
+
+
+@pytest.mark.parametrize("whose", ["dialler", "listener"])
+def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
+    """Both proofs cover both hellos: whoever stands between can't change a single byte."""
+    dialler, listener = sides(TOKEN)
+    first = dialler.hello.replace(b'"a"', b'"x"') if whose == "dialler" else dialler.hello
+    (hello,) = tell(listener, first)
+    if whose == "listener":
+        hello = hello.replace(b'"b"', b'"x"')
+    (proof,) = tell(dialler, hello)
+    with pytest.raises(Refused, match="does not know the token"):
+        tell(listener, proof)
+
+
+@pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
+def test_a_proof_of_any_shape_is_no_error(proof: object) -> None:
+    """What is no proof is refused, not stumbled over."""
+    transcript = Transcript(TOKEN, b"a", b"b")
+    assert not transcript.accepts(secret.DIALLER, proof)
+    assert transcript.accepts(secret.DIALLER, transcript.proof(secret.DIALLER))
+    assert not transcript.accepts(secret.LISTENER, transcript.proof(secret.DIALLER))
+
+
+@pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
+def test_a_hello_needs_a_nonce(nonce: object) -> None:
+    """A hello without 32 bytes of nonce is refused."""
+    _, listener = sides(b"")
+    with pytest.raises(Refused, match="without a nonce"):
+        listener.receive({"type": "hello", "nonce": nonce}, b"")
+
+
+@pytest.mark.parametrize("kind", ["proof", "beat", "", "refused"])
+def test_nothing_is_taken_before_the_hello(kind: str) -> None:
+    """A listener takes a hello first, then a proof, and nothing else before it is done."""
+    dialler, listener = sides(TOKEN)
+    with pytest.raises(Refused, match="before it was known"):
+        listener.receive({"type": kind}, b"")
+    tell(listener, dialler.hello)
+    with pytest.raises(Refused, match="before it was known"):
+        tell(listener, dialler.hello)
+
+
+def sealed() -> tuple[Seal, Seal, Seal]:
+    """A sender, its receiver, and the sender of the other direction."""
+    transcript = Transcript(TOKEN, b"a", b"b")
+    return (
+        Seal(transcript, secret.DIALLER),
+        Seal(transcript, secret.DIALLER),
+        Seal(transcript, secret.LISTENER),
+    )
+
+
+def test_frames_arrive_in_their_order() -> None:
+    """What one side seals the other opens."""
+    sender, receiver, _ = sealed()
+    for body in (b"one", b"", b"one", b"x" * 100_000):
+        assert receiver.open(sender.close(body)) == body
+
+
+def test_injected_changed_repeated_and_missing_frames_are_noticed() -> None:
+    """Nobody can add to, take from or change what a side sends after its proof."""
+    sender, receiver, back = sealed()
+    first, second = sender.close(b"first"), sender.close(b"second")
+    for forged in (b"", b"short", b"first" + b"\0" * 16, b"F" + first[1:], second, back.close(b"")):
+        fresh = sealed()[1]
+        with pytest.raises(Malformed):
+            fresh.open(forged)
+    assert receiver.open(first) == b"first"
+    with pytest.raises(Malformed):
+        receiver.open(first)
+
+
+def test_each_connection_and_purpose_has_its_own_key() -> None:
+    """No key is used twice."""
+    one, two = Transcript(TOKEN, b"a", b"b"), Transcript(TOKEN, b"a", b"c")
+    keys = {secret.datagram_key(one), secret.datagram_key(two), one.key(b"x"), two.key(b"x")}
+    keys |= {Transcript(TOKEN, b"ab", b"").key(b"x"), Transcript(b"t", b"a", b"b").key(b"x")}
+    assert len(keys) == 6

@@ -1,0 +1,139 @@
+"""Bytes to messages and back."""
+
+import itertools
+import json
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.wire import (
+    GREETING,
+    MAX_FRAME,
+    MAX_HELLO,
+    Decoder,
+    Malformed,
+    body_of,
+    encode,
+    frame,
+)
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=10,
+)  # fmt: skip
+messages = st.builds(lambda rest, kind: {**rest, "type": kind}, st.dictionaries(
+    st.text(max_size=8), values, max_size=4), st.text(max_size=8))  # fmt: skip
+
+
+@given(st.lists(messages, max_size=5), st.lists(st.integers(0, 400), max_size=8))
+def test_what_is_sent_arrives_however_it_is_cut(sent: list[dict], cuts: list[int]) -> None:
+    """Messages come out as they went in, wherever the stream was cut into pieces."""
+    stream = GREETING + b"".join(map(encode, sent))
+    places = sorted({0, len(stream), *(cut % (len(stream) + 1) for cut in cuts)})
+    decoder, received = Decoder(MAX_FRAME), []
+    for start, end in itertools.pairwise(places):
+        received += decoder.feed(stream[start:end])
+    assert received == sent
+
+
+@given(st.binary(max_size=300), st.booleans())
+def test_any_bytes_give_messages_or_malformed(data: bytes, greeted: bool) -> None:
+    """Nothing but Malformed comes out of bytes that are no messages."""
+    decoder = Decoder()
+    try:
+        for message in decoder.feed(GREETING * greeted + data):
+            assert isinstance(message["type"], str)
+    except Malformed:
+        pass
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'"type"',
+        b'{"type":1}',
+        b"{'type':'x'}",
+        b'{"type":"x"',
+        b'{"type":"x"}}',
+        b'{"type":"x","n":NaN}',
+        b'{"type":"x","n":-Infinity}',
+        b'\xff{"type":"x"}',
+        b'{"type":"x","n":' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_a_frame_that_is_no_message_is_malformed(body: bytes) -> None:
+    """What is no JSON object with a type ends the stream."""
+    with pytest.raises(Malformed):
+        list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
+
+
+def test_the_length_alone_is_refused() -> None:
+    """A length above the limit is refused before a byte of the frame has come."""
+    for length in (MAX_HELLO + 1, 0xFFFFFFFF):
+        with pytest.raises(Malformed, match="above the limit"):
+            list(Decoder().feed(GREETING + struct.pack(">I", length)))
+
+
+def test_the_limit_may_be_raised_between_two_messages() -> None:
+    """A limit that is raised at a message holds for the next one in the same bytes."""
+    large = {"type": "x", "text": "a" * MAX_HELLO}
+    decoder = Decoder()
+    received = []
+    for message in decoder.feed(GREETING + encode({"type": "hello"}) + encode(large)):
+        received.append(message)
+        decoder.limit = MAX_FRAME
+    assert received[1] == large
+    assert json.loads(decoder.body) == large
+
+
+def test_a_message_may_not_be_larger_than_the_limit() -> None:
+    """The sender hears of a message that the peer would refuse."""
+    with pytest.raises(ValueError, match="above the limit"):
+        encode({"type": "x", "text": "a" * MAX_FRAME})
+    with pytest.raises(ValueError, match="above the limit of 10"):
+        body_of({"type": "hello"}, 10)
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode({"type": "x", "number": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        (b"relight 2\n", "version 2 of the protocol, this side 1"),
+        (b"relight 17\n", "version 17 of the protocol"),
+        (b"relight 99999999999999", "it began with"),
+        (b"relight x", "it began with"),
+        (b"\x16\x03\x01", "TLS"),
+        (b"GET / HTTP/1.1\r\n", "it began with b'GET / HTTP/1.1"),
+        (b"\0\0\0\x02{}", "it began with"),
+        (b"relighu", "it began with"),
+    ],
+)
+def test_another_protocol_is_named(start: bytes, words: str) -> None:
+    """Who speaks something else is refused with words that help, byte by byte or at once."""
+    with pytest.raises(Malformed, match=words):
+        list(Decoder().feed(start))
+    decoder = Decoder()
+    with pytest.raises(Malformed):
+        for byte in start:
+            list(decoder.feed(bytes([byte])))
+
+
+def test_frames_go_through_unseal() -> None:
+    """Once `unseal` is set, each payload goes through it, from the very next frame on."""
+    decoder = Decoder()
+    received = []
+    for message in decoder.feed(
+        GREETING + encode({"type": "a"}) + frame(body_of({"type": "b"}) + b"tag")
+    ):
+        received.append(message["type"])
+        decoder.unseal = lambda payload: payload.removesuffix(b"tag")
+    assert received == ["a", "b"]

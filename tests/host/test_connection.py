@@ -1,0 +1,453 @@
+"""Connections between peers that keep to the protocol, over real sockets and the real loop."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+from ends import DEADLINE_S, Ends, Log
+
+from relight.core import wire
+from relight.host import connection as connections
+from relight.host.connection import Connection, Listener, Security, dial, resolve
+
+WITH_TOKEN = Security(b"token")
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends()
+    yield both
+    both.close()
+
+
+security = pytest.mark.parametrize("security", [Security(), WITH_TOKEN], ids=["open", "token"])
+
+
+@security
+def test_both_sides_learn_of_each_other(ends: Ends, security: Security) -> None:
+    """Each owner gets the peer's hello, once, and both connections have the same key."""
+    ends.listen(security)
+    connection, log, other = ends.pair(security)
+    assert log.hellos == [{"type": "hello", "run": "listener"}]
+    assert ends.server.hellos == [{"type": "hello", "run": "dialler"}]
+    assert connection.session_key == other.session_key
+    assert len(connection.session_key) == 32
+    assert ends.pair(security)[0].session_key != connection.session_key
+    assert connection.peer == "{}:{}".format(*ends.address)
+    assert other.peer.startswith("127.0.0.1:") and other.peer != connection.peer
+    assert connection.own_address() == other.own_address() == "127.0.0.1"
+
+
+@security
+def test_messages_arrive_in_order_both_ways(ends: Ends, security: Security) -> None:
+    """Thousands of small messages and one of megabytes arrive whole and in their order."""
+    ends.listen(security)
+    connection, log, other = ends.pair(security)
+    large = {"type": "large", "text": "x" * (wire.MAX_FRAME - 100)}
+    for number in range(2000):
+        connection.send({"type": "count", "number": number})
+        other.send({"type": "back", "number": number})
+    connection.send(large)
+    ends.until(lambda: len(ends.server.messages) == 2001 and len(log.messages) == 2000)
+    assert [m.get("number") for m in ends.server.messages] == [*range(2000), None]
+    assert ends.server.messages[-1] == large
+    assert [m["number"] for m in log.messages] == list(range(2000))
+
+
+@security
+def test_what_is_sent_before_the_opening_arrives_after_it(ends: Ends, security: Security) -> None:
+    """A message sent to a peer that is not known yet waits until it is."""
+    ends.listen(security)
+    connection, _ = ends.dial(security)
+    connection.send({"type": "early"})
+    assert not connection.drain()
+    ends.until(lambda: ends.server.messages)
+    assert ends.server.messages == [{"type": "early"}]
+    assert connection.drain()
+
+
+def test_a_refused_connection_is_told_apart(ends: Ends) -> None:
+    """Where nobody listens the owner hears `refused`, from the loop, and only once."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        ends.address = sock.getsockname()
+    connection, log = ends.dial()
+    assert not log.reasons
+    ends.until(lambda: log.reasons)
+    ends.settle()
+    assert log.reasons == ["refused"]
+    assert connection.refused and not connection.is_open
+
+
+def test_the_end_of_the_peer_is_heard_once(ends: Ends) -> None:
+    """After the peer's close the owner hears of it once, and `refused` is not set."""
+    ends.listen()
+    connection, log, other = ends.pair()
+    other.close()
+    ends.until(lambda: log.reasons)
+    ends.settle()
+    assert log.reasons == ["the peer closed the connection"]
+    assert not connection.refused and not connection.is_open
+    assert not ends.server.reasons
+
+
+@security
+def test_close_sends_what_is_queued(ends: Ends, security: Security) -> None:
+    """The last message before a close arrives, also when the peer is sending at that moment."""
+    ends.listen(security)
+    connection, log, other = ends.pair(security)
+    connection.send({"type": "beat"})
+    other.send({"type": "last"})
+    other.close()
+    for _ in range(20):
+        connection.send({"type": "beat"})
+    ends.until(lambda: log.reasons)
+    assert log.messages == [{"type": "last"}]
+    assert log.reasons == ["the peer closed the connection"]
+
+
+def test_close_loses_nothing_that_the_machine_took(ends: Ends) -> None:
+    """What was sent before a close arrives, though the peer's last words were not read yet."""
+    ends.listen()
+    client = ends.raw(_hello())
+    ends.until(lambda: ends.server.connections)
+    (connection,) = ends.server.connections
+    message = {"type": "x", "text": "x" * 10_000}
+    while connection.drain():
+        connection.send(message)
+    client.sendall(wire.encode({"type": "beat"}))
+    while not connection.drain():
+        client.recv(4096)
+    connection.close()
+    data = bytearray()
+    while part := client.recv(65536):
+        data += part
+    assert data.endswith(wire.encode(message)[-100:])
+
+
+def test_a_closed_connection_takes_no_part(ends: Ends) -> None:
+    """After a close, within a callback as well, nothing is sent, received or called back."""
+    ends.listen()
+    connection, log, other = ends.pair()
+    ends.server.on_message = lambda connection, message: connection.close()
+    for _ in range(3):
+        connection.send({"type": "x"})
+    ends.until(lambda: log.reasons)
+    assert len(ends.server.messages) == 1 and not ends.server.reasons
+    connection.send({"type": "x"})
+    connection.close()
+    other.close()
+    assert connection.drain() and connection.own_address() == ""
+
+
+def test_heard_at_follows_what_comes(ends: Ends) -> None:
+    """The time at which the peer was heard last moves with each message, and only then."""
+    ends.listen()
+    connection, _, other = ends.pair()
+    before = other.heard_at
+    ends.settle()
+    assert other.heard_at == before
+    connection.send({"type": "beat"})
+    ends.until(lambda: ends.server.messages)
+    assert before < other.heard_at <= ends.loop.now()
+
+
+def test_a_peer_that_does_not_read_is_dropped(ends: Ends) -> None:
+    """Above 16 MiB unsent the connection ends; the sender never blocks and is told by the loop."""
+    ends.listen()
+    client = ends.raw(_hello())
+    ends.until(lambda: ends.server.connections)
+    (connection,) = ends.server.connections
+    message = {"type": "x", "text": "x" * (1 << 20)}
+    for _ in range(40):
+        connection.send(message)
+    assert not ends.server.reasons
+    ends.until(lambda: ends.server.reasons)
+    assert ends.server.reasons == ["the peer does not read: 16 MiB are unsent"]
+    client.close()
+
+
+def test_a_slow_reader_gets_everything(ends: Ends) -> None:
+    """What does not fit now is sent when the peer reads, and `drain` says when it is out."""
+    ends.listen()
+    connection, _, other = ends.pair()
+    message = {"type": "x", "text": "x" * (1 << 20)}
+    for _ in range(12):
+        other.send(message)
+    assert not other.drain()
+    ends.until(other.drain)
+    connection.send({"type": "y"})
+    ends.until(lambda: ends.server.messages)
+
+
+def test_a_message_that_is_too_large_is_the_senders_error(ends: Ends) -> None:
+    """A message above the limit raises, and the connection goes on."""
+    ends.listen()
+    connection, _, _ = ends.pair()
+    with pytest.raises(ValueError, match="above the limit"):
+        connection.send({"type": "x", "text": "x" * wire.MAX_FRAME})
+    connection.send({"type": "y"})
+    ends.until(lambda: ends.server.messages)
+
+
+def test_a_hello_that_is_too_large_opens_nothing(ends: Ends) -> None:
+    """A hello that no peer would take is an error at once, and leaves no socket behind."""
+    ends.listen()
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="above the limit"):
+        dial(ends.loop, ends.address, Log(), {"x": "x" * wire.MAX_HELLO}, Security())
+    with pytest.raises(ValueError, match="no numeric address"):
+        dial(ends.loop, ("localhost", 1), Log(), {}, Security())
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_dialling_times_out(ends: Ends) -> None:
+    """Where nobody answers the owner hears so within the time it gave."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)  # never accepts: the queue is full after a connection or two
+        ends.address = full.getsockname()
+        dialled = [ends.dial(timeout_s=0.3) for _ in range(6)]
+        ends.until(lambda: all(log.reasons for _, log in dialled))
+    reasons = {log.reasons[0] for _, log in dialled}
+    assert reasons == {
+        "no answer within 0.3 s",
+        "no answer to the greeting within 0.3 s (is it relight?)",
+    }
+    assert not any(connection.refused for connection, _ in dialled)
+
+
+def test_ipv6_has_brackets(ends: Ends) -> None:
+    """Connections over IPv6 work, and their peers are written as people write them."""
+    sock = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    ends.address = sock.getsockname()[:2]
+    ends.opened.append(Listener(ends.loop, sock, ends.server, {}, Security()))
+    connection, _, other = ends.pair()
+    assert connection.peer == f"[::1]:{ends.address[1]}"
+    assert other.peer.startswith("[::1]:")
+    assert connection.own_address() == "::1"
+
+
+def test_an_ipv4_peer_of_a_socket_for_both_is_written_plainly(ends: Ends) -> None:
+    """A listener on all addresses of both families shows the plain address of an IPv4 peer."""
+    sock = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    ends.address = ("127.0.0.1", sock.getsockname()[1])
+    ends.opened.append(Listener(ends.loop, sock, ends.server, {}, Security()))
+    _, _, other = ends.pair()
+    assert other.peer.startswith("127.0.0.1:")
+    assert other.own_address() == "127.0.0.1"
+
+
+def test_a_client_of_the_store_is_handed_on_untouched(ends: Ends) -> None:
+    """A caller whose first byte is 0 goes to `divert`, with all its bytes unread."""
+    diverted: list[socket.socket] = []
+    ends.listen(WITH_TOKEN, divert=diverted.append)
+    ends.raw(b"\0\1\2")
+    ends.until(lambda: diverted)
+    (sock,) = diverted
+    ends.settle()
+    assert sock.recv(10) == b"\0\1\2"
+    assert sock not in ends.loop
+    sock.close()
+    ends.pair(WITH_TOKEN)
+    assert not ends.refused and not ends.server.reasons
+
+
+def test_the_listener_may_change_its_hello(ends: Ends) -> None:
+    """A hello that is set anew is the one that later peers get."""
+    listener = ends.listen()
+    ends.pair()
+    listener.hello = {"run": "later"}
+    _, log, _ = ends.pair()
+    assert log.hellos[0]["run"] == "later"
+
+
+def test_open_connections_outlive_their_listener(ends: Ends) -> None:
+    """Closing the listener ends those that are not open yet, and no others."""
+    listener = ends.listen()
+    connection, _, _ = ends.pair()
+    silent = ends.raw()
+    ends.settle()
+    listener.close()
+    assert silent.recv(1) == b""
+    connection.send({"type": "x"})
+    ends.until(lambda: ends.server.messages)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(ends.address, timeout=DEADLINE_S)
+
+
+def test_idle_connections_cost_nothing(ends: Ends) -> None:
+    """With nothing to send the loop is not woken: no watch for writing stays behind."""
+    ends.listen(WITH_TOKEN)
+    connection, _, _ = ends.pair(WITH_TOKEN)
+    for _ in range(8):
+        connection.send({"type": "x", "text": "x" * (1 << 20)})
+    ends.until(lambda: len(ends.server.messages) == 8)
+    ends.settle()
+    start = ends.loop.now()
+    ends.loop.run_once(0.3)
+    assert ends.loop.now() - start > 0.29
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_an_address_resolves_to_itself(ends: Ends, host: str) -> None:
+    """A numeric address is called back with itself, and from the loop."""
+    found: list[object] = []
+    resolve(ends.loop, host, 29400, lambda addresses, error: found.append((addresses, error)))
+    assert not found
+    ends.until(lambda: found)
+    assert found == [([(host, 29400)], "")]
+
+
+def test_names_resolve_in_the_background(ends: Ends) -> None:
+    """A name gives addresses that can be dialled; one that does not exist gives words."""
+    found: dict[str, tuple[list[tuple[str, int]], str]] = {}
+    names = ["localhost", "no-such-host.invalid", "bad\0name", "x" * 300, "bücher..invalid"]
+    for name in names:
+        resolve(ends.loop, name, 1, lambda a, e, name=name: found.update({name: (a, e)}))
+    ends.until(lambda: len(found) == len(names))
+    addresses, error = found["localhost"]
+    assert ("127.0.0.1", 1) in addresses or ("::1", 1) in addresses
+    assert not error
+    for name in names[1:]:
+        addresses, error = found[name]
+        assert not addresses and error
+
+
+def test_a_slow_name_does_not_stop_the_loop(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a name is looked up, connections go on."""
+    real, (hold, release) = socket.getaddrinfo, os.pipe()
+
+    def slow(host: object, *rest: object, **options: object) -> object:
+        if host == b"slow.test" and "flags" not in options:
+            os.read(hold, 1)
+            host = b"127.0.0.1"
+        return real(host, *rest, **options)
+
+    found: list[object] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(socket, "getaddrinfo", slow)
+        ends.listen()
+        resolve(ends.loop, "slow.test", 1, lambda addresses, _: found.append(addresses))
+        ends.pair()
+        assert not found
+        os.write(release, b"x")
+        ends.until(lambda: found)
+    assert found == [[("127.0.0.1", 1)]]
+    os.close(hold)
+    os.close(release)
+
+
+def test_what_is_not_asked_for_is_not_loaded() -> None:
+    """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
+    script = (
+        "import socket, sys\n"
+        "from relight.host import connection as c\n"
+        "from relight.host.loop import Loop\n"
+        "class Owner:\n"
+        "    def opened(self, connection, hello): done.append(1)\n"
+        "    received = closed = opened\n"
+        "done = []\n"
+        "loop = Loop()\n"
+        "sock = socket.create_server(('127.0.0.1', 0))\n"
+        "c.Listener(loop, sock, Owner(), {}, c.Security())\n"
+        "c.dial(loop, sock.getsockname(), Owner(), {}, c.Security())\n"
+        "loop.run_until(lambda: len(done) == 2)\n"
+        "c.resolve(loop, '127.0.0.1', 1, lambda *_: done.append(1))\n"
+        "loop.run_until(lambda: len(done) == 3)\n"
+        "names = 'ssl hmac hashlib threading asyncio encodings.idna random'.split()\n"
+        "print([name for name in names if name in sys.modules])\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout == "[]\n"
+
+
+def _hello() -> bytes:
+    hello = {"type": "hello", "nonce": "ab" * 32, "token": False}
+    return wire.GREETING + wire.encode(hello)
+
+
+def test_small_messages_are_not_held_back(ends: Ends) -> None:
+    """Both ends have switched off the delay by which TCP gathers small messages."""
+    ends.listen()
+    connection, _, other = ends.pair()
+    for end in (connection, other):
+        assert end._sock is not None
+        assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_bytes_may_come_one_by_one(ends: Ends) -> None:
+    """A peer whose bytes come singly is understood like any other."""
+    ends.listen()
+    client = ends.raw()
+    for byte in _hello() + wire.encode({"type": "x"}):
+        client.sendall(bytes([byte]))
+        ends.loop.run_once(0.01)
+    ends.until(lambda: ends.server.messages == [{"type": "x"}])
+
+
+def test_a_connection_to_oneself_counts_as_refused(ends: Ends) -> None:
+    """A socket that TCP connected to itself is noticed: nobody else listens there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        ends.address = probe.getsockname()
+    sock = socket.socket()
+    sock.bind(ends.address)
+    sock.connect(ends.address)
+    log = Log()
+    connection = Connection(ends.loop, sock, log, {}, Security(), dialled=True)
+    ends.opened.append(connection)
+    ends.until(lambda: log.reasons)
+    assert log.reasons == ["this side got its own hello back"]
+    assert connection.refused
+
+
+def test_an_event_of_an_earlier_socket_does_not_connect(ends: Ends) -> None:
+    """A connection that is woken before it is connected goes on waiting."""
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        ends.address = full.getsockname()
+        dialled = [ends.dial() for _ in range(6)]
+        for connection, _ in dialled:
+            connection._ready()
+        ends.settle()
+        waiting = [c for c, _ in dialled if c._act == c._finish_connecting]
+        assert waiting
+        assert not any(log.reasons for _, log in dialled)
+
+
+def test_the_last_words_of_the_peer_are_read_after_a_failed_write(ends: Ends) -> None:
+    """A write that fails does not hide what the peer sent before it went."""
+    ends.listen()
+    client = ends.raw(_hello())
+    ends.until(lambda: ends.server.connections)
+    (connection,) = ends.server.connections
+    client.recv(65536)
+    client.sendall(wire.encode({"type": "why"}))
+    client.close()
+    deadline = time.monotonic() + DEADLINE_S
+    while not connection._doom and time.monotonic() < deadline:
+        connection.send({"type": "x"})
+    assert connection._doom
+    ends.until(lambda: ends.server.reasons)
+    assert ends.server.messages == [{"type": "why"}]
+    assert ends.server.reasons == ["the peer closed the connection"]
+
+
+def test_json_of_a_message_is_plain(ends: Ends) -> None:
+    """What goes over the wire is the greeting and JSON that anybody can read."""
+    ends.listen()
+    client = ends.raw(_hello())
+    ends.until(lambda: ends.server.connections)
+    data = client.recv(65536)
+    assert data.startswith(b"relight 1\n")
+    body = json.loads(data[len(wire.GREETING) + 4 :])
+    assert body["type"] == "hello" and body["run"] == "listener"
+    assert connections.OPEN_TIMEOUT_S == 5

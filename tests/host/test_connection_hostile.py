@@ -1,0 +1,382 @@
+"""Peers that are broken, strangers or worse: they are turned away and harm nobody else."""
+
+import collections
+import contextlib
+import json
+import os
+import random
+import resource
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from ends import Ends, read_all
+
+from relight.core import secret, wire
+from relight.host import connection as connections
+from relight.host.connection import Security
+
+TOKEN = Security(b"token")
+HELLO = {"type": "hello", "nonce": "ab" * 32, "token": False}
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends()
+    yield both
+    both.close()
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers have a third of a second."""
+    for function in (connections.Connection.__init__, connections.dial):
+        defaults = function.__kwdefaults__
+        monkeypatch.setitem(defaults, "timeout_s", 0.3)
+
+
+def greeting(**hello: object) -> bytes:
+    return wire.GREETING + wire.encode({**HELLO, **hello})
+
+
+@pytest.mark.parametrize("security", [Security(), TOKEN], ids=["open", "token"])
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "it began with"),
+        (b"\x16\x03\x01\x02\x00\x01", "it speaks TLS"),
+        (b"\0" * 64, "it began with"),
+        (wire.GREETING + b"\xff\xff\xff\xff" + b"x" * 64, "4294967295 bytes is above the limit"),
+        (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),
+        (wire.GREETING + wire.frame(b"[" * 4000), "no JSON"),
+        (wire.GREETING + wire.frame(b""), "no JSON"),
+        (wire.GREETING + wire.encode({"type": "beat"}), "before it was known"),
+        (wire.GREETING + wire.encode({"type": "proof", "mac": "00"}), "before it was known"),
+        (wire.GREETING + wire.encode({"type": "hello"}), "without a nonce"),
+        (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was known"),
+        (b"relight 2\n", "version 2 of the protocol"),
+    ],
+)
+def test_what_is_no_greeting_is_turned_away(
+    ends: Ends, security: Security, data: bytes, words: str
+) -> None:
+    """Who does not speak the protocol gets no byte in answer, and the owner does not hear of it."""
+    ends.listen(security)
+    client = ends.raw(data)
+    assert read_all(client, ends) == b""
+    (line,) = ends.refused
+    assert words in line and line.startswith("127.0.0.1:")
+    assert len(line) < 300
+    assert not ends.server.connections and not ends.server.reasons
+    ends.pair(security)
+
+
+def test_random_bytes_are_turned_away(ends: Ends) -> None:
+    """Hundreds of streams of random bytes, after a greeting or a hello or none, harm nobody."""
+    ends.listen(TOKEN)
+    chance = random.Random(7)
+    starts = (b"", wire.GREETING, greeting(token=True))
+    clients = []
+    for number in range(300):
+        clients.append(ends.raw(starts[number % 3] + chance.randbytes(chance.randrange(1, 5000))))
+        clients[-1].shutdown(socket.SHUT_WR)
+        ends.loop.run_once(0.001)
+    ends.until(lambda: len(ends.refused) == 300)
+    assert not ends.server.connections
+    ends.pair(TOKEN)
+
+
+def test_a_stranger_has_a_limited_time(ends: Ends, short: None) -> None:
+    """Silence, half a frame, and a byte now and then all end at the same deadline."""
+    ends.listen(TOKEN)
+    silent, half = ends.raw(), ends.raw(wire.GREETING + b"\0\0\0\x40{")
+    unproven, slow = ends.raw(greeting(token=True)), ends.raw()
+    started = ends.loop.now()
+    feed = iter(wire.GREETING + struct.pack(">I", 4000) + b"{" * 4000)
+    due = started
+
+    def drip() -> bool:
+        nonlocal due
+        if ends.loop.now() >= due:
+            due += 0.01
+            with contextlib.suppress(OSError):
+                slow.sendall(bytes([next(feed)]))
+        return len(ends.refused) == 4
+
+    ends.until(drip)
+    assert ends.loop.now() - started < 10
+    reasons = collections.Counter(line.split(": ", 1)[1] for line in ends.refused)
+    words = "no answer to the greeting within 0.3 s (is it relight?)"
+    assert reasons == {words: 3, "no proof within 0.3 s": 1}
+    for client in (silent, half, unproven, slow):
+        read_all(client, ends)
+
+
+def test_an_open_connection_has_no_such_limit(ends: Ends, short: None) -> None:
+    """The deadline of strangers ends with the proof."""
+    ends.listen(TOKEN)
+    connection, log, other = ends.pair(TOKEN)
+    deadline = ends.loop.now() + 0.8
+    ends.until(lambda: ends.loop.now() > deadline)
+    assert connection.is_open and other.is_open and not log.reasons
+
+
+def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
+    """A stranger that holds the endpoint's port, accepts and says nothing is named as such."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        ends.address = stranger.getsockname()
+        connection, log = ends.dial(TOKEN)
+        ends.until(lambda: log.reasons)
+    assert log.reasons == ["no answer to the greeting within 0.3 s (is it relight?)"]
+    assert not connection.refused
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n", "does not speak relight's protocol"),
+        (wire.GREETING + wire.frame(b"x" * 4000), "no JSON"),
+        (wire.GREETING + b"\xff\xff\xff\xff", "above the limit of 4096"),
+        (wire.GREETING + wire.encode({"type": "generation"}), "before it was known"),
+        (greeting(token=True) + wire.encode({"type": "generation"}), "before it was known"),
+        (
+            greeting(token=True) + wire.encode({"type": "proof", "mac": "ab" * 32}),
+            "the peer does not know the token",
+        ),
+        (
+            wire.GREETING + wire.encode({"type": "refused", "reason": "\x1b[31m"}),
+            "without a reason",
+        ),
+        (wire.GREETING + wire.encode({"type": "refused", "reason": ["tls"]}), "without a reason"),
+        (b"", "instead of a greeting"),
+        (wire.GREETING[:4], "instead of a greeting"),
+        (greeting(token=True), "after its hello"),
+    ],
+)
+def test_a_false_coordinator_is_left(ends: Ends, answer: bytes, words: str) -> None:
+    """A dialler takes nothing from a listener that does not prove itself, and says why it left."""
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        ends.address = stranger.getsockname()
+        _, log = ends.dial(TOKEN)
+        ends.loop.run_once(0.1)
+        client, _ = stranger.accept()
+        client.sendall(answer)
+        client.shutdown(socket.SHUT_WR)
+        ends.until(lambda: log.reasons)
+        client.close()
+    assert words in log.reasons[0]
+    assert not log.messages and not log.hellos
+
+
+@pytest.mark.parametrize(
+    ("listener", "dialler", "at_listener", "at_dialler"),
+    [
+        (b"a", b"b", "does not know the token", "our token is not the one of its job"),
+        (b"a", b"", "the peer has no token", "this job needs a token: set RELIGHT_TOKEN"),
+        (b"", b"a", "this job needs a token: set RELIGHT_TOKEN", "the peer has no token"),
+    ],
+)
+def test_tokens_that_differ_are_named_on_both_sides(
+    ends: Ends, listener: bytes, dialler: bytes, at_listener: str, at_dialler: str
+) -> None:
+    """A wrong, a missing and a superfluous token are told apart, at both ends."""
+    ends.listen(Security(listener))
+    _, log = ends.dial(Security(dialler))
+    ends.until(lambda: log.reasons and ends.refused)
+    assert at_listener in ends.refused[0]
+    assert at_dialler in log.reasons[0]
+    assert not ends.server.connections and not ends.server.reasons and not log.hellos
+
+
+def test_a_recorded_conversation_opens_nothing(ends: Ends) -> None:
+    """Sending again what a dialler with the token once sent does not open a connection."""
+    with socket.create_server(("127.0.0.1", 0)) as between:
+        listener_address = None
+        ends.listen(TOKEN)
+        listener_address, ends.address = ends.address, between.getsockname()
+        connection, _ = ends.dial(TOKEN)
+        ends.loop.run_once(0.1)
+        inner, _ = between.accept()
+        ends.address = listener_address
+        outer = ends.raw()
+        recorded = bytearray()
+        for sock in (inner, outer):
+            sock.setblocking(False)
+
+        def relay() -> bool:
+            for source, target, tape in ((inner, outer, recorded), (outer, inner, bytearray())):
+                try:
+                    data = source.recv(65536)
+                except BlockingIOError:
+                    continue
+                tape += data
+                target.sendall(data)
+            return connection.is_open and bool(ends.server.connections)
+
+        ends.until(relay)
+        inner.close()
+    replayed = ends.raw(bytes(recorded))
+    read_all(replayed, ends)
+    assert "does not know the token" in ends.refused[0]
+    assert len(ends.server.connections) == 1
+
+
+def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
+    """After the proof, a frame that the peer did not make ends the connection, unread."""
+    ends.listen(TOKEN)
+    connection, _, other = ends.pair(TOKEN)
+    connection.send({"type": "beat"})
+    ends.until(lambda: ends.server.messages)
+    assert connection._sock is not None
+    connection._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
+    ends.until(lambda: ends.server.reasons)
+    assert "not come from the peer that proved itself" in ends.server.reasons[0]
+    assert ends.server.messages == [{"type": "beat"}]
+    assert not other.is_open
+
+
+def test_frames_stay_bounded_after_the_proof(ends: Ends) -> None:
+    """A peer that is known may send 4 MiB a frame, and no more."""
+    ends.listen()
+    client = ends.raw(greeting() + b"\x10\0\0\0")
+    read_all(client, ends)
+    (reason,) = ends.server.reasons
+    assert "above the limit" in reason
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    """This process may have 8192 files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 8192:
+        pytest.skip("the machine allows fewer than 8192 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (8192, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends: Ends) -> None:
+    """With thousands of silent strangers the group's connections open and talk as before."""
+    ends.listen(TOKEN)
+    connection, log, _ = ends.pair(TOKEN)
+    clients = []
+    for number in range(2500):
+        clients.append(ends.raw(wire.GREETING[: number % 8]))
+        if number % 50 == 0:
+            connection.send({"type": "beat"})
+            ends.loop.run_once(0.001)
+    ends.until(lambda: len(ends.server.messages) == 50)
+    for _ in range(10):
+        ends.pair(TOKEN)
+    ends.until(lambda: len(ends.refused) >= 2500 - connections.MAX_STRANGERS)
+    assert "dropped for a newer one" in ends.refused[0]
+    assert not log.reasons and not ends.server.reasons
+
+
+def test_the_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all places are taken the oldest stranger goes; who is open stays."""
+    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+    ends.listen()
+    connection, log, _ = ends.pair()
+    clients = [ends.raw() for _ in range(5)]
+    ends.until(lambda: len(ends.refused) == 2)
+    assert all("dropped for a newer one" in line for line in ends.refused)
+    assert read_all(clients[0], ends) == b"" and read_all(clients[1], ends) == b""
+    with pytest.raises(BlockingIOError):
+        clients[2].setblocking(False)
+        clients[2].recv(1)
+    connection.send({"type": "x"})
+    ends.until(lambda: ends.server.messages)
+    ends.pair()
+    assert not log.reasons
+
+
+@contextlib.contextmanager
+def no_descriptor_left() -> Iterator[None]:
+    """Within, this process can open nothing more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd")) + 1
+    fill = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                fill.append(os.dup(0))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fill:
+            os.close(fd)
+
+
+def test_without_descriptors_strangers_go_first(ends: Ends) -> None:
+    """When no descriptor is left, a stranger's is taken for who comes next."""
+    ends.listen()
+    connection, _, _ = ends.pair()
+    stranger = ends.raw()
+    ends.settle()
+    with socket.socket() as newer, no_descriptor_left():
+        newer.connect(ends.address)
+        newer.sendall(greeting())
+        ends.until(lambda: len(ends.server.connections) == 2)
+        connection.send({"type": "x"})
+        ends.until(lambda: ends.server.messages)
+    assert "dropped for a newer one" in ends.refused[0]
+    assert stranger.recv(1) == b""
+
+
+def test_without_descriptors_the_loop_rests_and_then_goes_on(ends: Ends) -> None:
+    """When nobody can be dropped either, the listener pauses instead of spinning, then accepts."""
+    ends.listen()
+    connection, _, _ = ends.pair()
+    with socket.socket() as newer:
+        with no_descriptor_left():
+            newer.connect(ends.address)
+            newer.sendall(greeting())
+            turns, started = 0, ends.loop.now()
+            while ends.loop.now() - started < 0.5:
+                ends.loop.run_once(0.1)
+                turns += 1
+            assert turns < 50
+            connection.send({"type": "x"})
+            ends.until(lambda: ends.server.messages)
+        ends.until(lambda: len(ends.server.connections) == 2)
+
+
+def test_a_reset_is_an_end_like_any_other(ends: Ends) -> None:
+    """A peer that resets its connection, before or after its hello, is just gone."""
+    ends.listen()
+    for data in (b"", b"rel", greeting()):
+        client = ends.raw(data)
+        ends.settle()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+    ends.until(lambda: len(ends.refused) == 2 and ends.server.reasons)
+    assert ends.server.reasons == ["the peer closed the connection"]
+    ends.pair()
+
+
+def test_a_proof_is_no_use_elsewhere(ends: Ends) -> None:
+    """A man in the middle who swaps a hello's content gets neither side to open."""
+    ends.listen(TOKEN)
+    client = ends.raw(greeting(token=True, run="mine"))
+    client.settimeout(0.05)
+    data = bytearray()
+
+    def answered() -> bool:
+        try:
+            data.extend(client.recv(65536))
+        except TimeoutError:
+            pass
+        return len(data) > len(wire.GREETING) + 4
+
+    ends.until(answered)
+    answer = bytes(data[len(wire.GREETING) + 4 :])
+    assert json.loads(answer)["token"] is True
+    swapped = wire.body_of({**HELLO, "token": True, "run": "other"})
+    proof = secret.Transcript(b"token", swapped, answer).proof(secret.DIALLER)
+    client.sendall(wire.encode({"type": "proof", "mac": proof}))
+    ends.until(lambda: ends.refused)
+    assert "does not know the token" in ends.refused[0]
+    assert not ends.server.connections

@@ -1,0 +1,127 @@
+"""Facts about a node: right, cheap, and never in the way."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import relight
+from relight.host.facts import collect
+
+
+def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
+    """Make the skeleton of a virtual environment; return its interpreter."""
+    (path / "bin").mkdir(parents=True, exist_ok=True)
+    for name in names:
+        (path / "lib" / f"python{version}" / "site-packages" / name).mkdir(parents=True)
+    return str(path / "bin" / "python")
+
+
+def test_the_facts_of_this_machine(tmp_path: Path) -> None:
+    """Versions, the script's hash and its arguments are those of this interpreter and file."""
+    script = tmp_path / "train.py"
+    script.write_text("print(1)\n")
+    facts = collect(script=str(script), arguments=["--lr", "0.1"], is_file=True)
+    version = importlib.metadata.version("torch")
+    assert facts == {
+        "relight": relight.__version__,
+        "Python": ".".join(map(str, sys.version_info[:3])),
+        "torch": version,
+        "script": hashlib.sha256(b"print(1)\n").hexdigest()[:16],
+        "arguments": "--lr 0.1",
+    }
+
+
+def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None:
+    """Finding the facts loads hashlib and what it needs, nothing large."""
+    code = (
+        "import sys, relight.host.facts as f; f.collect(script=sys.argv[1], arguments=[], "
+        "is_file=True); print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    script = tmp_path / "train.py"
+    script.write_text("")
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", code, script], capture_output=True, text=True, check=True
+    )
+    loaded = set(result.stdout.split())
+    assert "relight" in loaded
+    assert not loaded & {"torch", "importlib_metadata", "email", "zipfile", "json", "subprocess"}
+
+
+@pytest.mark.parametrize(
+    ("names", "version"),
+    [
+        (("torch", "torch-2.12.0+cu126.dist-info", "torchvision-1.0.dist-info"), "2.12.0+cu126"),
+        (("torch",), None),
+        (("torch-2.12.0.dist-info",), None),
+        (("torch", "torch-2.12.0.dist-info", "torch-2.13.0.dist-info"), None),
+        ((), None),
+    ],
+)
+def test_torch_of_another_interpreter(
+    tmp_path: Path, names: tuple[str, ...], version: str | None
+) -> None:
+    """Torch's version is that of the workers' interpreter, and left out where it is not clear."""
+    python = environment_with(tmp_path / "venv", *names)
+    facts = collect(script="x", arguments=[], is_file=False, python=python)
+    assert facts.get("torch") == version
+    assert "Python" not in facts
+
+
+def test_two_versions_of_python_in_one_place(tmp_path: Path) -> None:
+    """An interpreter with two package directories says nothing about torch."""
+    environment_with(tmp_path, "torch", "torch-2.12.0.dist-info")
+    python = environment_with(tmp_path, "torch", "torch-2.13.0.dist-info", version="3.12")
+    assert "torch" not in collect(script="x", arguments=[], is_file=False, python=python)
+
+
+def test_another_environment_of_the_same_python(tmp_path: Path) -> None:
+    """A virtual environment that links to this interpreter has its Python and its own torch."""
+    python = environment_with(tmp_path, "torch", "torch-1.0.dist-info")
+    Path(python).symlink_to(os.path.realpath(sys.executable))
+    facts = collect(script="x", arguments=[], is_file=False, python=python)
+    assert facts["Python"] == ".".join(map(str, sys.version_info[:3]))
+    assert facts["torch"] == "1.0"
+
+
+def test_the_first_torch_on_the_path_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch that comes first on the path is the one that an import finds."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch-9.9.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert collect(script="x", arguments=[], is_file=False)["torch"] == "9.9"
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_ordinary_file(tmp_path: Path) -> None:
+    """A FIFO, a directory, a missing file, a module: no hash, no error, nothing is used up."""
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("fifo", ".", "missing", "nul\0byte"):
+        facts = collect(script=str(tmp_path / name), arguments=[], is_file=True)
+        assert "script" not in facts
+    (tmp_path / "package").write_text("x")
+    assert "script" not in collect(script=str(tmp_path / "package"), arguments=[], is_file=False)
+
+
+def test_arguments_can_be_told_apart() -> None:
+    """Two different lists of arguments never look the same, and any byte can be sent as text."""
+    lists = [["a b"], ["a", "b"], ["'a", "b'"], ["a", "", "b"], ["a\nb"], ["'a b'"], ["\udcff"], [r"\udcff"]]  # fmt: skip  # noqa: E501
+    texts = [collect(script="x", arguments=a, is_file=False)["arguments"] for a in lists]
+    assert len(set(texts)) == len(lists)
+    assert all(text.isprintable() for text in texts)
+    assert json.loads(json.dumps(texts).encode()) == texts
+
+
+def test_long_arguments_are_a_hash() -> None:
+    """More than 200 characters of arguments are compared by their hash."""
+    just = collect(script="x", arguments=["y" * 200], is_file=False)["arguments"]
+    assert just == "y" * 200
+    long = collect(script="x", arguments=["y" * 201], is_file=False)["arguments"]
+    assert long == hashlib.sha256(b"y" * 201).hexdigest()[:16]

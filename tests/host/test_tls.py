@@ -1,0 +1,273 @@
+"""TLS both ways between the ends of a connection, with certificates made by openssl."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from ends import Ends, read_all
+
+from relight.core import wire
+from relight.errors import UsageError
+from relight.host.connection import Security
+from relight.host.tls import contexts
+
+pytestmark = pytest.mark.skipif(
+    not shutil.which("openssl"), reason="openssl makes the certificates"
+)
+
+
+def openssl(*arguments: object) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+def make_authority(directory: Path, name: str) -> Path:
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
+    openssl(
+        "req", "-x509", "-new", "-key", key, "-subj", f"/CN={name}", "-days", 2,
+        "-out", certificate,
+    )  # fmt: skip
+    return certificate
+
+
+def make_node(directory: Path, name: str, authority: Path, days: int = 2) -> tuple[Path, Path]:
+    certificate, key = directory / f"{name}.crt", directory / f"{name}.key"
+    request = directory / f"{name}.csr"
+    openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", key)
+    openssl("req", "-new", "-key", key, "-subj", f"/CN={name}", "-out", request)
+    openssl(
+        "x509", "-req", "-in", request, "-CA", authority, "-CAkey", authority.with_suffix(".key"),
+        "-CAcreateserial", "-days", days, "-out", certificate,
+    )  # fmt: skip
+    return certificate, key
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority `ca` with the nodes `a` and `b`, and a stranger of the authority `other`."""
+    directory = tmp_path_factory.mktemp("tls")
+    authority, other = make_authority(directory, "ca"), make_authority(directory, "other")
+    make_node(directory, "a", authority)
+    make_node(directory, "b", authority)
+    make_node(directory, "stranger", other)
+    make_node(directory, "late", authority, days=-1)
+    (directory / "text").write_text("no certificate")
+    openssl("pkey", "-in", directory / "a.key", "-aes128", "-passout", "pass:x", "-out",
+            directory / "locked.key")  # fmt: skip
+    return directory
+
+
+@pytest.fixture
+def node(files: Path) -> Callable[..., Security]:
+    def security(name: str, ca: str = "ca", secret: bytes = b"") -> Security:
+        paths = (files / f"{name}.crt", files / f"{name}.key", files / f"{ca}.crt")
+        return Security(secret, *contexts(*map(str, paths)))
+
+    return security
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    both = Ends()
+    yield both
+    both.close()
+
+
+Node = Callable[..., Security]
+
+
+@pytest.mark.parametrize("secret", [b"", b"token"])
+def test_messages_go_through_tls(ends: Ends, node: Node, secret: bytes) -> None:
+    """Nodes of one authority meet, and small and large messages arrive in order both ways."""
+    ends.listen(node("a", secret=secret))
+    connection, log = ends.dial(node("b", secret=secret))
+    ends.until(lambda: connection.is_open and ends.server.connections)
+    (other,) = ends.server.connections
+    assert connection.session_key == other.session_key
+    large = {"type": "large", "text": "x" * (wire.MAX_FRAME - 100)}
+    for number in range(500):
+        connection.send({"type": "count", "number": number})
+        other.send({"type": "back", "number": number})
+    for _ in range(3):
+        connection.send(large)
+        other.send(large)
+    ends.until(lambda: len(ends.server.messages) == 503 and len(log.messages) == 503)
+    assert [m.get("number") for m in ends.server.messages] == [*range(500), None, None, None]
+    assert ends.server.messages[-1] == log.messages[-1] == large
+    assert connection.drain() and other.drain()
+
+
+def test_nothing_is_readable_on_the_wire(ends: Ends, node: Node) -> None:
+    """Version 1.3 is spoken, and the last message before a close arrives."""
+    ends.listen(node("a"))
+    connection, log = ends.dial(node("b"))
+    ends.until(lambda: connection.is_open and ends.server.connections)
+    assert connection._tls is not None
+    assert connection._tls.sock.version() == "TLSv1.3"
+    (other,) = ends.server.connections
+    other.send({"type": "last"})
+    other.close()
+    ends.until(lambda: log.reasons)
+    assert log.messages == [{"type": "last"}]
+    assert log.reasons == ["the peer closed the connection"]
+
+
+def test_version_1_2_is_enough(ends: Ends, node: Node) -> None:
+    """A peer whose library knows TLS 1.2 only is let in; older versions are not."""
+    ends.listen(node("a"))
+    old = node("b")
+    assert old.tls_client is not None
+    old.tls_client.maximum_version = ssl.TLSVersion.TLSv1_2
+    connection, _ = ends.dial(old)
+    ends.until(lambda: connection.is_open and ends.server.connections)
+    assert old.tls_client.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_node_of_another_authority_is_refused(
+    ends: Ends, node: Node, version: ssl.TLSVersion
+) -> None:
+    """A certificate that the job's authority did not sign opens nothing; both sides say why."""
+    ends.listen(node("a"))
+    stranger = node("stranger")  # it accepts the listener, which does not accept it
+    assert stranger.tls_client is not None
+    stranger.tls_client.maximum_version = version
+    connection, log = ends.dial(stranger)
+    ends.until(lambda: log.reasons and ends.refused)
+    assert "the peer's certificate is not accepted" in ends.refused[0]
+    assert "the peer does not accept our certificate" in log.reasons[0]
+    assert not ends.server.connections and not connection.refused
+
+
+def test_a_false_listener_is_refused(ends: Ends, node: Node) -> None:
+    """The dialler checks the listener's certificate before it says a word."""
+    ends.listen(node("stranger", ca="ca"))
+    _, log = ends.dial(node("b"))
+    ends.until(lambda: log.reasons and ends.refused)
+    assert "the peer's certificate is not accepted" in log.reasons[0]
+    assert "the peer does not accept our certificate" in ends.refused[0]
+
+
+def test_a_certificate_out_of_date_is_refused(ends: Ends, node: Node) -> None:
+    """An expired certificate is refused, with the word that says so."""
+    ends.listen(node("a"))
+    _, log = ends.dial(node("late"))
+    ends.until(lambda: log.reasons and ends.refused)
+    assert "expired" in ends.refused[0] and "expired" in log.reasons[0]
+
+
+def test_a_peer_without_a_certificate_is_refused(ends: Ends, node: Node, files: Path) -> None:
+    """A client that shows no certificate is not let in."""
+    ends.listen(node("a"))
+    bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    bare.check_hostname = False
+    bare.load_verify_locations(files / "ca.crt")
+    _, log = ends.dial(Security(tls_client=bare))
+    ends.until(lambda: log.reasons and ends.refused)
+    assert "peer did not return a certificate" in ends.refused[0]
+    assert not ends.server.connections
+
+
+def test_a_plain_dialler_learns_that_tls_is_asked_for(ends: Ends, node: Node) -> None:
+    """Who dials without TLS a listener that wants it is told so."""
+    ends.listen(node("a"))
+    _, log = ends.dial()
+    ends.until(lambda: log.reasons and ends.refused)
+    assert log.reasons == ["the peer asks for TLS: set tls_cert, tls_key and tls_ca"]
+    assert "the peer does not use TLS" in ends.refused[0]
+
+
+def test_a_plain_listener_names_a_dialler_with_tls(ends: Ends, node: Node) -> None:
+    """Where only the dialler uses TLS, both sides say that this is the difference."""
+    ends.listen()
+    _, log = ends.dial(node("b"))
+    ends.until(lambda: log.reasons and ends.refused)
+    assert "it speaks TLS" in ends.refused[0]
+    assert "TLS handshake" in log.reasons[0]
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
+def test_what_is_no_tls_is_turned_away(ends: Ends, node: Node, data: bytes) -> None:
+    """Bytes that are no handshake end the connection, and the next node gets in."""
+    ends.listen(node("a"))
+    read_all(ends.raw(data), ends)
+    assert len(ends.refused) == 1
+    connection, _ = ends.dial(node("b"))
+    ends.until(lambda: connection.is_open)
+
+
+def test_a_handshake_cut_short_is_an_end(ends: Ends, node: Node) -> None:
+    """Closing or resetting in the middle of a handshake harms nobody."""
+    ends.listen(node("a"))
+    for _ in range(3):
+        ends.raw(b"\x16\x03\x01").close()
+    ends.until(lambda: len(ends.refused) == 3)
+    assert "the peer closed the connection during the TLS handshake" in ends.refused[0]
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        ends.address = stranger.getsockname()
+        _, log = ends.dial(node("b"))
+        ends.loop.run_once(0.1)
+        stranger.accept()[0].close()
+        ends.until(lambda: log.reasons)
+    assert log.reasons[0] in (
+        "the peer closed the connection during the TLS handshake",
+        "the peer closed the connection",
+    )
+
+
+def test_a_client_of_the_store_needs_no_tls(ends: Ends, node: Node) -> None:
+    """A client of torch's store, whose first byte is 0, is handed on as without TLS."""
+    diverted: list[socket.socket] = []
+    ends.listen(node("a"), divert=diverted.append)
+    ends.raw(b"\0x")
+    ends.until(lambda: diverted)
+    diverted[0].setblocking(True)
+    assert diverted[0].recv(5) == b"\0x"
+    diverted[0].close()
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "ca", "words"),
+    [
+        ("none", "a.key", "ca.crt", "tls_cert: can't read .*none: No such file"),
+        ("a.crt", "none", "ca.crt", "tls_key: can't read .*none: No such file"),
+        ("a.crt", "a.key", "none", "tls_ca: can't read .*none: No such file"),
+        (".", "a.key", "ca.crt", "tls_cert: can't read .*: Is a directory"),
+        ("text", "a.key", "ca.crt", "tls_cert: .*text holds no certificate"),
+        ("a.crt", "text", "ca.crt", "tls_key: .*text holds no key"),
+        ("a.crt", "a.key", "text", "tls_ca: .*text holds no certificate"),
+        ("a.crt", "b.key", "ca.crt", "tls_key: .*b.key is not the key of .*a.crt"),
+        ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is locked with a password"),
+    ],
+)
+def test_a_wrong_file_is_named(files: Path, cert: str, key: str, ca: str, words: str) -> None:
+    """Each file that is missing or holds something else is named with its option."""
+    with pytest.raises(UsageError, match=words):
+        contexts(str(files / cert), str(files / key), str(files / ca))
+
+
+def test_reading_that_must_write_first_waits_for_that(
+    ends: Ends, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If TLS has to write before it can read on, the loop waits for that moment, and no longer."""
+    ends.listen(node("a"))
+    connection, _ = ends.dial(node("b"))
+    ends.until(lambda: connection.is_open and ends.server.connections)
+    (other,) = ends.server.connections
+    assert other._tls is not None
+    ends.settle()
+
+    def full(size: int) -> bytes:
+        raise ssl.SSLWantWriteError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(other._tls.sock, "recv", full)
+        other._ready()
+    assert other._watching_writable
+    connection.send({"type": "x"})
+    ends.until(lambda: ends.server.messages)
+    assert not other._watching_writable

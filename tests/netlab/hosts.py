@@ -1,0 +1,260 @@
+"""Several hosts on one machine, for tests of what happens between them.
+
+    with Lab(hosts=["node1", "node2"]) as lab:
+        server = lab["node1"].start([sys.executable, "-m", "http.server"])
+        lab.set(delay_ms=100, jitter_ms=200, loss=0.05)
+        lab.cut("node1")
+
+Every host has a hostname, its own loopback, eth0 with an IPv4 and an IPv6 address, and its own
+/etc/hosts that names all hosts; the file system, pids and users are the machine's. Hosts of other
+Labs and the machine itself cannot reach each other, so all Labs use the same addresses, and no test
+needs to look for a free port.
+
+Conditions apply to packets when they leave a host: a delay of 100 ms on all hosts makes a round
+trip of 200 ms. Packets from one host to another keep their order.
+
+A name resolves to the IPv6 address first, as in most networks that have both. gloo works as it is:
+GLOO_SOCKET_IFNAME=eth0 is needed only where the hostname resolves to an address of another host.
+"""
+
+import functools
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+SWITCH = Path(__file__).with_name("switch.py")
+PATIENCE = 60
+# Found here, because a program may be started with another PATH.
+NSENTER, ENV = shutil.which("nsenter"), shutil.which("env")
+
+
+class LabError(RuntimeError):
+    """The hosts could not be made, or their switch is gone."""
+
+
+class Host:
+    """One host of a Lab."""
+
+    def __init__(self, name: str, hostname: str, number: int) -> None:
+        self.name = name
+        self.hostname = hostname
+        self.address = f"10.77.0.{number}"
+        self.address6 = f"fd77::{number:x}"
+        self.entrance: list[str] = []
+        self.processes: list[subprocess.Popen[Any]] = []
+
+    def start(
+        self,
+        command: Sequence[str | Path],
+        *,
+        cwd: str | Path | None = None,
+        **options: Any,
+    ) -> "subprocess.Popen[Any]":
+        """Like subprocess.Popen, on this host and in a session of its own; killed with the Lab.
+
+        Its pid is the program's, because nsenter and env replace themselves. A program that does
+        not exist is an exit code of 127.
+        """
+        # nsenter stays in the directory of the old mount namespace: it has no path in the new one.
+        directory = [str(ENV), f"--chdir={os.path.abspath(cwd or os.curdir)}", "--"]
+        process = subprocess.Popen(
+            [*self.entrance, *directory, *map(str, command)],
+            start_new_session=True,
+            **{"stdin": subprocess.DEVNULL, **options},
+        )
+        self.processes.append(process)
+        return process
+
+
+class Lab:
+    """Hosts and the network between them; everything is gone after the `with` block.
+
+    The hostname of a host is its name unless `hostnames` says otherwise.
+    """
+
+    def __init__(self, hosts: Iterable[str], hostnames: Mapping[str, str] | None = None) -> None:
+        aliases = hostnames or {}
+        self.hosts = {
+            name: Host(name, aliases.get(name, name), number)
+            for number, name in enumerate(hosts, 1)
+        }
+        if len(self.hosts) > 254:
+            raise ValueError(f"a Lab has room for 254 hosts, not {len(self.hosts)}")
+        self.conditions = {name: {"delay": 0.0, "jitter": 0.0, "loss": 0.0} for name in self.hosts}
+        self.severed: set[str] = set()
+        self.blocks: set[tuple[str, str]] = set()
+        self.groups: list[set[str]] = []
+        self.lock = threading.RLock()
+
+    def __getitem__(self, name: str) -> Host:
+        return self.hosts[name]
+
+    def __enter__(self) -> "Lab":
+        if os.geteuid() != 0:
+            raise LabError("hosts need root, to make namespaces")
+        if shutil.which("ip") is None or NSENTER is None or ENV is None:
+            raise LabError(
+                "hosts need ip, nsenter and env (Debian: iproute2, util-linux, coreutils)"
+            )
+        self.control, theirs = socket.socketpair()
+        self.control.settimeout(PATIENCE)
+        with theirs:
+            self.switch = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(SWITCH), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self.answers = self.control.makefile("rb")
+        try:
+            keys = ("name", "hostname", "address", "address6")
+            wanted = [{key: getattr(host, key) for key in keys} for host in self.hosts.values()]
+            for name, namespaces in self.ask(wanted)["hosts"].items():
+                entrance = f"/proc/{self.switch.pid}/fd"
+                long = {"net": "net", "uts": "uts", "mnt": "mount"}
+                options = [f"--{long[kind]}={entrance}/{fd}" for kind, fd in namespaces.items()]
+                self.hosts[name].entrance = [NSENTER, *options, "--"]
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all processes of the hosts, reap those that were started here, remove the hosts."""
+        self.answers.close()
+        self.control.close()
+        processes = [process for host in self.hosts.values() for process in host.processes]
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+        self.switch.wait(PATIENCE)
+        for process in processes:
+            process.wait(PATIENCE)
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    try:
+                        stream.close()
+                    except BrokenPipeError:  # what was not yet flushed to it
+                        pass
+
+    def ask(self, request: object) -> Any:
+        """One request to the switch, its answer after it was carried out."""
+        with self.lock:
+            try:
+                self.control.sendall(json.dumps(request).encode() + b"\n")
+                answer = self.answers.readline()
+            except OSError as error:
+                raise LabError(f"the switch does not answer: {error}") from error
+        if not answer:
+            raise LabError("the switch has ended")
+        reply = json.loads(answer)
+        if "error" in reply:
+            raise LabError(reply["error"])
+        return reply
+
+    def set(
+        self,
+        *,
+        delay_ms: float | None = None,
+        jitter_ms: float | None = None,
+        loss: float | None = None,
+        host: str | None = None,
+    ) -> None:
+        """What happens to each packet that a host (or every host) sends; what is not given stays.
+
+        It takes the delay and a random part of the jitter, or is lost with the given probability.
+        """
+        given = {
+            "delay": None if delay_ms is None else delay_ms / 1000,
+            "jitter": None if jitter_ms is None else jitter_ms / 1000,
+            "loss": loss,
+        }
+        with self.lock:
+            for name in self.hosts if host is None else [host]:
+                known = {key: value for key, value in given.items() if value is not None}
+                self.conditions[name].update(known)
+            self.ask(
+                {"conditions": {name: list(c.values()) for name, c in self.conditions.items()}}
+            )
+
+    def cut(self, *hosts: str) -> None:
+        """Pull the cable: no packet reaches or leaves these hosts, those under way included."""
+        with self.lock:
+            self.severed.update(self.hosts[name].name for name in hosts)
+            self.apply()
+
+    def mend(self, *hosts: str) -> None:
+        """Undo cut()."""
+        with self.lock:
+            self.severed.difference_update(hosts)
+            self.apply()
+
+    def block(self, source: str, target: str) -> None:
+        """One way only: nothing that source sends reaches target. heal() undoes it."""
+        with self.lock:
+            self.blocks.add((self.hosts[source].name, self.hosts[target].name))
+            self.apply()
+
+    def partition(self, *groups: Iterable[str]) -> None:
+        """Hosts of different groups cannot reach each other; a host in no group reaches all."""
+        with self.lock:
+            self.groups = [{self.hosts[name].name for name in group} for group in groups]
+            self.apply()
+
+    def heal(self) -> None:
+        """Undo partition(), block() and cut(); delay, jitter and loss stay."""
+        with self.lock:
+            self.severed, self.blocks, self.groups = set(), set(), []
+            self.apply()
+
+    def crash(self, host: str) -> None:
+        """The machine dies: it is cut off, so that nobody is told, and its processes are killed."""
+        self.cut(host)
+        self.ask({"kill": host})
+
+    def apply(self) -> None:
+        group = {name: number for number, names in enumerate(self.groups) for name in names}
+        blocked = [
+            (a, b)
+            for a in self.hosts
+            for b in self.hosts
+            if a in self.severed
+            or b in self.severed
+            or (a, b) in self.blocks
+            or (a in group and b in group and group[a] != group[b])
+        ]
+        self.ask({"blocked": blocked})
+
+
+@functools.cache
+def lab_unavailable() -> str:
+    """Why a Lab cannot be used on this machine, found by using one; empty if it can."""
+    try:
+        with Lab(hosts=["here"]) as lab:
+            say = "import socket; print(socket.gethostname(), socket.gethostbyname('here'))"
+            command = [sys.executable, "-I", "-S", "-c", say]
+            process = lab["here"].start(
+                command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            said = process.communicate(timeout=PATIENCE)[0].strip()
+            expected = f"here {lab['here'].address}"
+            return "" if said == expected else f"a host said {said!r} instead of {expected!r}"
+    except (LabError, OSError, subprocess.SubprocessError) as error:
+        return str(error)

@@ -1,0 +1,310 @@
+"""The switch of a Lab: makes its hosts, carries packets between them, ends everything they run.
+
+It runs as a process of its own, `python switch.py FD`, where FD is a stream socket that carries one
+JSON object a line, with an answer for each request. The first request describes the hosts. The
+switch ends when the other end of the socket is closed, however its owner died, and first kills
+every process of the hosts.
+
+A host is a network, a UTS and a mount namespace. They have no name in the file system: the switch
+holds them open, so the kernel removes them when it ends, even by SIGKILL. Each host's eth0 is a TUN
+device, whose packets the switch reads and writes. They carry no Ethernet header and need no
+neighbour discovery, so a host that was cut off is silent. With ARP the kernel would call it
+unreachable after 3 s, which a host behind a router never is.
+"""
+
+import ctypes
+import fcntl
+import heapq
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+
+MTU = 9000
+BATCH = 64
+QUEUE = 5000
+
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWNET = 0x00020000, 0x04000000, 0x40000000
+MS_BIND, MS_REC, MS_SLAVE = 0x1000, 0x4000, 0x80000
+TUNSETIFF, TUNSETPERSIST, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x400454CB, 0x0001, 0x1000
+NAMESPACES = ("net", "uts", "mnt")
+SYSCTL = {
+    "net/ipv4/ip_forward": "0",
+    "net/ipv6/conf/all/forwarding": "0",
+    "net/ipv6/conf/all/disable_ipv6": "0",
+    "net/ipv6/conf/default/disable_ipv6": "0",
+}
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def checked(result: int, what: str) -> None:
+    if result != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{what}: {os.strerror(code)}")
+
+
+def mount(source: str, target: str, flags: int) -> None:
+    result = libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(flags), None)
+    checked(result, f"mount on {target}")
+
+
+def ip(*lines: str) -> None:
+    """Run lines of iproute2's `ip` in the namespace of this process."""
+    done = subprocess.run(
+        ["ip", "-batch", "-"], input="\n".join(lines), text=True, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise OSError(f"ip: {(done.stderr or done.stdout).strip()}")
+
+
+def open_tun(name: str) -> int:
+    """A new TUN device in the namespace of this process."""
+    try:
+        device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH14x", name.encode(), IFF_TUN | IFF_NO_PI))
+        # It goes with its namespace: all at once, where closing takes 30 ms for each.
+        fcntl.ioctl(device, TUNSETPERSIST, 1)
+    except OSError as error:
+        try:
+            ip("link add veth0 type veth peer name veth1")
+            veth = "veth devices work here, but they cannot delay or lose packets"
+        except OSError:
+            veth = "veth devices do not work here either"
+        raise OSError(f"no TUN device from /dev/net/tun ({error}); {veth}") from None
+    return device
+
+
+def set_sysctl(key: str, value: str) -> None:
+    """Only where it differs: /proc/sys is read-only in many containers."""
+    with open(f"/proc/sys/{key}") as file:
+        if file.read().strip() == value:
+            return
+    with open(f"/proc/sys/{key}", "w") as file:
+        file.write(value)
+
+
+@dataclass(frozen=True, eq=False)
+class Port:
+    """One host: its device, and the descriptors that keep its namespaces."""
+
+    name: str
+    device: int
+    namespaces: dict[str, int]
+
+    @property
+    def network(self) -> int:
+        """The inode number by which processes of this host are recognised."""
+        return os.fstat(self.namespaces["net"]).st_ino
+
+
+def open_namespaces() -> dict[str, int]:
+    return {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
+
+
+def furnish(name: str, hostname: str, address: str, address6: str, names: str) -> Port:
+    """Move into new namespaces and make a host of them."""
+    checked(libc.unshare(CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWNS), "unshare")
+    socket.sethostname(hostname)
+    mount("none", "/", MS_REC | MS_SLAVE)
+    with tempfile.NamedTemporaryFile("w") as file:  # the mount keeps it after it is unlinked
+        file.write(names)
+        file.flush()
+        os.chmod(file.name, 0o644)
+        mount(file.name, "/etc/hosts", MS_BIND)
+    for key, value in SYSCTL.items():
+        set_sysctl(key, value)
+    device = open_tun("eth0")
+    ip(
+        "link set lo up",
+        "link set eth0 addrgenmode none",  # no link-local address: an idle host sends nothing
+        f"link set eth0 mtu {MTU} txqueuelen {QUEUE} up",
+        f"addr add {address}/24 dev eth0",
+        f"addr add {address6}/64 dev eth0 nodad",
+    )
+    return Port(name, device, open_namespaces())
+
+
+def build(hosts: list[dict[str, str]]) -> dict[str, Port]:
+    """Make all hosts and come back to the namespaces of before."""
+    home = open_namespaces()
+    lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost"]
+    lines += [f"{host[key]} {host['name']}" for key in ("address", "address6") for host in hosts]
+    ports = {}
+    for host in hosts:
+        ports[host["name"]] = furnish(**host, names="\n".join([*lines, ""]))
+        for kind in NAMESPACES:
+            checked(libc.setns(home[kind], 0), f"setns {kind}")
+    for descriptor in home.values():
+        os.close(descriptor)
+    return ports
+
+
+def network_of(pid: int) -> int:
+    """The network namespace that a process lives in; a zombie lives in none."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/net").st_ino
+    except OSError:
+        return 0
+
+
+def kill_all(networks: set[int]) -> None:
+    """Kill every process of these namespaces, those it starts meanwhile included."""
+    quiet = 0
+    while quiet < 2:  # one that is being started may enter after the first look
+        found = 0
+        for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
+            if network_of(pid) not in networks:
+                continue
+            found += 1
+            try:
+                descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue
+            # The pid may have passed to another process before it was pinned: look again.
+            if network_of(pid) in networks:
+                try:
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            os.close(descriptor)
+        quiet = 0 if found else quiet + 1
+        time.sleep(0.01)
+
+
+class Switch:
+    """Packets from each port to the others, under the conditions that the owner sets."""
+
+    def __init__(self, control: socket.socket, hosts: list[dict[str, str]]) -> None:
+        self.control = control
+        self.received = b""
+        self.ports = build(hosts)
+        self.by_address = {
+            socket.inet_pton(family, host[key]): self.ports[host["name"]]
+            for family, key in ((socket.AF_INET, "address"), (socket.AF_INET6, "address6"))
+            for host in hosts
+        }
+        self.conditions: dict[Port, tuple[float, float, float]] = {}
+        self.blocked: set[tuple[Port, Port]] = set()
+        self.under_way: list[tuple[float, int, tuple[Port, Port], bytes]] = []
+        self.last_due: dict[tuple[Port, Port], float] = {}
+        self.count = 0
+
+    def answer(self, **reply: object) -> None:
+        self.control.sendall(json.dumps(reply).encode() + b"\n")
+
+    def obey(self) -> bool:
+        """Take requests from the owner; false when it is gone."""
+        data = self.control.recv(1 << 16)
+        *lines, self.received = (self.received + data).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "kill" in request:
+                kill_all({self.ports[request["kill"]].network})
+            if "blocked" in request:
+                self.blocked = {(self.ports[a], self.ports[b]) for a, b in request["blocked"]}
+                self.under_way = [p for p in self.under_way if p[2] not in self.blocked]
+                heapq.heapify(self.under_way)
+            if "conditions" in request:
+                wanted = request["conditions"].items()
+                self.conditions = {self.ports[k]: tuple(v) for k, v in wanted if any(v)}
+            self.answer()
+        return bool(data)
+
+    def accept(self, source: Port, packet: bytes) -> None:
+        """A packet left a host; one to an unknown address, which a test may add, goes to all."""
+        target = self.by_address.get(packet[16:20] if packet[0] >> 4 == 4 else packet[24:40])
+        targets = self.ports.values() if target is None else (target,)
+        for target in targets:
+            pair = (source, target)
+            if target is source or pair in self.blocked:
+                continue
+            delay, jitter, loss = self.conditions.get(source, (0.0, 0.0, 0.0))
+            if loss and random.random() < loss:
+                continue
+            # What is still under way goes first, even after the delay was lifted.
+            if delay or jitter or self.under_way:
+                due = time.monotonic() + delay + random.uniform(0, jitter)
+                due = max(due, self.last_due.get(pair, 0.0))
+                self.last_due[pair] = due
+                self.count += 1
+                heapq.heappush(self.under_way, (due, self.count, pair, packet))
+            else:
+                self.deliver(target, packet)
+
+    def deliver(self, target: Port, packet: bytes) -> None:
+        try:
+            os.write(target.device, packet)
+        except OSError:
+            pass  # the interface is down, or has no room: lost, as on any network
+
+    def deliver_due(self) -> float:
+        """Deliver what is due; returns the seconds to the next packet, -1 for none."""
+        while self.under_way:
+            wait = self.under_way[0][0] - time.monotonic()
+            if wait > 0:
+                return wait
+            _, _, (_, target), packet = heapq.heappop(self.under_way)
+            self.deliver(target, packet)
+        return -1
+
+    def serve(self) -> None:
+        poll = select.epoll()
+        poll.register(self.control, select.EPOLLIN)
+        by_device = {port.device: port for port in self.ports.values()}
+        for device in by_device:
+            poll.register(device, select.EPOLLIN)
+        while True:
+            asked = False
+            for ready, _ in poll.poll(self.deliver_due()):
+                if ready == self.control.fileno():
+                    asked = True
+                    continue
+                for _ in range(BATCH):
+                    try:
+                        packet = os.read(ready, MTU)
+                    except BlockingIOError:
+                        break
+                    except OSError:  # the device was removed from inside the host
+                        poll.unregister(ready)
+                        break
+                    self.accept(by_device[ready], packet)
+            # Last, so that what was sent before a request is judged by the rules of before.
+            if asked and not self.obey():
+                return
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.set_inheritable(False)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)  # a network does not slow down with its hosts
+    except OSError:
+        pass
+    with control.makefile("rb") as lines:
+        hosts = json.loads(lines.readline())
+    try:
+        switch = Switch(control, hosts)
+    except OSError as error:
+        control.sendall(json.dumps({"error": str(error)}).encode() + b"\n")
+        return
+    try:
+        switch.answer(hosts={port.name: port.namespaces for port in switch.ports.values()})
+        switch.serve()
+    except ConnectionError:
+        pass
+    finally:
+        kill_all({port.network for port in switch.ports.values()})
+
+
+if __name__ == "__main__":
+    main()

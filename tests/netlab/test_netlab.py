@@ -1,0 +1,475 @@
+"""The hosts and the network that other tests stand on do what they say."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from netlab import Host, Lab, LabError, lab_unavailable
+
+pytestmark = pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
+
+TESTS = Path(__file__).parents[1]
+DEADLINE = 60
+
+SERVER = """
+import socket, sys
+server = socket.create_server(("::", 7000), family=socket.AF_INET6, dualstack_ipv6=True)
+print("ready", flush=True)
+while True:
+    connection, peer = server.accept()
+    while data := connection.recv(100):
+        connection.sendall(data.upper())
+"""
+
+ECHO = """
+import socket
+echo = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+echo.bind(("::", 7000))
+print("ready", flush=True)
+while True:
+    data, peer = echo.recvfrom(2000)
+    echo.sendto(data, peer)
+"""
+
+ROUND_TRIPS = """
+import json, socket, sys, time
+probe = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+probe.settimeout(30)
+probe.connect((sys.argv[1], 7000))
+times = []
+for _ in range(20):
+    start = time.monotonic()
+    probe.send(b"x")
+    probe.recv(10)
+    times.append((time.monotonic() - start) * 1000)
+print(json.dumps(times))
+"""
+
+# Sends what its input says, `TEXT TO`, and prints what it sent and what it heard.
+PEER = """
+import socket, sys, threading
+peer = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+peer.bind(("::", 7000))
+def listen():
+    while True:
+        print("heard " + peer.recv(1000).decode() + "\\n", end="", flush=True)
+threading.Thread(target=listen, daemon=True).start()
+print("ready", flush=True)
+for line in sys.stdin:
+    text, to = line.split()
+    peer.sendto(text.encode(), (to, 7000))
+    print("sent " + text + "\\n", end="", flush=True)
+"""
+
+# Counts datagrams up to one that says `end`; its buffer holds them all.
+COUNT = """
+import json, socket
+inbox = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+inbox.setsockopt(socket.SOL_SOCKET, 33, 1 << 25)  # SO_RCVBUFFORCE
+inbox.bind(("::", 7000))
+print("ready", flush=True)
+numbers = []
+while (data := inbox.recv(100)) != b"end":
+    numbers.append(int(data))
+print(json.dumps(numbers))
+"""
+
+SEND = """
+import socket, sys, time
+outbox = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+outbox.connect(("node1", 7000))
+for number in range(int(sys.argv[1])):
+    outbox.send(b"%d" % number)
+    if number % 50 == 49:
+        time.sleep(0.005)
+"""
+
+CONNECT = """
+import socket, sys
+s = socket.create_connection((sys.argv[1], 7000), timeout=4)
+"""
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    with Lab(hosts=["node1", "node2", "node3"]) as made:
+        yield made
+
+
+def begin(host: Host, program: str, *arguments: str) -> "subprocess.Popen[str]":
+    """Start a program that talks over its standard streams."""
+    return host.start(
+        [sys.executable, "-I", "-c", program, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def serve(host: Host, program: str) -> "subprocess.Popen[str]":
+    process = begin(host, program)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def run(host: Host, program: str, *arguments: str) -> str:
+    process = begin(host, program, *arguments)
+    return process.communicate(timeout=DEADLINE)[0]
+
+
+def await_none(left: Callable[[], list[Any]]) -> None:
+    end = time.monotonic() + 5
+    while left():
+        assert time.monotonic() < end, f"left behind: {left()}"
+        time.sleep(0.02)
+
+
+class Peers:
+    """One PEER on each host."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.processes = {name: serve(host, PEER) for name, host in lab.hosts.items()}
+        self.heard: dict[str, list[str]] = {name: [] for name in lab.hosts}
+
+    def wait(self, name: str, line: str) -> None:
+        stdout = self.processes[name].stdout
+        assert stdout is not None
+        while (said := stdout.readline().strip()) != line:
+            assert said.startswith(("heard ", "sent ")), f"{name} ended, without {line}: {said}"
+            if said.startswith("heard "):
+                self.heard[name].append(said.removeprefix("heard "))
+
+    def send(self, word: str) -> None:
+        """Every host sends a word to every other one."""
+        for source, process in self.processes.items():
+            for target in self.processes:
+                if source != target:
+                    assert process.stdin is not None
+                    process.stdin.write(f"{word}:{source}>{target} {target}\n")
+                    process.stdin.flush()
+                    self.wait(source, f"sent {word}:{source}>{target}")
+
+    def reached(self, word: str, last: str) -> set[str]:
+        """Which pairs a word got through; the last word, sent later, must reach all.
+
+        Packets of a pair keep their order, so whatever comes at all has come before the last one.
+        """
+        for target in self.processes:
+            for source in self.processes:
+                mark = f"{last}:{source}>{target}"
+                if source != target and mark not in self.heard[target]:
+                    self.wait(target, f"heard {mark}")
+                    self.heard[target].append(mark)
+        said = [line.partition(":") for lines in self.heard.values() for line in lines]
+        return {pair for heard, _, pair in said if heard == word}
+
+
+ALL = {f"node{a}>node{b}" for a in (1, 2, 3) for b in (1, 2, 3) if a != b}
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_hosts_connect_by_name(lab: Lab, family: socket.AddressFamily) -> None:
+    """A program on one host reaches one on another by name, over IPv4 and over IPv6."""
+    serve(lab["node1"], SERVER)
+    client = """
+import socket, sys
+address = socket.getaddrinfo("node1", 7000, int(sys.argv[1]), socket.SOCK_STREAM)[0]
+connection = socket.socket(*address[:3])
+connection.connect(address[4])
+connection.sendall(b"hello")
+print(connection.recv(100).decode(), connection.getpeername()[0], connection.getsockname()[0])
+"""
+    said = run(lab["node2"], client, str(int(family))).split()
+    key = "address" if family == socket.AF_INET else "address6"
+    assert said == ["HELLO", getattr(lab["node1"], key), getattr(lab["node2"], key)]
+
+
+def test_a_program_is_alone_on_its_host(tmp_path: Path) -> None:
+    """A program sees its host's hostname, gets its own pid and session and the wanted directory."""
+    who = "import os, socket; print(socket.gethostname(), os.getpid(), os.getsid(0), os.getcwd())"
+    before = socket.gethostname()
+    with Lab(hosts=["node1", "node2"], hostnames={"node2": "twin"}) as lab:
+        for name, hostname in (("node1", "node1"), ("node2", "twin")):
+            command = [sys.executable, "-c", who]
+            process = lab[name].start(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+            said = process.communicate(timeout=DEADLINE)[0].split()
+            assert said == [hostname, str(process.pid), str(process.pid), str(tmp_path)]
+    assert socket.gethostname() == before
+
+
+def test_a_cut_host_hears_nothing_and_is_not_heard(lab: Lab) -> None:
+    """While a host is cut no packet enters or leaves it, and the others still reach each other."""
+    peers = Peers(lab)
+    lab.cut("node3")
+    peers.send("cut")
+    lab.mend("node3")
+    peers.send("mended")
+    assert peers.reached("cut", last="mended") == {"node1>node2", "node2>node1"}
+
+
+def test_a_block_goes_one_way(lab: Lab) -> None:
+    """What node1 sends does not reach node2, and all else arrives."""
+    peers = Peers(lab)
+    lab.block("node1", "node2")
+    peers.send("blocked")
+    lab.heal()
+    peers.send("healed")
+    assert peers.reached("blocked", last="healed") == ALL - {"node1>node2"}
+
+
+def test_a_partition_separates_its_groups(lab: Lab) -> None:
+    """Hosts reach only their own group, until the partition is healed."""
+    peers = Peers(lab)
+    lab.partition(["node1"], ["node2", "node3"])
+    peers.send("apart")
+    lab.heal()
+    peers.send("together")
+    assert peers.reached("apart", last="together") == {"node2>node3", "node3>node2"}
+
+
+def test_a_host_outside_the_groups_reaches_both(lab: Lab) -> None:
+    """A host that a partition does not name reaches every group."""
+    peers = Peers(lab)
+    lab.partition(["node1"], ["node2"])
+    peers.send("apart")
+    lab.heal()
+    peers.send("together")
+    assert peers.reached("apart", last="together") == ALL - {"node1>node2", "node2>node1"}
+
+
+def test_what_is_under_way_is_cut_too(lab: Lab) -> None:
+    """A delayed packet that was sent before a cut does not arrive after it."""
+    peers = Peers(lab)
+    lab.set(delay_ms=300)
+    peers.send("early")
+    lab.cut("node1")
+    lab.mend("node1")
+    peers.send("late")
+    assert peers.reached("early", last="late") == {"node2>node3", "node3>node2"}
+
+
+@pytest.mark.slow
+def test_a_crash_is_silent(lab: Lab) -> None:
+    """After a crash of the server a connected client gets no word, and a new one only a timeout."""
+    server = serve(lab["node1"], SERVER)
+    listen = """
+import socket, sys
+connection = socket.create_connection(("node1", 7000))
+connection.sendall(b"x")
+print(connection.recv(1).decode(), flush=True)
+connection.settimeout(5)
+try:
+    print(connection.recv(1))
+except OSError as error:
+    print(type(error).__name__)
+"""
+    connected = begin(lab["node2"], listen)
+    assert connected.stdout is not None
+    assert connected.stdout.readline() == "X\n"
+    lab.crash("node1")
+    assert server.wait(DEADLINE) == -signal.SIGKILL
+    for address in (lab["node1"].address, lab["node1"].address6):
+        assert "TimeoutError: timed out" in run(lab["node2"], CONNECT, address)
+    assert connected.communicate(timeout=DEADLINE)[0] == "TimeoutError\n"
+
+    lab.mend("node1")
+    assert "ConnectionRefusedError" in run(lab["node2"], CONNECT, lab["node1"].address)
+
+
+@pytest.mark.parametrize(("loss", "low", "high"), [(0.0, 0, 0), (0.05, 51, 149)])
+def test_packets_are_lost_as_often_as_asked(lab: Lab, loss: float, low: int, high: int) -> None:
+    """Of 2,000 datagrams 5 % are lost, within five standard deviations; without loss, none."""
+    count = serve(lab["node1"], COUNT)
+    lab.set(loss=loss, host="node2")
+    assert run(lab["node2"], SEND, "2000") == ""
+    lab.set(loss=0)
+    end = "import socket; socket.socket(10, 2).sendto(b'end', ('node1', 7000))"
+    assert run(lab["node2"], end) == ""
+    numbers = json.loads(count.communicate(timeout=DEADLINE)[0])
+    assert low <= 2000 - len(numbers) <= high
+
+
+def test_jitter_keeps_the_order(lab: Lab) -> None:
+    """Datagrams of one pair arrive in their order, however much their delays differ."""
+    count = serve(lab["node1"], COUNT)
+    lab.set(jitter_ms=100)
+    assert run(lab["node2"], SEND, "300") == ""
+    lab.set(jitter_ms=0)
+    end = "import socket; socket.socket(10, 2).sendto(b'end', ('node1', 7000))"
+    assert run(lab["node2"], end) == ""
+    assert json.loads(count.communicate(timeout=DEADLINE)[0]) == list(range(300))
+
+
+def test_delay_and_jitter_are_added(lab: Lab) -> None:
+    """A round trip takes at least the delays of both directions, and varies by the jitter."""
+    serve(lab["node1"], ECHO)
+    plain = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
+    lab.set(delay_ms=30)
+    delayed = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
+    lab.set(delay_ms=0)
+    lab.set(jitter_ms=90, host="node1")
+    shaken = json.loads(run(lab["node2"], ROUND_TRIPS, "node1"))
+    assert min(plain) < 30
+    assert min(delayed) >= 60
+    assert max(shaken) - min(shaken) > 30
+
+
+def test_two_labs_do_not_meet(lab: Lab) -> None:
+    """Two Labs at once have the same names, addresses and ports and share nothing."""
+    with Lab(hosts=["node1", "node2"]) as other:
+        one, two = Peers(lab), Peers(other)
+        lab.cut("node1")
+        one.send("hello")
+        two.send("hello")
+        lab.heal()
+        one.send("end")
+        two.send("end")
+        assert one.reached("hello", last="end") == {"node2>node3", "node3>node2"}
+        assert two.reached("hello", last="end") == {"node1>node2", "node2>node1"}
+    assert run(lab["node1"], "print('still here')") == "still here\n"
+
+
+def state(pid: int) -> str:
+    """R, S, Z and so on; empty when there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def users_of(namespace: str) -> list[str]:
+    """Processes in a namespace, descriptors and mounts that keep it."""
+    found = [
+        line for line in Path("/proc/self/mountinfo").read_text().splitlines() if namespace in line
+    ]
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            links = [f"/proc/{entry}/ns/net"]
+            try:
+                links += [f"/proc/{entry}/fd/{fd}" for fd in os.listdir(f"/proc/{entry}/fd")]
+                found += [link for link in links if os.readlink(link) == namespace]
+            except OSError:
+                pass
+    return found
+
+
+def test_a_killed_owner_leaves_nothing(tmp_path: Path) -> None:
+    """When the process that made a Lab is killed, its processes, hosts and switch go with it."""
+    owner = f"""
+import json, os, subprocess, sys
+sys.path.insert(0, {str(TESTS)!r})
+from netlab import Lab
+with Lab(hosts=["node1", "node2"]) as lab:
+    stubborn = "trap '' TERM HUP INT; setsid sleep 1000 & echo $!; exec sleep 1000"
+    started = [lab[n].start(["sh", "-c", stubborn], stdout=subprocess.PIPE) for n in lab.hosts]
+    pids = [lab.switch.pid, *(p.pid for p in started), *(int(p.stdout.readline()) for p in started)]
+    os.kill(started[0].pid, 19)
+    networks = [os.readlink(f"/proc/{{p.pid}}/ns/net") for p in started]
+    print(json.dumps([pids, networks]), flush=True)
+    sys.stdin.read()
+"""
+    command = [sys.executable, "-I", "-c", owner]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "start_new_session": True}
+    with subprocess.Popen(command, **pipes) as process:
+        pids, networks = json.loads(process.stdout.readline())
+        assert all(state(pid) not in ("", "Z") for pid in pids)
+        assert len(set(networks)) == 2
+        assert all(users_of(network) for network in networks)
+        process.kill()
+        process.wait()
+        await_none(lambda: [pid for pid in pids if state(pid) not in ("", "Z")])
+        await_none(lambda: [user for network in networks for user in users_of(network)])
+    for directory in ("/run/netns", "/etc/netns"):
+        assert "node1" not in (os.listdir(directory) if os.path.isdir(directory) else [])
+
+
+def test_the_end_of_a_lab_ends_its_processes() -> None:
+    """Leaving a Lab kills what runs in it, also what a program left behind in another session."""
+    with Lab(hosts=["node1"]) as lab:
+        program = "setsid sleep 1000 & echo $!"
+        process = lab["node1"].start(["sh", "-c", program], stdout=subprocess.PIPE, text=True)
+        pid = int(process.stdout.readline())
+        process.wait(DEADLINE)
+        assert state(pid) not in ("", "Z")
+    assert state(pid) in ("", "Z")
+
+
+def test_a_switch_that_ended_is_reported(lab: Lab) -> None:
+    """A Lab whose switch is gone raises an error instead of pretending that a rule holds."""
+    lab.switch.kill()
+    lab.switch.wait(DEADLINE)
+    with pytest.raises(LabError, match="switch"):
+        lab.cut("node1")
+
+
+WHY = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+import netlab
+print(netlab.lab_unavailable())
+"""
+
+
+@pytest.mark.parametrize(
+    ("prefix", "reason"),
+    [
+        (["setpriv", "--reuid=65534", "--clear-groups"], "root"),
+        (["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"], "unshare"),
+        (["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"], "net"),
+        (["env", "PATH=/nowhere"], "iproute2"),
+        (
+            ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/net && exec "$@"', "sh"],
+            "no TUN device from /dev/net/tun .*; veth devices work here",
+        ),
+    ],
+    ids=["user", "no SYS_ADMIN", "no NET_ADMIN", "no ip", "no tun"],
+)
+def test_what_is_missing_is_named(prefix: list[str], reason: str) -> None:
+    """Where a Lab cannot work, lab_unavailable() says what it lacks."""
+    python = os.path.realpath(sys.executable)
+    command = [*prefix, python, "-I", "-S", "-c", WHY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(reason, done.stdout), done.stdout
+
+
+@pytest.mark.slow
+def test_torchrun_trains_across_hosts(lab: Lab, tmp_path: Path) -> None:
+    """A gloo all_reduce of torchrun works between two hosts, with the endpoint given by name."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import socket, torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "total = torch.ones(100000) * (dist.get_rank() + 1)\n"
+        "dist.all_reduce(total)\n"
+        "print('sum', total.unique().tolist(), socket.gethostname(), flush=True)\n"
+        "dist.destroy_process_group()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    rendezvous = ["--rdzv-backend=c10d", "--rdzv-endpoint=node1:29400", "--rdzv-id=lab"]
+    started = {
+        name: lab[name].start(
+            [*torchrun, *rendezvous, script],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for name in ("node1", "node2")
+    }
+    for name, process in started.items():
+        said = process.communicate(timeout=110)[0]
+        assert process.returncode == 0, said
+        assert f"sum [3.0] {name}\n" in said

@@ -1,0 +1,163 @@
+"""A job on several hosts of a Lab: start agents, wait for what they print, end it.
+
+The workers need no torch: each writes a line when it begins, then counts in a file of its own, so
+that a test sees whether it runs, until there is a file named `stop`.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from conftest import RELIGHT, clean_environment
+from netlab import Lab
+
+PATIENCE_S = 40.0
+WORKER = """
+import os, sys, time
+variables = {k: os.environ[k] for k in ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")}
+os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
+name, end = f"count.{os.uname().nodename}.{os.getpid()}", time.monotonic() + 120
+count = 0
+while time.monotonic() < end and not os.path.exists("stop"):
+    count += 1
+    with open(name, "w") as file:
+        file.write(str(count))
+    if os.path.exists(f"fail.{variables['RANK']}"):
+        os.unlink(f"fail.{variables['RANK']}")
+        raise ValueError(f"rank {variables['RANK']} was told to fail")
+    if os.path.exists(f"finish.{variables['RANK']}"):
+        break
+    time.sleep(0.02)
+"""
+
+
+class Started:
+    """What a worker saw when it began."""
+
+    def __init__(self, line: str) -> None:
+        pairs = dict(re.findall(r"(\w+)=(\S+)", line))
+        self.rank, self.world = int(pairs["RANK"]), int(pairs["WORLD_SIZE"])
+        self.group_rank, self.nodes = int(pairs["GROUP_RANK"]), int(pairs["GROUP_WORLD_SIZE"])
+        self.restart = int(pairs["TORCHELASTIC_RESTART_COUNT"])
+        self.master = f"{pairs['MASTER_ADDR']}:{pairs['MASTER_PORT']}"
+        self.pairs = pairs
+
+
+def of_text(text: str) -> list[Started]:
+    """The workers that have begun, by the whole lines in a text."""
+    return [Started(line) for line in text.split("\n")[:-1] if line.startswith("worker ")]
+
+
+class AgentOn:
+    """An agent on a host, and what it has printed."""
+
+    def __init__(self, host: str, path: Path, process: "subprocess.Popen[bytes]") -> None:
+        self.host, self.path, self.process = host, path, process
+
+    @property
+    def text(self) -> str:
+        return self.path.read_text(errors="replace")
+
+    @property
+    def workers(self) -> list[Started]:
+        return of_text(self.text)
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE_S)
+
+
+class Job:
+    """One job in a directory that all hosts see."""
+
+    def __init__(self, lab: Lab, directory: Path, *flags: str) -> None:
+        self.lab, self.directory, self.flags = lab, directory, flags
+        self.agents: list[AgentOn] = []
+        (directory / "train.py").write_text(WORKER)
+
+    def start(
+        self, host: str, *more: str, script: tuple[str, ...] = ("train.py",), **variables: str
+    ) -> AgentOn:
+        path = self.directory / f"agent{len(self.agents)}.{host}.txt"
+        with path.open("wb") as file:
+            process = self.lab[host].start(
+                [*RELIGHT, "run", *self.flags, *more, *script],
+                cwd=self.directory,
+                env=clean_environment(OMP_NUM_THREADS="1", **variables),
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self.agents.append(AgentOn(host, path, process))
+        return self.agents[-1]
+
+    def until(self, condition: Callable[[], object], what: str = "") -> float:
+        """Wait for a condition; return how long it took."""
+        begin = time.monotonic()
+        while not condition():
+            if time.monotonic() - begin > PATIENCE_S:
+                raise AssertionError(f"not in {PATIENCE_S:.0f} s: {what}\n{self.report()}")
+            time.sleep(0.01)
+        return time.monotonic() - begin
+
+    def until_says(self, agent: AgentOn, pattern: str) -> float:
+        return self.until(
+            lambda: re.search(pattern, agent.text), f"{pattern!r} from {agent.path.name}"
+        )
+
+    def until_runs(self, agents: list[AgentOn], nodes: int, generation: int = 0) -> float:
+        """Wait until all workers of these agents are in a generation of so many nodes."""
+        begin = re.compile(rf"generation {generation}: \d+ workers on {nodes} nodes")
+
+        def run(agent: AgentOn) -> bool:
+            match = begin.search(agent.text)
+            if match is None:
+                return False
+            workers = of_text(agent.text[match.end() :])
+            return bool(workers) and len(workers) == int(workers[0].pairs["LOCAL_WORLD_SIZE"])
+
+        return self.until(
+            lambda: all(map(run, agents)), f"generation {generation} on {nodes} nodes"
+        )
+
+    def counts(self) -> dict[str, int]:
+        """How far each worker has counted, by its file."""
+        result = {}
+        for path in self.directory.glob("count.*"):
+            text = path.read_text()
+            if text:
+                result[path.name] = int(text)
+        return result
+
+    def running(self, host: str) -> bool:
+        """Whether a worker on a host counts on."""
+        before = {k: v for k, v in self.counts().items() if f".{host}." in k}
+        time.sleep(0.2)
+        after = self.counts()
+        return any(after.get(name, 0) > count for name, count in before.items())
+
+    def tell(self, name: str) -> None:
+        (self.directory / name).touch()
+
+    def stop(self) -> list[int]:
+        """Let the workers end; return the exit codes of the agents."""
+        self.tell("stop")
+        return [agent.wait() for agent in self.agents]
+
+    def kill(self, agent: AgentOn, number: int = signal.SIGKILL) -> None:
+        os.kill(agent.process.pid, number)
+
+    def report(self) -> str:
+        return "\n".join(f"--- {agent.path.name}\n{agent.text[-3000:]}" for agent in self.agents)
+
+
+def c10d(endpoint: str, nodes: str, *more: str) -> tuple[str, ...]:
+    return ("--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}", "--rdzv-id=test",
+            f"--nnodes={nodes}", *more)  # fmt: skip
+
+
+PYTHON = sys.executable

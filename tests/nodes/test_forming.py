@@ -1,0 +1,159 @@
+"""Nodes find each other and get their ranks, whatever the endpoint is called."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from netlab import Lab
+from nodes.jobs import Job, c10d
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    ["10.77.0.1:29400", "node1", "node1:1234", "[fd77::1]:29400"],
+)
+def test_the_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+    """An address, a name that only /etc/hosts knows, IPv6: the nodes meet, and end together."""
+    job = Job(lab, tmp_path, *c10d(endpoint, "3", "--nproc-per-node=2"))
+    agents = [job.start(host) for host in ("node3", "node1", "node2")]
+    job.until_runs(agents, 3)
+    ranks = sorted(worker.rank for agent in agents for worker in agent.workers)
+    assert ranks == list(range(6))
+    assert {worker.world for agent in agents for worker in agent.workers} == {6}
+    assert len({worker.master for agent in agents for worker in agent.workers}) == 1
+    assert [agent.workers[0].group_rank for agent in agents] == [2, 0, 1]  # by name
+    assert job.stop() == [0, 0, 0]
+
+
+def test_nodes_of_different_sizes_and_roles(lab: Lab, tmp_path: Path) -> None:
+    """Ranks, role ranks and local sizes are right where nodes differ."""
+    job = Job(lab, tmp_path, *c10d("node1", "3"))
+    agents = [
+        job.start("node1", "--nproc-per-node=1", "--role=reader"),
+        job.start("node2", "--nproc-per-node=3", "--role=trainer"),
+        job.start("node3", "--nproc-per-node=2", "--role=trainer"),
+    ]
+    job.until_runs(agents, 3)
+    job.until(lambda: sum(len(agent.workers) for agent in agents) == 6)
+    found = sorted(
+        (w.rank, w.pairs["ROLE_RANK"], w.pairs["ROLE_WORLD_SIZE"], w.pairs["LOCAL_WORLD_SIZE"])
+        for agent in agents
+        for w in agent.workers
+    )
+    assert found == [
+        (0, "0", "1", "1"),
+        (1, "0", "5", "3"), (2, "1", "5", "3"), (3, "2", "5", "3"),
+        (4, "3", "5", "2"), (5, "4", "5", "2"),
+    ]  # fmt: skip
+    assert job.stop() == [0, 0, 0]
+
+
+def test_static(lab: Lab, tmp_path: Path) -> None:
+    """--node-rank decides the order, and workers meet at the port that was given."""
+    flags = ("--nnodes=3", "--master-addr=10.77.0.2", "--master-port=29501")
+    job = Job(lab, tmp_path, *flags)
+    agents = [
+        job.start("node1", "--node-rank=2"),
+        job.start("node2", "--node-rank=0"),
+        job.start("node3", "--node-rank=1"),
+    ]
+    job.until_runs(agents, 3)
+    assert [agent.workers[0].rank for agent in agents] == [2, 0, 1]
+    assert {agent.workers[0].master for agent in agents} == {"10.77.0.2:29501"}
+    assert job.stop() == [0, 0, 0]
+
+
+def test_a_node_rank_twice(lab: Lab, tmp_path: Path) -> None:
+    """The second node with a rank is refused by name; the job goes on when the right one comes."""
+    job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
+    first = job.start("node1", "--node-rank=0")
+    job.until_says(first, r"waiting for 1 more")
+    wrong = job.start("node2", "--node-rank=0")
+    assert wrong.wait() != 0
+    right = job.start("node3", "--node-rank=1")
+    job.until_runs([first, right], 2)
+    job.tell("stop")
+    assert (first.wait(), right.wait()) == (0, 0)
+
+
+def test_waiting_is_explained(lab: Lab, tmp_path: Path) -> None:
+    """A line says who is here and how long the group still waits; then exit code 3."""
+    flags = c10d("node1", "3", "--rdzv-conf=join_timeout=3")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start("node1"), job.start("node2")]
+    for agent in agents:
+        assert agent.wait() == 3, agent.text
+        assert re.search(r"2 of 3 nodes have joined: node\d, node\d; waiting for 1 more", agent.text)
+        assert "gave up after 3 s" in agent.text
+
+
+def test_no_coordinator(lab: Lab, tmp_path: Path) -> None:
+    """Where nobody hosts the endpoint, a node says so, and gives up with exit code 3."""
+    job = Job(lab, tmp_path, *c10d("node4", "2", "--rdzv-conf=join_timeout=2"))
+    agent = job.start("node1")
+    assert agent.wait() == 3
+    assert "no coordinator at node4:29400" in agent.text
+
+
+def test_a_stranger_on_the_port(lab: Lab, tmp_path: Path) -> None:
+    """A program that accepts and says nothing is named as such; nobody hangs."""
+    script = (
+        "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
+    )
+    lab["node1"].start([sys.executable, "-c", script])
+    job = Job(lab, tmp_path, *c10d("10.77.0.1", "2", "--rdzv-conf=join_timeout=7"))
+    agents = [job.start("node2"), job.start("node1")]
+    for agent in agents:
+        assert agent.wait() == 3, agent.text
+        assert "is it relight?" in agent.text
+
+
+def test_an_elastic_job_starts_after_the_last_call(lab: Lab, tmp_path: Path) -> None:
+    """With 2:4 and two nodes, the group forms once nobody else has come for last_call_timeout."""
+    flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=1")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start("node1"), job.start("node2")]
+    assert job.until_runs(agents, 2) >= 0.8
+    assert job.stop() == [0, 0]
+
+
+def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
+    """Two that come together cost one new generation; one above the maximum becomes a spare."""
+    flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=1")
+    job = Job(lab, tmp_path, *flags)
+    first = job.start("node1")
+    job.until_runs([first], 1)
+    more = [job.start("node2"), job.start("node3")]
+    job.until_runs([first, *more], 3, generation=1)
+    assert first.workers[-1].rank == 0  # the first node keeps rank 0
+    assert {worker.restart for agent in [first, *more] for worker in agent.workers} == {0}
+    spare = job.start("node4")
+    job.until_says(spare, "kept as a spare")
+    assert not spare.workers
+    lost_rank = more[0].workers[-1].rank
+    began = time.monotonic()
+    job.kill(more[0])
+    job.until_runs([first, more[1], spare], 3, generation=2)
+    assert time.monotonic() - began < 10
+    assert spare.workers[-1].rank == lost_rank
+    job.tell("stop")
+    assert [agent.wait() for agent in (first, more[1], spare)] == [0, 0, 0]
+
+
+def test_two_jobs_at_one_endpoint(lab: Lab, tmp_path: Path) -> None:
+    """Jobs with different ids share an endpoint and do not see each other."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")
+    one = Job(lab, tmp_path / "a", *flags, "--rdzv-id=a")
+    two = Job(lab, tmp_path / "b", *flags, "--rdzv-id=b")
+    agents = [one.start("node1"), two.start("node2"), one.start("node3"), two.start("node4")]
+    one.until_runs(one.agents, 2)
+    two.until_runs(two.agents, 2)
+    two.tell("stop")
+    assert [agent.wait() for agent in two.agents] == [0, 0]
+    one.tell("stop")
+    assert [agent.wait() for agent in one.agents] == [0, 0]
+    assert len(agents) == 4

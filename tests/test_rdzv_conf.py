@@ -1,0 +1,208 @@
+"""`--rdzv-conf`: torchrun's keys and ours, checked; nothing is ignored in silence."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight.errors import UsageError
+from relight.rendezvous.conf import KEYS, Conf, conf_help, keys_of, parse, read_token
+from relight.spec import BACKENDS, parse_conf
+
+# What torch 2.13 reads from the configuration, by backend.
+TORCHRUN = {
+    "static": "rank timeout",
+    "c10d": "join_timeout last_call_timeout close_timeout heartbeat_timeout keep_alive_interval "
+    "keep_alive_max_attempt store_type read_timeout is_host",
+    "etcd": "timeout last_call_timeout etcd_prefix protocol cert key cacert",
+    "etcd-v2": "join_timeout last_call_timeout close_timeout heartbeat_timeout keep_alive_interval "
+    "keep_alive_max_attempt read_timeout protocol ssl_cert ssl_cert_key ca_cert",
+}
+GOOD = {"store_type": "tcp", "is_host": "yes", "protocol": "https", "etcd_prefix": "/jobs"}
+WITHOUT_EFFECT = {"heartbeat_timeout"}
+SECONDS = [
+    "join_timeout",
+    "last_call_timeout",
+    "close_timeout",
+    "keep_alive_interval",
+    "exit_barrier_timeout",
+    "checkpoint_timeout",
+    "read_timeout",
+]
+
+
+def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
+    return parse(parse_conf(text), backend, lambda path: b"content of " + path.encode())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchrun_s_keys_are_known(backend: str) -> None:
+    """Every key that torchrun has with a backend is taken, and says so if it does nothing."""
+    for name in TORCHRUN[backend].split():
+        _, notes = conf(f"cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}", backend)
+        notes = [note for note in notes if f" {name} has no effect" in note]
+        assert bool(notes) == (name in WITHOUT_EFFECT), notes
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_torchrun_s_keys_of_other_backends_give_a_note(backend: str) -> None:
+    """A key that torchrun would ignore with this backend is a note of one line that says why."""
+    for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
+        values, notes = conf(f"{name}=7", backend)
+        assert values == Conf()
+        assert len(notes) == 1
+        assert f"{name} has no effect" in notes[0]
+        assert "\n" not in notes[0]
+
+
+def test_defaults() -> None:
+    """Nothing given: a lost node is noticed after 1.25 s, and acts on its own after 1 s."""
+    values, notes = conf("")
+    assert notes == []
+    assert (values.join_timeout, values.last_call_timeout, values.close_timeout) == (600, 5, 30)
+    assert values.lost_after_s == pytest.approx(1.25)
+    assert values.lease_s == pytest.approx(1.0)
+    assert (values.is_host, values.rank, values.takeover) == (None, None, "majority")
+
+
+def test_values_arrive() -> None:
+    """A value is found in the field of its key; fractions of a second count."""
+    values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
+    assert notes == []
+    assert (values.join_timeout, values.keep_alive_max_attempt) == (2.5, 8)
+    assert (values.takeover, values.is_host) == ("alone", False)
+
+
+@pytest.mark.parametrize("word", ["1", "true", "T", "yes", "Y"])
+def test_yes_in_torchrun_s_words(word: str) -> None:
+    """is_host understands every word for yes that torchrun does."""
+    assert conf(f"is_host={word}")[0].is_host is True
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "-0.0"])
+def test_times_are_above_zero(name: str, value: str) -> None:
+    """A time that is no number above 0 is refused by the name of its key."""
+    with pytest.raises(UsageError, match=f"{name}={value}: expected a number of seconds"):
+        conf(f"{name}={value}")
+
+
+@pytest.mark.parametrize(
+    ("text", "backend", "says"),
+    [
+        ("keep_alive_max_attempt=0", "c10d", "keep_alive_max_attempt=0: expected a whole number"),
+        ("keep_alive_max_attempt=2.5", "c10d", "expected a whole number"),
+        ("keep_alive_max_attempt=inf", "c10d", "expected a whole number"),
+        ("keep_alive_interval=0.1,keep_alive_max_attempt=4", "c10d", r"is 0.4 s; .* 0.5 s"),
+        ("is_host=maybe", "c10d", "is_host=maybe: expected 1, true"),
+        ("rank=-1", "static", "rank=-1: expected a whole number"),
+        ("takeover=me", "c10d", "takeover=me: expected majority or alone"),
+        ("store_type=file", "c10d", "store_type=file: .* not in a file"),
+        ("store_type=disk", "c10d", "expected tcp"),
+        ("protocol=ftp", "etcd", "protocol=ftp: expected http or https"),
+        ("tls_cert=a", "c10d", "tls_key and tls_ca missing"),
+        ("tls_cert=a,tls_ca=b", "static", "tls_key missing"),
+    ],
+)
+def test_what_is_refused(text: str, backend: str, says: str) -> None:
+    """A value that can't work is an error that names the key and what was expected."""
+    with pytest.raises(UsageError, match=says):
+        conf(text, backend)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("join_timeouts", "join_timeout"),
+        ("keep-alive-interval", "keep_alive_interval"),
+        ("hearbeat_timeout", "heartbeat_timeout"),
+        ("IS_HOST", "is_host"),
+        ("zzz", ""),
+    ],
+)
+def test_an_unknown_key_is_refused(name: str, meant: str) -> None:
+    """An unknown key is an error: its name, the nearest known one, and those of the backend."""
+    with pytest.raises(UsageError) as caught:
+        conf(f"{name}=1")
+    assert f"{name} is not a known key" in caught.value.message
+    assert caught.value.message.endswith(f"; did you mean {meant}?" if meant else "known key")
+    assert "--rdzv-backend=c10d: join_timeout, " in caught.value.hint
+    assert "read_timeout" in caught.value.hint
+    assert "etcd_prefix" not in caught.value.hint
+
+
+def test_timeout_is_join_timeout_where_torchrun_has_it() -> None:
+    """Static and etcd call the join timeout `timeout`; its proper name goes before it."""
+    for backend in ("static", "etcd"):
+        assert conf("timeout=900", backend)[0].join_timeout == 900
+        values, notes = conf("timeout=900,join_timeout=60", backend)
+        assert values.join_timeout == 60
+        assert len(notes) == 1
+    assert conf("timeout=900", "c10d")[0].join_timeout == 600
+
+
+def test_two_names_of_a_field_of_etcd() -> None:
+    """The certificates of etcd and etcd-v2 have different keys and one field."""
+    legacy = conf("protocol=HTTPS,cert=c,key=k,cacert=a", "etcd")
+    assert legacy == conf("protocol=https,ssl_cert=c,ssl_cert_key=k,ca_cert=a", "etcd-v2")
+    assert legacy[0][-4:] == ("https", "c", "k", "a")
+    assert legacy[1] == []
+    assert "ssl_cert_key has no effect without ssl_cert" in conf("ssl_cert_key=k", "etcd-v2")[1][0]
+
+
+def test_a_key_given_twice() -> None:
+    """The last of two values counts, as in torchrun, and a note says so."""
+    values, notes = conf("join_timeout=1,join_timeout=2")
+    assert values.join_timeout == 2
+    assert notes == ["--rdzv-conf: join_timeout is given twice; join_timeout=2 counts"]
+
+
+@pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])
+def test_a_file_that_is_missing(name: str) -> None:
+    """A file that can't be read is found before anything starts, and named."""
+
+    def missing(path: str) -> bytes:
+        if path == "/gone":
+            raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return b"x"
+
+    others = [key for key in ("tls_cert", "tls_key", "tls_ca") if key != name]
+    pairs = ((name, "/gone"), *((key, "/there") for key in others))
+    with pytest.raises(UsageError, match="/gone: No such file"):
+        parse(pairs, "c10d", missing)
+
+
+def test_the_token_is_read(tmp_path: Path) -> None:
+    """The secret is the file without its last newline; an empty file is no secret."""
+    path = tmp_path / "token"
+    path.write_text("hush\n")
+    assert read_token(str(path)) == b"hush"
+    assert parse((("token_file", str(path)),), "c10d")[0].token_file == str(path)
+    path.write_text(" \n")
+    with pytest.raises(UsageError, match="is empty"):
+        parse((("token_file", str(path)),), "c10d")
+
+
+def test_the_table_and_the_record_fit() -> None:
+    """Every key has a field, every field a key, and the help names each."""
+    assert {key.target for key in KEYS} == set(Conf._fields)
+    assert len({key.name for key in KEYS}) == len(KEYS)
+    text = "\n".join(conf_help())
+    assert all(f"{key.name} " in text for key in KEYS)
+    assert all(key.no_effect for key in KEYS if key.backends != BACKENDS)
+    assert len(conf_help("static")) == len(keys_of("static"))
+
+
+def test_it_loads_nothing_else() -> None:
+    """The table costs no import that the command line does not have already."""
+    code = (
+        "import sys, relight.spec; before = set(sys.modules); import relight.rendezvous.conf;"
+        "print(*sorted(set(sys.modules) - before))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["relight.rendezvous", "relight.rendezvous.conf"]
