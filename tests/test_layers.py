@@ -16,6 +16,7 @@ LAYERS = (
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
+    ("group",),
     ("coordinator", "link", "agent"),
     ("cli", "__main__"),
 )

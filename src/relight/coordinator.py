@@ -1,8 +1,7 @@
-"""Serves the group to the agents of a job: `core/membership` with a clock, connections, heartbeats.
+"""Serves groups to the agents of other nodes: connections and heartbeats.
 
-A job of one node has a `Group` inside its agent and nothing else. With several nodes, the agent
-that holds the endpoint has a `Coordinator`: it listens there, for all jobs that use the endpoint,
-and tells each group what its nodes say and when one falls silent.
+The agent that holds the endpoint has a `Coordinator`. It listens there, for all jobs that use the
+endpoint, and tells each group what its nodes say and when one falls silent.
 
 A node beats over its connection. Where packets are lost, TCP holds back what follows, so beats also
 come as datagrams, to the same port; either counts. They carry a code that only the two ends of the
@@ -13,56 +12,16 @@ import socket
 from collections.abc import Callable
 
 from relight.core import messages
-from relight.core.group import Lost, Settings, Tick, Told
-from relight.core.membership import Membership
-from relight.core.messages import Form, FromAgent, FromCoordinator, Join
-from relight.core.wire import Malformed, Message
+from relight.core.group import Lost, Settings, Told
+from relight.core.messages import Form, FromAgent, FromCoordinator, Join, Malformed, Message
 from relight.errors import EXIT_USAGE
+from relight.group import Group, Sink
 from relight.host.beats import SIZE, Address, Beats
 from relight.host.connection import Connection, Listener, Security
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Loop
 
-Sink = Callable[[FromCoordinator], None]
 _STALL_S = 0.5
 """An agent that was stopped, or a machine that was, must not take it for the silence of others."""
-
-
-class Group:
-    """One job's membership, its deadlines, and where to send what it says.
-
-    Args:
-        loop: the agent's loop.
-        settings: what the job was asked to be.
-    """
-
-    def __init__(self, loop: Loop, settings: Settings) -> None:
-        self.membership = Membership(settings)
-        self.sinks: dict[str, Sink] = {}
-        self._loop = loop
-        self._timer: Timer | None = None
-
-    def step(self, event: Told | Lost | Tick) -> None:
-        """Take an event in and send what follows from it."""
-        for node, message in self.membership.step(event, self._loop.now()):
-            sink = self.sinks.get(node)
-            if sink is not None:
-                sink(message)
-        due = self.membership.deadline()
-        if self._timer is not None and self._timer.when == due:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if due is None else self._loop.call_at(due, self._on_deadline)
-
-    def close(self) -> None:
-        """Stop."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self.sinks.clear()
-
-    def _on_deadline(self) -> None:
-        self._timer = None
-        self.step(Tick())
 
 
 class Coordinator:

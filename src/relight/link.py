@@ -34,13 +34,14 @@ from relight.core.messages import (
     Join,
 )
 from relight.errors import EXIT_GROUP
+from relight.group import Group
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback, is_ours, listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.coordinator import Coordinator, Group
-    from relight.core.wire import Message
+    from relight.coordinator import Coordinator
+    from relight.core.messages import Message
     from relight.host.beats import Address, Beats
     from relight.host.connection import Connection
     from relight.host.tcp_store import TCPStore
@@ -78,9 +79,7 @@ class LocalLink:
     """The link of a job of one node."""
 
     def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
-        from relight.coordinator import Group
-
-        self._group: Group = Group(loop, settings)
+        self._group = Group(loop, settings)
         self._loop = loop
         self._join = join
 
@@ -313,7 +312,7 @@ class RemoteLink:
     def received(self, connection: "Connection", message: "Message") -> None:
         """The coordinator says something."""
         from relight.core import messages
-        from relight.core.wire import Malformed
+        from relight.core.messages import Malformed
 
         if message["type"] == "beat":
             self._echo(message.get("number"))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from relight.core import secret, wire
+from relight.core.messages import Malformed
 from relight.core.secret import Opening, Refused, Seal, Transcript
-from relight.core.wire import Malformed
 
 TOKEN = b"correct horse"
 NONCES = (b"d" * 32, b"l" * 32)

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.core.messages import Malformed
 from relight.core.wire import (
     GREETING,
     MAX_FRAME,
     MAX_HELLO,
     Decoder,
-    Malformed,
     body_of,
     encode,
     frame,

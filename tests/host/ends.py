@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relight.core.wire import Message
+from relight.core.messages import Message
 from relight.host.connection import Connection, Listener, Security, dial
 from relight.host.loop import Loop
 

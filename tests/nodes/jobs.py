@@ -19,8 +19,9 @@ from netlab import Lab
 PATIENCE_S = 40.0
 WORKER = """
 import os, sys, time
-variables = {k: os.environ[k] for k in ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")}
+names = ("RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE ROLE_RANK "
+    "ROLE_WORLD_SIZE TORCHELASTIC_RESTART_COUNT MASTER_ADDR MASTER_PORT").split()
+variables = {k: os.environ[k] for k in names}
 os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
 name, end = f"count.{os.uname().nodename}.{os.getpid()}", time.monotonic() + 120
 count = 0

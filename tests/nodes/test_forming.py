@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from netlab import Lab
+
 from nodes.jobs import Job, c10d
 
 
@@ -85,7 +86,9 @@ def test_waiting_is_explained(lab: Lab, tmp_path: Path) -> None:
     agents = [job.start("node1"), job.start("node2")]
     for agent in agents:
         assert agent.wait() == 3, agent.text
-        assert re.search(r"2 of 3 nodes have joined: node\d, node\d; waiting for 1 more", agent.text)
+        assert re.search(
+            r"2 of 3 nodes have joined: node\d, node\d; waiting for 1 more", agent.text
+        )
         assert "gave up after 3 s" in agent.text
 
 
@@ -99,9 +102,7 @@ def test_no_coordinator(lab: Lab, tmp_path: Path) -> None:
 
 def test_a_stranger_on_the_port(lab: Lab, tmp_path: Path) -> None:
     """A program that accepts and says nothing is named as such; nobody hangs."""
-    script = (
-        "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
-    )
+    script = "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
     lab["node1"].start([sys.executable, "-c", script])
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2", "--rdzv-conf=join_timeout=7"))
     agents = [job.start("node2"), job.start("node1")]

@@ -5,8 +5,7 @@ goes out.
 from enum import Enum
 from typing import Any, NamedTuple
 
-from relight.core.messages import FromAgent, FromCoordinator
-from relight.core.wire import Malformed, Message
+from relight.core.messages import FromAgent, FromCoordinator, Malformed, Message
 
 _MOST = 1e9  # of anything
 

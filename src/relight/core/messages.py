@@ -10,7 +10,13 @@ does not fit is `Malformed`. Lists become tuples, so that messages can be compar
 from typing import Any, NamedTuple
 
 from relight.core.ranks import Generation, Place
-from relight.core.wire import Malformed, Message
+
+Message = dict[str, Any]
+"""A message as an object of JSON."""
+
+
+class Malformed(ValueError):  # noqa: N818
+    """What arrived is no message of this protocol."""
 
 
 class Announce(NamedTuple):

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable
 
 from relight.core import wire
-from relight.core.wire import Malformed, Message
+from relight.core.messages import Malformed, Message
 
 NONCE_BYTES = 32
 TAG_BYTES = 16

@@ -11,7 +11,9 @@ The first byte of a stream tells who calls: 0 is a client of torch's TCPStore, 0
 import json
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from typing import NoReturn
+
+from relight.core.messages import Malformed, Message
 
 PROTOCOL = 1
 GREETING = b"relight %d\n" % PROTOCOL
@@ -23,12 +25,6 @@ MAX_HELLO = 4 * 1024
 _NAME = b"relight "
 _MAX_GREETING = 16
 _length = struct.Struct(">I")
-
-Message = dict[str, Any]
-
-
-class Malformed(ValueError):  # noqa: N818
-    """What arrived is no message of this protocol."""
 
 
 def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from relight.core import wire
+from relight.core.messages import Malformed, Message
 from relight.core.secret import NONCE_BYTES, TAG_BYTES, Opening, Refused
-from relight.core.wire import Malformed, Message
 from relight.host import names
 from relight.host.loop import Loop, Timer
 from relight.host.names import resolve as resolve

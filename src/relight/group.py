@@ -1,0 +1,52 @@
+"""One job's membership with a clock: its deadlines, and where to send what it says.
+
+It is all that a job of one node needs, inside its agent; with several nodes, the coordinator has
+one for each job.
+"""
+
+from collections.abc import Callable
+
+from relight.core.group import Lost, Settings, Tick, Told
+from relight.core.membership import Membership
+from relight.core.messages import FromCoordinator
+from relight.host.loop import Loop, Timer
+
+Sink = Callable[[FromCoordinator], None]
+
+
+class Group:
+    """One job's membership, its deadlines, and where to send what it says.
+
+    Args:
+        loop: the agent's loop.
+        settings: what the job was asked to be.
+    """
+
+    def __init__(self, loop: Loop, settings: Settings) -> None:
+        self.membership = Membership(settings)
+        self.sinks: dict[str, Sink] = {}
+        self._loop = loop
+        self._timer: Timer | None = None
+
+    def step(self, event: Told | Lost | Tick) -> None:
+        """Take an event in and send what follows from it."""
+        for node, message in self.membership.step(event, self._loop.now()):
+            sink = self.sinks.get(node)
+            if sink is not None:
+                sink(message)
+        due = self.membership.deadline()
+        if self._timer is not None and self._timer.when == due:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if due is None else self._loop.call_at(due, self._on_deadline)
+
+    def close(self) -> None:
+        """Stop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self.sinks.clear()
+
+    def _on_deadline(self) -> None:
+        self._timer = None
+        self.step(Tick())

@@ -1,0 +1,206 @@
+"""What goes wrong on one node and what the others make of it."""
+
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from netlab import Lab
+
+from nodes.jobs import AgentOn, Job, c10d
+
+pytestmark = pytest.mark.slow
+NOTICED_S = 6.0
+"""Generous for a busy machine; how long it takes is measured by benchmarks."""
+
+
+def begin(
+    lab: Lab, tmp_path: Path, nodes: str, hosts: int, *flags: str
+) -> tuple[Job, list[AgentOn]]:
+    job = Job(lab, tmp_path, *c10d("node1", nodes, "--rdzv-conf=last_call_timeout=2", *flags))
+    agents = [job.start(f"node{number}") for number in range(1, hosts + 1)]
+    job.until_runs(agents, hosts)
+    return job, agents
+
+
+def test_a_worker_fails(lab: Lab, tmp_path: Path) -> None:
+    """All nodes restart together, with the same count, and say why; ranks stay."""
+    job, agents = begin(lab, tmp_path, "3", 3, "--max-restarts=1", "--nproc-per-node=2")
+    job.tell("fail.3")
+    job.until_runs(agents, 3, generation=1)
+    for number, agent in enumerate(agents):
+        assert "rank 3 raised ValueError: rank 3 was told to fail" in agent.text
+        assert [w.restart for w in agent.workers] == [0, 0, 1, 1]
+        assert {w.group_rank for w in agent.workers} == {number}
+    job.tell("fail.4")
+    assert [agent.wait() for agent in agents] == [1, 1, 1]
+    for agent in agents:
+        report = agent.text[agent.text.rindex("relight: rank 4") :]
+        assert re.search(r"on node3: local rank 0, pid \d+", report)
+        assert "the one restart is used up" in report
+        assert "Traceback" in report
+
+
+def test_a_restart_below_the_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) -> None:
+    """2 of at most 4 nodes: a restart does not wait for the last call again (torchrun: 30 s)."""
+    flags = c10d("node1", "2:4", "--rdzv-conf=last_call_timeout=8", "--max-restarts=1")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    job.tell("fail.0")
+    assert job.until_runs(agents, 2, generation=1) < NOTICED_S
+    assert job.stop() == [0, 0]
+
+
+@pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
+def test_a_node_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
+    """The survivors go on, at no cost for the budget, and keep their order."""
+    job, agents = begin(lab, tmp_path, "2:4", 4)
+    lost, others = agents[2], [agents[0], agents[1], agents[3]]
+    if how == "kill":
+        job.kill(lost)
+    elif how == "cut":
+        lab.cut("node3")
+    else:
+        job.kill(lost, signal.SIGSTOP)
+    assert job.until_runs(others, 3, generation=1) < NOTICED_S
+    assert [agent.workers[-1].rank for agent in others] == [0, 1, 2]
+    assert {agent.workers[-1].restart for agent in others} == {0}
+    assert "node3 was lost" in others[0].text
+    assert not job.running("node3")
+    if how == "cut":
+        lab.mend("node3")
+    elif how == "freeze":
+        job.kill(lost, signal.SIGCONT)
+    if how != "kill":  # it finds out that it is out, and is let in again
+        job.until_runs([lost, *others], 4, generation=2)
+        assert lost.workers[-1].rank == 3
+        assert job.stop() == [0, 0, 0, 0]
+    else:
+        assert job.stop() == [0, 0, -9, 0]
+
+
+def test_a_one_way_block(lab: Lab, tmp_path: Path) -> None:
+    """A node that can speak but not hear stops its workers, and the others go on without it."""
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    lab.block("node1", "node3")
+    assert job.until_runs(agents[:2], 2, generation=1) < NOTICED_S
+    assert not job.running("node3")
+    lab.heal()
+    job.until_runs(agents, 3, generation=2)
+    assert job.stop() == [0, 0, 0]
+
+
+def test_below_the_minimum(lab: Lab, tmp_path: Path) -> None:
+    """Too few survivors say what they wait for; a replacement takes the hole, and on it goes."""
+    job, agents = begin(lab, tmp_path, "3", 3)
+    job.kill(agents[1])
+    job.until_says(agents[0], r"2 of 3 nodes have joined: node1, node3; waiting for 1 more")
+    assert not job.running("node1")
+    replacement = job.start("node4")
+    together = [agents[0], replacement, agents[2]]
+    job.until_runs(together, 3, generation=1)
+    assert [agent.workers[-1].rank for agent in together] == [0, 1, 2]
+    job.tell("stop")
+    assert [agent.wait() for agent in together] == [0, 0, 0]
+
+
+def test_too_few_for_too_long(lab: Lab, tmp_path: Path) -> None:
+    """After the join timeout the job ends with exit code 3 on all nodes."""
+    job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    job.kill(agents[1])
+    assert agents[0].wait() == 3
+    assert "gave up after 3 s: 1 of 2 nodes have joined: node1" in agents[0].text
+
+
+def test_a_node_leaves(lab: Lab, tmp_path: Path) -> None:
+    """SIGTERM to one agent: it ends with 143, the others go on at once, the budget is untouched."""
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    job.kill(agents[1], signal.SIGTERM)
+    assert agents[1].wait() == 143
+    job.until_runs([agents[0], agents[2]], 2, generation=1)
+    assert "node2 left: its agent got SIGTERM" in agents[0].text
+    assert agents[0].workers[-1].restart == 0
+    job.tell("stop")
+    assert (agents[0].wait(), agents[2].wait()) == (0, 0)
+
+
+def test_the_coordinator_process_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
+    """Workers of other nodes run on; the new agent at the endpoint takes the hole."""
+    job, agents = begin(lab, tmp_path, "3", 3)
+    job.kill(agents[0])
+    job.until_says(agents[1], "lost the coordinator")
+    time.sleep(2)
+    assert job.running("node2"), job.report()  # its host lives: a refused connection is no silence
+    back = job.start("node1")
+    together = [back, agents[1], agents[2]]
+    job.until_runs(together, 3, generation=1)
+    assert [agent.workers[-1].rank for agent in together] == [0, 1, 2]
+    job.tell("stop")
+    assert [agent.wait() for agent in together] == [0, 0, 0]
+
+
+def test_the_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
+    """Workers that hear nothing freeze, and go on where they were when the cable is back."""
+    job, agents = begin(lab, tmp_path, "3", 3)
+    lab.cut("node1")
+    job.until_says(agents[1], "workers stand still")
+    assert not job.running("node2")
+    lab.mend("node1")
+    job.until(lambda: job.running("node2") and job.running("node3"))
+    assert job.stop() == [0, 0, 0]
+
+
+def test_a_partition_has_one_live_side(lab: Lab, tmp_path: Path) -> None:
+    """The side of the coordinator goes on; the other, though as large, stands still."""
+    job, agents = begin(lab, tmp_path, "1:4", 4)
+    lab.partition(["node1", "node2"], ["node3", "node4"])
+    job.until_runs(agents[:2], 2, generation=1)
+    assert not job.running("node3")
+    assert not job.running("node4")
+    assert job.running("node1")
+    lab.heal()
+    job.until_runs(agents, 4, generation=2)
+    assert job.stop() == [0, 0, 0, 0]
+
+
+def test_a_node_is_done_and_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
+    """The one that is done leaves at once with the exit code of the failure (torchrun: 300 s)."""
+    job, agents = begin(lab, tmp_path, "2", 2)
+    job.tell("finish.0")
+    job.until(lambda: not job.running("node1"))
+    began = time.monotonic()
+    job.tell("fail.1")
+    assert [agent.wait() for agent in agents] == [1, 1]
+    assert time.monotonic() - began < NOTICED_S
+    assert "rank 1 raised ValueError" in agents[0].text
+
+
+def test_a_missing_script_on_one_node(lab: Lab, tmp_path: Path) -> None:
+    """That node fails alone, before it joins; the others wait for a right one."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    first = job.start("node1")
+    wrong = job.start("node2", script=("trian.py",))
+    assert wrong.wait() == 2
+    assert "did you mean" in wrong.text
+    second = job.start("node3")
+    job.until_runs([first, second], 2)
+    job.tell("stop")
+    assert (first.wait(), second.wait()) == (0, 0)
+
+
+def test_different_numbers_of_nodes(lab: Lab, tmp_path: Path) -> None:
+    """A node that was started for another size is refused, with both sizes."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    first = job.start("node1")
+    job.until_says(first, "waiting for 1 more")
+    wrong = job.start("node2", "--nnodes=3")
+    assert wrong.wait() == 2
+    assert re.search(r"--nnodes=3.* on node2.* --nnodes=2", wrong.text)
+    second = job.start("node3")
+    job.until_runs([first, second], 2)
+    job.tell("stop")
+    assert (first.wait(), second.wait()) == (0, 0)

@@ -1,0 +1,1 @@
+"""A group in a simulated world: `python -m tests.simulation --help`."""
