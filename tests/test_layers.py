@@ -17,7 +17,10 @@ LAYERS = (
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
     ("group",),
-    ("coordinator", "link", "agent"),
+    ("coordinator",),
+    ("link",),
+    ("elected",),
+    ("agent",),
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

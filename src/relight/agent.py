@@ -183,7 +183,11 @@ class Agent:
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
-        return RemoteLink(self.loop, job.settings, join, meeting)
+        if len(meeting.hosts) == 1:
+            return RemoteLink(self.loop, job.settings, join, meeting)
+        from relight.elected import ElectedLink
+
+        return ElectedLink(self.loop, job.settings, join, meeting)
 
     def _get_ready(self, failures: tuple[dict[str, Any], ...], left: tuple[int, ...]) -> None:
         """Bind a store for the next generation and say that no workers run here.

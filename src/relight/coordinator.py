@@ -48,6 +48,12 @@ class Coordinator:
         self.groups: dict[str, Group] = {}
         self.seen_address = ""
         """The address of this machine that other nodes use, once one has come."""
+        self.holds: Callable[[], bool] = lambda: True
+        """Whether this host is the coordinator now; an endpoint of several hosts elects one."""
+        self.on_elector: Callable[[Connection], None] = Connection.close
+        """Takes connections from the electors of other hosts of the endpoint."""
+        self.whereabouts: Callable[[], int] = lambda: -1
+        """Which host of the endpoint is the coordinator, if this one is not."""
         self._loop = loop
         self._lost_after_s = lost_after_s
         self._peers: dict[Connection, _Peer] = {}
@@ -69,24 +75,37 @@ class Coordinator:
     def group(self, job: str, settings: Settings) -> Group:
         """Return the group of a job; it is made if this is its first node."""
         if job not in self.groups:
-            self.groups[job] = Group(self._loop, settings)
+            self.groups[job] = Group(self._loop, settings, self.holds)
         return self.groups[job]
+
+    def resign(self) -> None:
+        """Send all agents away and forget their groups; go on listening."""
+        for connection in list(self._peers):
+            connection.close()
+        self._peers.clear()
+        self._by_key.clear()
+        for group in self.groups.values():
+            group.close()
+        self.groups.clear()
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
         self._timer.cancel()
         self._listener.close()
         self._beats.close()
-        for connection in list(self._peers):
-            connection.close()
-        self._peers.clear()
-        for group in self.groups.values():
-            group.close()
+        self.resign()
 
     # From the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """An agent of some job has come."""
+        if hello.get("sender") == "elector":
+            self.on_elector(connection)
+            return
+        if not self.holds():
+            connection.send({"type": "redirect", "host": self.whereabouts()})
+            connection.close()
+            return
         job, given = str(hello.get("job")), hello.get("settings")
         try:
             settings = Settings.from_json(given if isinstance(given, dict) else {})
@@ -102,7 +121,8 @@ class Coordinator:
         """An agent says something."""
         peer = self._peers[connection]
         if message["type"] == "beat":
-            connection.send(message)  # the echo is the agent's lease
+            if self.holds():
+                connection.send(message)  # the echo is the agent's lease
             return
         try:
             told = messages.from_json(message)
@@ -177,7 +197,7 @@ class Coordinator:
         connection = self._by_key.get(data[:8])
         if connection is None or len(data) != SIZE:
             return
-        if self._beats.is_genuine(data, connection.session_key):
+        if self.holds() and self._beats.is_genuine(data, connection.session_key):
             connection.heard_at = self._loop.now()
             self._beats.send(data, sender)
 

@@ -20,16 +20,23 @@ class Group:
     Args:
         loop: the agent's loop.
         settings: what the job was asked to be.
+        holds: whether this process is the coordinator at this moment. While it is not, nothing is
+            decided.
     """
 
-    def __init__(self, loop: Loop, settings: Settings) -> None:
+    def __init__(
+        self, loop: Loop, settings: Settings, holds: Callable[[], bool] = lambda: True
+    ) -> None:
         self.membership = Membership(settings)
+        self._holds = holds
         self.sinks: dict[str, Sink] = {}
         self._loop = loop
         self._timer: Timer | None = None
 
     def step(self, event: Told | Lost | Tick) -> None:
         """Take an event in and send what follows from it."""
+        if not self._holds():
+            return
         for node, message in self.membership.step(event, self._loop.now()):
             sink = self.sinks.get(node)
             if sink is not None:

@@ -212,16 +212,18 @@ class RemoteLink:
         return bool(self._meeting.hosted) or self._meeting.host == socket.gethostname()
 
     def _seek(self) -> None:
-        from relight.host.connection import dial
-        from relight.host.names import sock_address
-
         if self._closed or self._try_to_host():
             return
         if not self._addresses:
             self._retry("the endpoint's port is taken on this machine", self._look_up)
             return
-        address = self._addresses[self._turn % len(self._addresses)]
         self._turn += 1
+        self._dial(self._addresses[self._turn % len(self._addresses)])
+
+    def _dial(self, address: tuple[str, int]) -> None:
+        from relight.host.connection import dial
+        from relight.host.names import sock_address
+
         hello = {"type": "hello", "job": self._meeting.job, "settings": self._settings.to_json()}
         self._target = sock_address(*address)[1]
         try:
@@ -267,19 +269,21 @@ class RemoteLink:
         return sock is not None
 
     def _host(self, sock: socket.socket) -> None:
+        self._coordinator = self._make_coordinator(sock)
+        self._serve(self._coordinator)
+        self._owner.lease(None)
+
+    def _make_coordinator(self, sock: socket.socket) -> "Coordinator":
         from relight.coordinator import Coordinator
 
-        self._coordinator = Coordinator(
-            self._loop,
-            sock,
-            self._meeting.security,
-            self._meeting.lost_after_s,
-            self._divert,
-            self._log,
-        )
-        self._group = self._coordinator.group(self._meeting.job, self._settings)
-        self._group.sinks[self._join.node] = self._coordinator.sink_of_own(self._owner.told)
-        self._owner.lease(None)
+        meeting = self._meeting
+        security, lost_after_s = meeting.security, meeting.lost_after_s
+        return Coordinator(self._loop, sock, security, lost_after_s, self._divert, self._log)
+
+    def _serve(self, coordinator: "Coordinator") -> None:
+        """Join the group of a coordinator in this process."""
+        self._group = coordinator.group(self._meeting.job, self._settings)
+        self._group.sinks[self._join.node] = coordinator.sink_of_own(self._owner.told)
         self._told = ""
         self.send(self._join._replace(announce=self._owner.announce()))
         for message in self._owner.standing():
@@ -336,13 +340,17 @@ class RemoteLink:
         if self._closed:
             return
         if connection.refused:
-            self._owner.lease(self._loop.now() + self._meeting.lease_s)
+            self._renew_by_refusal()
         if was_open:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._seek()
         else:
             self._retry(reason)
+
+    def _renew_by_refusal(self) -> None:
+        """The host of the endpoint lives, and nobody is coordinator there."""
+        self._owner.lease(self._loop.now() + self._meeting.lease_s)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

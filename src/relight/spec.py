@@ -33,10 +33,13 @@ class Nodes(NamedTuple):
 
 
 class Endpoint(NamedTuple):
-    """Where the nodes meet. `port` is None where none was written."""
+    """Where the nodes meet. `port` is None where none was written; `others` are further hosts that
+    may take over.
+    """
 
     host: str
     port: int | None
+    others: tuple["Endpoint", ...] = ()
 
 
 class StreamChoice(NamedTuple):
@@ -170,7 +173,19 @@ def parse_nproc(text: str) -> str:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`; an empty text is this machine."""
+    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them with commas between; an
+    empty text is this machine.
+    """
+    first, *rest = text.split(",")
+    endpoint = _parse_one_endpoint(first)
+    others = tuple(map(_parse_one_endpoint, rest))
+    for other in others:
+        if not other.host:
+            raise ValueError("a host between commas is missing")
+    return endpoint._replace(others=others)
+
+
+def _parse_one_endpoint(text: str) -> Endpoint:
     host, port = text.strip(), ""
     if host.startswith("["):
         host, bracket, port = host[1:].partition("]")
@@ -312,7 +327,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes of the job, or their range"),
     Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
     Flag("rdzv-backend", one_of(*BACKENDS), "static", "NAME", ", ".join(BACKENDS)),
-    Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]", "where nodes meet"),
+    Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
+         "where nodes meet; HOST1,HOST2,HOST3: the next takes over when one is lost"),
     Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),
     Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
     Flag("standalone", None, False, "", "one node, nobody to meet, any free port"),

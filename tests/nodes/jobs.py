@@ -82,12 +82,18 @@ class Job:
         (directory / "train.py").write_text(WORKER)
 
     def start(
-        self, host: str, *more: str, script: tuple[str, ...] = ("train.py",), **variables: str
+        self,
+        host: str,
+        *more: str,
+        script: tuple[str, ...] = ("train.py",),
+        under: tuple[str, ...] = (),
+        **variables: str,
     ) -> AgentOn:
+        """Start an agent, as the child of the command `under` if there is one."""
         path = self.directory / f"agent{len(self.agents)}.{host}.txt"
         with path.open("wb") as file:
             process = self.lab[host].start(
-                [*RELIGHT, "run", *self.flags, *more, *script],
+                [*under, *RELIGHT, "run", *self.flags, *more, *script],
                 cwd=self.directory,
                 env=clean_environment(OMP_NUM_THREADS="1", **variables),
                 stdout=file,

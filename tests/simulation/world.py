@@ -9,6 +9,7 @@ ends of the lease and of the patience are computed. This is what `link` and `coo
 """
 
 import heapq
+import json
 import random
 import zlib
 from collections import deque
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.25
 LOST_AFTER_S = 1.25
 LEASE_S = 1.0
-CONNECT_LIMIT_S = 2.0
+CONNECT_LIMIT_S = 5.0
 CLOSE_LIMIT_S = 5.0
 STALL_S = 0.5
 
@@ -154,8 +155,8 @@ class Coordinator:
         effects = membership.step(event, world.now)
         membership.check()
         if not isinstance(event, Tick) or effects:
-            world.log(f"C{self.number} {event!s:.160} -> {membership.state.value}")
-        world.watch.stepped(self, effects)
+            world.log(f"C{self.number} {_shown(event)} -> {membership.state.value}")
+        world.watch.stepped(self, event, effects)
         for node, message in effects:
             if node == self.process.node:
                 world.at(world.now, self.process.post, self.process.told, message)
@@ -192,7 +193,7 @@ class Coordinator:
 
     def look(self, connection: Connection, epoch: int) -> None:
         """A node may have been silent for too long."""
-        if connection.epoch < epoch or connection.heard or not connection.coordinator_open:
+        if connection.epoch != epoch or connection.heard or not connection.coordinator_open:
             return
         if self.process.stopped or not self.listens:
             return
@@ -294,7 +295,9 @@ class World:
 
     def wired(self, message: FromAgent | FromCoordinator) -> FromAgent | FromCoordinator:
         """Return the message as it arrives."""
-        return from_json(to_json(message)) if self._through_json else message
+        if not self._through_json:
+            return message
+        return from_json(json.loads(json.dumps(to_json(message))))
 
     def log(self, line: str) -> None:
         """Note what happened."""
@@ -316,3 +319,16 @@ class World:
         for agent in self.agents:
             if agent.host is host and agent.connection is not None:
                 agent.connection.heal()
+
+
+def _shown(event: Told | Lost | Tick) -> str:
+    match event:
+        case Told(node, Join(announce=announce)):
+            number = announce and f" with generation {announce.generation}, done: {announce.done}"
+            return f"{node} Join{number or ''}"
+        case Told(node, message):
+            return f"{node} {type(message).__name__} {getattr(message, 'generation', '')}"
+        case Lost(node, reason):
+            return f"{node} Lost: {reason}"
+        case Tick():
+            return "Tick"

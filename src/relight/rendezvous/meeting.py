@@ -23,14 +23,16 @@ TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 class Meeting(NamedTuple):
     """Where and how the nodes of a job meet.
 
-    `hosted`: whether this node hosts the endpoint; None to find out. `local_addr` is the address
-    that others shall use, or empty. `fixed_port`: workers find their store at the endpoint's port,
-    too. `node_rank` is -1 where ranks are given out. Times in seconds.
+    `hosts` are all hosts of the endpoint with their ports; `alone`: one of several may take over
+    without a majority. `hosted`: whether this node hosts the endpoint; None to find out.
+    `local_addr` is the address that others shall use, or empty. `fixed_port`: workers find their
+    store at the endpoint's port, too. `node_rank` is -1 where ranks are given out. Times in
+    seconds.
     """
 
     job: str
-    host: str
-    port: int
+    hosts: tuple[tuple[str, int], ...]
+    alone: bool
     hosted: bool | None
     local_addr: str
     fixed_port: bool
@@ -40,6 +42,16 @@ class Meeting(NamedTuple):
     lease_s: float
     checkpoint_s: float
     security: Security
+
+    @property
+    def host(self) -> str:
+        """The first host of the endpoint."""
+        return self.hosts[0][0]
+
+    @property
+    def port(self) -> int:
+        """The port there."""
+        return self.hosts[0][1]
 
 
 def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[str]]:
@@ -55,9 +67,12 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
             hint="c10d needs nothing but an endpoint that all nodes reach",
         )
     static = spec.rdzv_backend == "static"
-    host, port = _static_endpoint(spec) if static else _endpoint(spec)
-    if port == 0:
+    hosts = _static_hosts(spec) if static else _hosts(spec)
+    host, port = hosts[0]
+    if any(port == 0 for _, port in hosts):
         raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+    if len(set(hosts)) < len(hosts):
+        raise UsageError("--rdzv-endpoint lists a host twice")
     node_rank = (spec.node_rank if conf.rank is None else conf.rank) if static else -1
     if node_rank >= spec.nnodes.most:
         raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
@@ -68,8 +83,8 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         )
     meeting = Meeting(
         job=spec.rdzv_id,
-        host=host,
-        port=port,
+        hosts=hosts,
+        alone=conf.takeover == "alone",
         hosted=node_rank == 0 if static else conf.is_host,
         local_addr=spec.local_addr or (host if node_rank == 0 else ""),
         fixed_port=static,
@@ -94,21 +109,29 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
     return meeting, settings, notes
 
 
-def _endpoint(spec: RunSpec) -> tuple[str, int]:
-    host, port = spec.rdzv_endpoint
-    if not host:
+def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+    endpoint = spec.rdzv_endpoint
+    if not endpoint.host:
         raise UsageError(
             f"--nnodes={spec.nnodes.least}:{spec.nnodes.most} without --rdzv-endpoint",
             hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
         )
-    return host, DEFAULT_ENDPOINT_PORT if port is None else port
+    return tuple(
+        (each.host, DEFAULT_ENDPOINT_PORT if each.port is None else each.port)
+        for each in (endpoint, *endpoint.others)
+    )
 
 
-def _static_endpoint(spec: RunSpec) -> tuple[str, int]:
-    host, port = spec.rdzv_endpoint
+def _static_hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
+    host, port, others = spec.rdzv_endpoint
+    if others:
+        raise UsageError(
+            "the static rendezvous has one host: node rank 0",
+            hint="--rdzv-backend=c10d takes several hosts in --rdzv-endpoint",
+        )
     if not host:
         host, port = spec.master_addr, spec.master_port
-    return host, DEFAULT_MASTER_PORT if port is None else port
+    return ((host, DEFAULT_MASTER_PORT if port is None else port),)
 
 
 def _secret(env: Environment, conf: Conf) -> bytes:

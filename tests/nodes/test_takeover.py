@@ -1,0 +1,78 @@
+"""An endpoint that lists several hosts survives the loss of one of them."""
+
+import signal
+from pathlib import Path
+
+import pytest
+from netlab import Lab
+
+from nodes.jobs import AgentOn, Job, c10d
+
+pytestmark = pytest.mark.slow
+ENDPOINT = "node1,node2,node3"
+
+
+def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[AgentOn], AgentOn]:
+    """A job on four hosts, and the agent that coordinates it."""
+    job = Job(lab, tmp_path, *c10d(ENDPOINT, nodes, *flags))
+    agents = [job.start(f"node{number}") for number in range(1, 5)]
+    job.until_runs(agents, 4)
+    (coordinator,) = [a for a in agents if "this node coordinates the group now" in a.text]
+    return job, agents, coordinator
+
+
+@pytest.mark.parametrize("how", ["kill", "cut"])
+def test_the_coordinator_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
+    """Another host takes over, and the survivors go on as one group."""
+    job, agents, coordinator = begin(lab, tmp_path, "2:4")
+    others = [agent for agent in agents if agent is not coordinator]
+    if how == "kill":
+        job.kill(coordinator)
+    else:
+        lab.cut(coordinator.host)
+    job.until_runs(others, 3, generation=1)
+    assert [agent.workers[-1].rank for agent in others] == [0, 1, 2]
+    assert {agent.workers[-1].restart for agent in others} == {0}
+    assert sum("this node coordinates the group now" in agent.text for agent in others) == 1
+    assert not job.running(coordinator.host)
+    if how == "cut":
+        lab.mend(coordinator.host)
+        job.until_runs(agents, 4, generation=2)
+        assert job.stop() == [0, 0, 0, 0]
+    else:
+        job.tell("stop")
+        assert [agent.wait() for agent in others] == [0, 0, 0]
+
+
+def test_a_frozen_coordinator_comes_back(lab: Lab, tmp_path: Path) -> None:
+    """Stopped, replaced and continued, it finds out that it is out: never two live groups."""
+    job, agents, coordinator = begin(lab, tmp_path, "2:4")
+    others = [agent for agent in agents if agent is not coordinator]
+    job.kill(coordinator, signal.SIGSTOP)
+    job.until_runs(others, 3, generation=1)
+    assert not job.running(coordinator.host)
+    job.kill(coordinator, signal.SIGCONT)
+    job.until_runs(agents, 4, generation=2)
+    assert job.stop() == [0, 0, 0, 0]
+
+
+def test_a_minority_stands_still(lab: Lab, tmp_path: Path) -> None:
+    """The part with one of three hosts does not run, though the coordinator was there."""
+    job, agents, coordinator = begin(lab, tmp_path, "1:4")
+    lonely = [coordinator.host, "node4"]
+    majority = [agent for agent in agents if agent.host not in lonely]
+    lab.partition(lonely, [agent.host for agent in majority])
+    job.until_runs(majority, 2, generation=1)
+    assert not job.running(coordinator.host)
+    assert not job.running("node4")
+    lab.heal()
+    job.until_runs(agents, 4, generation=2)
+    assert job.stop() == [0, 0, 0, 0]
+
+
+def test_a_host_that_never_comes(lab: Lab, tmp_path: Path) -> None:
+    """Two hosts of three are enough to begin."""
+    job = Job(lab, tmp_path, *c10d("node4,node1,node2", "2"))
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    assert job.stop() == [0, 0]
