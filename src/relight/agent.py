@@ -14,7 +14,6 @@ effects come out and are carried out here.
 """
 
 import os
-import signal
 import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -58,16 +57,16 @@ from relight.host.console import Consoles
 from relight.host.files import EventLog, remove_tree
 from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
-from relight.host.process import ProcessEvent, WorkerPlan, Workers, catches_signal
+from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.signals import catches_signal, listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.link import LocalLink, RemoteLink
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.host.flag import Flag
     from relight.host.timers import WorkerTimers
     from relight.rendezvous.meeting import Meeting
-
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Job(NamedTuple):
@@ -120,7 +119,12 @@ class Agent:
         self._logs: Logs | None = None
         self._deadline: Timer | None = None
         self._store: TCPStore | Reservation | None = None
-        self._listen_to_signals()
+        self._flag: Flag | None = None
+        if job.settings.gently:
+            from relight.host import flag
+
+            self._flag = flag.Flag()
+        listen(self.loop, self.spec, self._on_signal, self._pass_on, self._on_resize)
         self.link = self._make_link()
 
     def run(self) -> int:
@@ -183,11 +187,11 @@ class Agent:
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
-        if len(meeting.hosts) == 1:
-            return RemoteLink(self.loop, job.settings, join, meeting)
-        from relight.elected import ElectedLink
+        if len(meeting.hosts) > 1:
+            from relight.elected import ElectedLink
 
-        return ElectedLink(self.loop, job.settings, join, meeting)
+            return ElectedLink(self.loop, job.settings, join, meeting)
+        return RemoteLink(self.loop, job.settings, join, meeting)
 
     def _get_ready(self, failures: tuple[dict[str, Any], ...], left: tuple[int, ...]) -> None:
         """Bind a store for the next generation and say that no workers run here.
@@ -282,12 +286,18 @@ class Agent:
     def _stop_workers(self, stop: Stop) -> None:
         if self._live is None:
             return
-        again, self._stop = self._stop is not None, stop
-        if self._supervision is None or self._supervision.state is not State.RUNNING or again:
+        self._stop = stop
+        if self._supervision is None or self._supervision.state is not State.RUNNING:
             return
-        event = GroupStopped(self._last, stop.cause)
-        self._record(event)
-        self._step(event, self.loop.now())
+        if stop.gently and self._flag is not None and self.job.meeting is not None:
+            self._flag.set(True)
+            limit_s = self.job.meeting.checkpoint_s
+            self.say(f"{stop.cause}; workers may save a checkpoint first, for {limit_s:g} s")
+            self.loop.call_after(limit_s, lambda: self._stop_workers(stop._replace(gently=False)))
+        elif self._live.generation.number == stop.generation:
+            event = GroupStopped(stop.generation, stop.cause)
+            self._record(event)
+            self._step(event, self.loop.now())
 
     # One generation.
 
@@ -306,6 +316,8 @@ class Agent:
             raise MachineError(
                 f"can't write logs to {error.filename or attempt}: {error.strerror}"
             ) from None
+        if self._flag is not None:
+            self._flag.set(False)
         timers = self._open_timers()
         scratch = "" if self.job.keep_logs else directory
         all_ranks = [assignment.rank for assignment in assignments]
@@ -381,10 +393,11 @@ class Agent:
         local_rank, command = assignment.local_rank, self.job.command
         stdout, stderr = logs.open(local_rank, commands.prefix(command, assignment))
         error_file = logs.error_file(local_rank)
+        flag = {} if self._flag is None else {self._flag.VARIABLE: self._flag.path}
         return WorkerPlan(
             local_rank=local_rank,
             argv=commands.argv(command, local_rank),
-            variables=commands.variables(command, generation, assignment, error_file),
+            variables={**commands.variables(command, generation, assignment, error_file), **flag},
             stdout=stdout,
             stderr=stderr,
             cpus=self.job.cpus[local_rank] if self.job.cpus else frozenset(),
@@ -396,9 +409,7 @@ class Agent:
     def _what_happened(
         self, ends: list[WorkerEnd]
     ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
-        """Return the failures of a generation for the coordinator, and the ranks that ended well
-        before.
-        """
+        """Return the failures of a generation, and the ranks that had ended well before."""
         failed = [end for end in ends if end.exitcode]
         if not failed or self._signals:
             return (), ()
@@ -454,19 +465,6 @@ class Agent:
     def _on_deadline(self) -> None:
         self._deadline = None
         self._step(Tick(), self.loop.now())
-
-    def _listen_to_signals(self) -> None:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how children ended
-        for number in self.spec.signals_to_handle:
-            # A job under nohup outlives its terminal.
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
-                self.loop.on_signal(number, self._on_signal)
-        for number in _PASSED_ON:
-            ignored = signal.getsignal(number) is signal.SIG_IGN  # and workers inherit that
-            if number not in self.spec.signals_to_handle and not ignored:
-                self.loop.on_signal(number, self._pass_on)
-        if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
-            self.loop.on_signal(signal.SIGWINCH, self._on_resize)
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)

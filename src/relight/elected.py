@@ -41,6 +41,7 @@ class ElectedLink(RemoteLink):
         self._known: list[list[tuple[str, int]]] = [[] for _ in self._hosts]
         self._unknown = len(self._hosts)
         self._hint = -1
+        self._asked = -1
         self._elector: Elector | None = None
 
     def open(self, owner: Owner) -> None:
@@ -99,7 +100,8 @@ class ElectedLink(RemoteLink):
         if not addresses or (self._elector is not None and index == self._elector.me):
             self._retry(reason)
             return
-        self._dial(addresses[self._turn % len(addresses)])
+        self._asked = index
+        self._dial(addresses[self._turn % len(addresses)], timeout_s=self._meeting.lease_s)
 
     def received(self, connection: Connection, message: Message) -> None:
         """The coordinator says something, or another host where it is."""
@@ -111,6 +113,11 @@ class ElectedLink(RemoteLink):
             self._hint = host
         self._disconnect()
         self._retry("the hosts of the endpoint have not chosen a coordinator yet")
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """The connection is gone: ask the next host first."""
+        self._turn = self._asked + 1
+        super().closed(connection, reason)
 
     def _renew_by_refusal(self) -> None:
         """A host without coordinator proves nothing: another one may have taken over."""

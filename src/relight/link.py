@@ -129,7 +129,7 @@ class RemoteLink:
         self._addresses: list[tuple[str, int]] = []
         self._target: Address = ()
         self._turn = 0
-        self._told = ""
+        self._told: set[str] = set()
         self._since = loop.now()
         self._number = 0
         self._sent: dict[int, float] = {}
@@ -220,14 +220,16 @@ class RemoteLink:
         self._turn += 1
         self._dial(self._addresses[self._turn % len(self._addresses)])
 
-    def _dial(self, address: tuple[str, int]) -> None:
+    def _dial(self, address: tuple[str, int], timeout_s: float = 5.0) -> None:
         from relight.host.connection import dial
         from relight.host.names import sock_address
 
         hello = {"type": "hello", "job": self._meeting.job, "settings": self._settings.to_json()}
         self._target = sock_address(*address)[1]
         try:
-            self._connection = dial(self._loop, address, self, hello, self._meeting.security)
+            self._connection = dial(
+                self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s
+            )
         except OSError as error:
             self._retry(f"can't connect to {address[0]}:{address[1]}: {error.strerror}")
 
@@ -237,14 +239,12 @@ class RemoteLink:
         """Try again soon; say why if that is news."""
         waited = self._loop.now() - self._since
         if waited > self._settings.join_timeout_s:
-            where = f"{self._meeting.host}:{self._meeting.port}"
-            text = f"no coordinator at {where} for {waited:.0f} s: {reason}"
+            text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
             self._owner.told(End(EXIT_GROUP, text, (), None))
             return
-        if reason != self._told and waited >= 1:
-            self._told = reason
-            self._owner.say(f"waiting for the coordinator at {self._meeting.host}:"
-                            f"{self._meeting.port}: {reason}")  # fmt: skip
+        if reason not in self._told and waited >= 1:
+            self._told.add(reason)
+            self._owner.say(f"waiting for the coordinator at {self._meeting.where}: {reason}")
         self._timer = self._loop.call_after(seconds, again or self._seek)
 
     def _try_to_host(self) -> bool:
@@ -284,7 +284,7 @@ class RemoteLink:
         """Join the group of a coordinator in this process."""
         self._group = coordinator.group(self._meeting.job, self._settings)
         self._group.sinks[self._join.node] = coordinator.sink_of_own(self._owner.told)
-        self._told = ""
+        self._told.clear()
         self.send(self._join._replace(announce=self._owner.announce()))
         for message in self._owner.standing():
             self.send(message)
@@ -305,7 +305,6 @@ class RemoteLink:
             return
         announce = self._owner.announce()
         self._confirmed = announce is None
-        self._told = ""
         address = self._meeting.local_addr or connection.own_address()
         self.send(self._join._replace(address=address, announce=announce))
         for message in self._owner.standing():
@@ -326,6 +325,7 @@ class RemoteLink:
         except Malformed as error:
             connection.fail(f"the coordinator sent nonsense: {error}")
             return
+        self._told.clear()
         if isinstance(told, Confirm | Form):
             self._confirmed = True
             self._owner.lease(self._echoed_at + self._meeting.lease_s)

@@ -24,11 +24,10 @@ names = ("RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZ
 variables = {k: os.environ[k] for k in names}
 os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
 name, end = f"count.{os.uname().nodename}.{os.getpid()}", time.monotonic() + 120
-count = 0
+count, file = 0, os.open(name, os.O_WRONLY | os.O_CREAT)
 while time.monotonic() < end and not os.path.exists("stop"):
     count += 1
-    with open(name, "w") as file:
-        file.write(str(count))
+    os.pwrite(file, str(count).encode(), 0)  # at no moment is the file empty, or half written
     if os.path.exists(f"fail.{variables['RANK']}"):
         os.unlink(f"fail.{variables['RANK']}")
         raise ValueError(f"rank {variables['RANK']} was told to fail")

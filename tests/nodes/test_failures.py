@@ -204,3 +204,42 @@ def test_different_numbers_of_nodes(lab: Lab, tmp_path: Path) -> None:
     job.until_runs([first, second], 2)
     job.tell("stop")
     assert (first.wait(), second.wait()) == (0, 0)
+
+
+CHECKPOINTING = """
+import os, sys, time
+from relight.worker import should_checkpoint
+os.write(1, f"started in a world of {os.environ['WORLD_SIZE']}\\n".encode())
+end = time.monotonic() + 60
+while time.monotonic() < end and not os.path.exists("stop"):
+    if should_checkpoint():
+        open(f"saved.{os.environ['RANK']}", "w").close()
+        sys.exit(0)
+    time.sleep(0.02)
+"""
+
+
+def test_newcomers_wait_for_a_checkpoint(lab: Lab, tmp_path: Path) -> None:
+    """With --membership-change=at-checkpoint workers save and leave before the group grows."""
+    (tmp_path / "saving.py").write_text(CHECKPOINTING)
+    flags = ("--rdzv-conf=last_call_timeout=1", "--membership-change=at-checkpoint")
+    job = Job(lab, tmp_path, *c10d("node1", "1:2", *flags))
+    first = job.start("node1", script=("saving.py",))
+    job.until_says(first, "started in a world of 1")
+    second = job.start("node2", script=("saving.py",))
+    for agent in (first, second):
+        job.until_says(agent, "started in a world of 2")
+    assert (tmp_path / "saved.0").exists()
+    assert job.stop() == [0, 0]
+
+
+def test_a_worker_that_saves_nothing_is_stopped_in_the_end(lab: Lab, tmp_path: Path) -> None:
+    """A script that does not ask is stopped after checkpoint_timeout."""
+    flags = ("--rdzv-conf=last_call_timeout=1,checkpoint_timeout=1",
+             "--membership-change=at-checkpoint")  # fmt: skip
+    job = Job(lab, tmp_path, *c10d("node1", "1:2", *flags))
+    first = job.start("node1")
+    job.until_runs([first], 1)
+    second = job.start("node2")
+    job.until_runs([first, second], 2, generation=1)
+    assert job.stop() == [0, 0]

@@ -3,6 +3,18 @@
 from collections import deque
 from collections.abc import Callable
 
+from tests.simulation.world import (
+    CLOSE_LIMIT_S,
+    CONNECT_LIMIT_S,
+    LEASE_S,
+    LOST_AFTER_S,
+    Connection,
+    Coordinator,
+    Host,
+    World,
+)
+
+from relight.core.group import Told
 from relight.core.messages import (
     Announce,
     Confirm,
@@ -17,10 +29,7 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
-from relight.core.group import Told
 from relight.errors import EXIT_GROUP
-from tests.simulation.world import CLOSE_LIMIT_S, CONNECT_LIMIT_S, LEASE_S, Connection
-from tests.simulation.world import LOST_AFTER_S, Coordinator, Host, World
 
 RETRY_S = 0.2
 SYN_AGAIN_S = (1.0, 3.0)

@@ -1,10 +1,11 @@
 """One seeded run: a job, what goes wrong with it, and how it must end."""
 
-from relight.core.group import Settings
-from relight.errors import EXIT_GROUP
 from tests.simulation.agent import Agent
 from tests.simulation.watch import FORMED_WITHIN_S, Watch
 from tests.simulation.world import Failure, Host, World
+
+from relight.core.group import Settings
+from relight.errors import EXIT_GROUP
 
 ENDED_WITHIN_S = 15.0
 """From the last worker's end to the exit of all agents that are told; others give up by themselves
@@ -35,7 +36,10 @@ class Run:
         self._pace_s = random.choice((0.1, 1.0, 4.0)) * (0.3 if large else 1)
         self._numbers = 0
         spares = 0 if world.settings.ordered else random.choice((0, 0, 1, 3))
-        count = min(most + spares, random.randint(world.settings.needed, most + spares) + random.choice((0, 99)))
+        count = min(
+            most + spares,
+            random.randint(world.settings.needed, most + spares) + random.choice((0, 99)),
+        )
         self._hosts = [Host(i) for i in range(count)]
         world.hosts = self._hosts
         self._spread_s = random.choice((0.1, 1.0, 8.0))
@@ -74,7 +78,11 @@ class Run:
     def _finish(self) -> None:
         """Let all workers end well, whenever they run, and everybody go home."""
         world = self.world
-        told = [a for a in world.agents if a.alive and (a.connection or a.coordinator)]
+        told = [
+            agent
+            for agent in world.agents
+            if agent.alive and (agent.coordinator or (agent.connection and agent.connection.echoed))
+        ]
         limit = world.now + ENDED_WITHIN_S
         while world.now < limit and any(agent.alive for agent in told):
             for agent in world.agents:
@@ -104,7 +112,8 @@ class Run:
         world = self.world
         if self.watch.ends or not host.up:
             return
-        if any(a.alive and a.host is host for a in world.agents) and host is not self._hosts[0]:
+        here = sum(agent.alive and agent.host is host for agent in world.agents)
+        if here >= (2 if host is self._hosts[0] else 1):
             return
         world.agents.append(Agent(world, host, self._numbers))
         self._numbers += 1

@@ -21,9 +21,10 @@ heard of, or frozen at the end of their lease.
 
 from typing import TYPE_CHECKING
 
-from relight.core.group import Event, Lost, Send, State
-from relight.core.messages import End, Form, Wait
 from tests.simulation.world import LEASE_S, Failure, World
+
+from relight.core.group import Event, Lost, Send, State, Told
+from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
 
 if TYPE_CHECKING:
     from tests.simulation.agent import Agent
@@ -36,12 +37,13 @@ FORMED_WITHIN_S = 30.0
 class Formation:
     """A generation, as one coordinator has formed it."""
 
-    def __init__(self, coordinator: int, form: Form, nodes: dict[str, Form], heard: int) -> None:
+    def __init__(self, coordinator: int, form: Form, nodes: dict[str, Form]) -> None:
         self.coordinator = coordinator
         self.number = form.generation.number
+        self.restart = form.generation.restart
         self.nodes = nodes
-        self.heard = heard
         self.running: set[str] = set()
+        self.changed = False  # whether nodes have come or gone since
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
 
     @property
@@ -76,6 +78,8 @@ class Watch:
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, Lost):
             formation.kept.pop(event.node, None)
+        if formation is not None:
+            self._see_change(formation, event)
         restart = membership.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             announced = membership.state is State.RECOVERING
@@ -86,10 +90,25 @@ class Watch:
         forms = {node: message for node, message in effects if isinstance(message, Form)}
         if forms:
             self._formed(coordinator, forms)
+        confirmed = {node for node, message in effects if isinstance(message, Confirm)}
+        if membership.state is State.RUNNING and len(confirmed) > 1:
+            formations = {self._of[node] for node in confirmed}
+            if len(formations) > 1:
+                raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
         for _, message in effects:
             if isinstance(message, End) and membership.end is message:
                 self.ends.append(message)
                 break
+
+    def _see_change(self, formation: Formation, event: Event) -> None:
+        """See whether there is a reason for a generation that is no failure."""
+        match event:
+            case Told(node, Ready()) if node in formation.nodes:
+                pass
+            case Lost() | Told(_, Join() | Leave() | Ready()):
+                formation.changed = True
+            case _:
+                pass
 
     def begins(self, agent: "Agent", form: Form) -> None:
         """An agent starts the workers of a generation."""
@@ -169,8 +188,10 @@ class Watch:
             stayed = [node for node in before.kept if node in forms]
             if stayed != [node for node, _ in ordered if node in before.kept]:
                 raise Failure("nodes that stay do not keep their order")
-        heard = coordinator.membership._highest
-        formation = Formation(coordinator.number, first, dict(ordered), heard)
+            restart = first.generation.restart
+            if not before.changed and restart != before.restart + 1:
+                raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
+        formation = Formation(coordinator.number, first, dict(ordered))
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
         self.world.log(f"C{coordinator.number} forms {formation}, restart "

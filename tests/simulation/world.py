@@ -38,7 +38,7 @@ CLOSE_LIMIT_S = 5.0
 STALL_S = 0.5
 
 
-class Failure(Exception):  # noqa: N818
+class Failure(Exception):
     """An invariant does not hold."""
 
 

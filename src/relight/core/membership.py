@@ -217,8 +217,8 @@ class Membership:
             self._by_node_rank[join.node_rank] = join.node
         member.join, member.ready, member.idle = join, None, join.announce is None
         self._ready.pop(join.node, None)
-        self._untold = True
-        self._tell_at = max(self._tell_at, now + _TELL_AFTER_S)
+        if not self._untold:  # and if it is, more that join do not put it off
+            self._untold, self._tell_at = True, max(self._tell_at, now + _TELL_AFTER_S)
         if join.announce is not None:
             self._announced(member, join.announce, now)
         elif join.node in self._places:  # it has lost its workers, or never got the word to start

@@ -51,7 +51,7 @@ def _diagnose(records: Records, left: Iterable[int], now: float) -> Diagnosis | 
     for record in records:
         try:
             known.append(failures.from_record(record, now))
-        except ValueError:
+        except (ValueError, OverflowError):
             continue  # that node is of another version; others may tell
     return failures.diagnose(known, left) if known else None
 

@@ -1,6 +1,10 @@
 """Addresses and ports of this machine, as binding tells: names lie, in both directions."""
 
+import errno
+import os
 import socket
+
+from relight.errors import MachineError, UsageError
 
 _BACKLOG = 4096
 
@@ -45,6 +49,47 @@ def listen(address: str, port: int) -> socket.socket | None:
         sock.close()
         return None
     return sock
+
+
+def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
+    """Return a socket bound for the workers' store; port 0 is any free one.
+
+    Raises:
+        UsageError: the port is taken, or the address is none of this machine.
+        MachineError: no socket is to be had.
+    """
+    host = host.strip("[]")
+    hint = "--master-addr and --local-addr take an address of this machine"
+    try:
+        # As bytes, since a text would import the codec for international names.
+        found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = found[0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise UsageError(
+            f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
+        ) from None
+    except OSError as error:
+        raise MachineError(f"can't open a socket: {error.strerror}") from None
+    try:
+        # So that a restart on a given port does not wait for the old connections' TIME_WAIT.
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        if listen:
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
+            bound.listen(_BACKLOG)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise UsageError(
+                f"port {host}:{port} for the workers' store is taken by another program",
+                hint="leave out --master-port for a free port, or choose another",
+            ) from None
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(f"{host} is not an address of this machine", hint=hint) from None
+        raise MachineError(f"can't bind {host}:{port}: {error.strerror}") from None
+    bound.setblocking(False)
+    return bound
 
 
 def _family(address: str) -> int:

@@ -150,13 +150,3 @@ class Workers:
                     local_rank, f"the process that holds the workers (pid {self._pid}) was killed"
                 )
             self._on_event(SpawnerLost(exitcode), self._loop.now())
-
-
-def catches_signal(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
-    except OSError:
-        return False
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)

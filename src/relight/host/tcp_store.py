@@ -14,15 +14,14 @@ Anybody may connect, so everything is bounded. What does not parse, or is too la
 connection, and nothing is read from a peer that does not take its answers.
 """
 
-import errno
 import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 
-from relight.errors import MachineError, UsageError
 from relight.host.loop import Loop
+from relight.host.ports import bind
 
 _MAGIC = struct.pack("=I", 0x3C85F7CE)
 _MAX_KEY = 8 * 1024
@@ -38,7 +37,6 @@ _SPARE_FILES = 256  # descriptors that are left to the rest of the agent
 
 _ENTRY = 800  # bytes that a key and its value cost beyond their own, at most
 _READ = 64 * 1024
-_BACKLOG = 4096
 
 _STOP_WAITING, _WAIT_CANCELED = b"\x00", b"\x01"
 _READY, _NOT_READY = b"\x00", b"\x01"
@@ -81,7 +79,7 @@ class TCPStore:
         files = os.sysconf("SC_OPEN_MAX")
         self._max_clients = max(files - _SPARE_FILES, files // 2, 64)
         self._loop = loop
-        self._listener = _bind(host, port, listen=True)
+        self._listener = bind(host, port, listen=True)
         self.port: int = self._listener.getsockname()[1]
         loop.on_readable(self._listener, self._accept)
 
@@ -460,44 +458,9 @@ class Reservation:
 
     def __init__(self, loop: Loop, host: str, port: int) -> None:
         del loop
-        self._socket = _bind(host, port)
+        self._socket = bind(host, port)
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
         """Give the port back."""
         self._socket.close()
-
-
-def _bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
-    host = host.strip("[]")
-    hint = "--master-addr and --local-addr take an address of this machine"
-    try:
-        # As bytes, since a text would import the codec for international names.
-        found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
-        family, _, _, _, address = found[0]
-        bound = socket.socket(family, socket.SOCK_STREAM)
-    except socket.gaierror as error:
-        raise UsageError(
-            f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
-        ) from None
-    except OSError as error:
-        raise MachineError(f"can't open a socket: {error.strerror}") from None
-    try:
-        # So that a restart on a given port does not wait for the old connections' TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        if listen:
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # connections inherit it
-            bound.listen(_BACKLOG)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UsageError(
-                f"port {host}:{port} for the workers' store is taken by another program",
-                hint="leave out --master-port for a free port, or choose another",
-            ) from None
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(f"{host} is not an address of this machine", hint=hint) from None
-        raise MachineError(f"can't bind {host}:{port}: {error.strerror}") from None
-    bound.setblocking(False)
-    return bound

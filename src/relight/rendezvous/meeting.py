@@ -44,6 +44,11 @@ class Meeting(NamedTuple):
     security: Security
 
     @property
+    def where(self) -> str:
+        """The endpoint as people write it."""
+        return ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.hosts)
+
+    @property
     def host(self) -> str:
         """The first host of the endpoint."""
         return self.hosts[0][0]

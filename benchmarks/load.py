@@ -1,0 +1,302 @@
+"""A load generator: thousands of agents in one process, which have no workers but speak the protocol.
+
+Each has its connection, joins, gets ready, beats, and answers `Stop` as a real agent does whose
+worker was stopped. One epoll loop and no threads. What it sends comes from `relight.core`, and so
+does the reading of what it gets; only the echoes of beats are counted unread, because there are
+very many and the generator must not be what is slow.
+"""
+
+import errno
+import json
+import os
+import select
+import socket
+import statistics
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from relight.core import messages, wire
+from relight.core.group import Settings
+from relight.core.messages import Confirm, End, Form, FromAgent, Join, Ready, Stop
+
+BEAT_S = 0.25
+_RETRY_S = 0.2
+_DIALS_AT_ONCE = 64
+_ECHO = b'{"type":"beat",'
+_length = struct.Struct(">I")
+_DEAD = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
+
+
+class Traffic(NamedTuple):
+    """Messages and bytes in one direction, without beats, and the beats."""
+
+    messages: int
+    bytes: int
+    beats: int
+
+    def minus(self, other: "Traffic") -> "Traffic":
+        """Return what came in between."""
+        return Traffic(*(a - b for a, b in zip(self, other, strict=True)))
+
+
+class Node:
+    """One agent of the load generator."""
+
+    __slots__ = ("buffer", "name", "number", "sent_at", "sock", "token")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.name = os.urandom(8).hex()
+        self.token = 0  # of its last beat
+        self.sent_at = 0.0
+        self.buffer = b""
+        self.sock: socket.socket | None = None
+
+
+class Load:
+    """Agents that join one job.
+
+    Args:
+        address: of the coordinator.
+        job: its name.
+        settings: what it was asked to be.
+        nodes: how many agents.
+        facts: what each brings.
+    """
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        job: str,
+        settings: Settings,
+        nodes: int,
+        facts: dict[str, str],
+    ) -> None:
+        self.nodes = [Node(number) for number in range(nodes)]
+        self.formed: dict[int, dict[str, int]] = {}
+        """By generation and node: its group rank."""
+        self.last_ready = 0.0
+        self.counts: Counter[str] = Counter()
+        self.echoes: list[float] = []
+        """Seconds from a beat to its echo."""
+        self._address = address
+        self._hello = {"type": "hello", "job": job, "settings": settings.to_json()}
+        self._settings = settings
+        self._facts = facts
+        self._epoll = select.epoll()
+        self._by_fd: dict[int, Node] = {}
+        self._due: deque[tuple[float, Node, socket.socket]] = deque()
+        self._again: deque[tuple[float, Node]] = deque()
+        self._sent = [0, 0, 0]
+        self._got = [0, 0, 0]
+
+    @property
+    def sent(self) -> Traffic:
+        """What the agents have sent so far."""
+        return Traffic(*self._sent)
+
+    @property
+    def got(self) -> Traffic:
+        """What the agents have got so far."""
+        return Traffic(*self._got)
+
+    def connect(self) -> None:
+        """Let all of them come at once, as far as one process can: each says hello at once, too."""
+        now = time.monotonic()
+        self._again.extend((now, node) for node in self.nodes)
+
+    def until(self, done: Callable[[], bool], limit_s: float) -> float:
+        """Let the agents work until something holds; return the time then.
+
+        Raises:
+            RuntimeError: it does not.
+        """
+        end = time.monotonic() + limit_s
+        while not done():
+            now = time.monotonic()
+            if now > end:
+                raise RuntimeError(f"not within {limit_s:.0f} s; {dict(self.counts)}")
+            self._turn(now)
+        return time.monotonic()
+
+    def during(self, seconds: float) -> None:
+        """Let the agents work for a while."""
+        end = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= end, seconds + 60)
+
+    def in_generation(self, number: int) -> bool:
+        """Whether all agents were told to start the workers of a generation."""
+        return len(self.formed.get(number, ())) == len(self.nodes)
+
+    def late_echo_s(self) -> float:
+        """Return the time that 99 of 100 echoes stay below."""
+        return statistics.quantiles(self.echoes, n=100)[98]
+
+    def close(self) -> None:
+        """End all connections."""
+        for node in self.nodes:
+            if node.sock is not None:
+                node.sock.close()
+        self._epoll.close()
+
+    def _turn(self, now: float) -> None:
+        for _ in range(_DIALS_AT_ONCE):
+            if self._again and self._again[0][0] <= now:
+                self._dial(self._again.popleft()[1])
+        while self._due and self._due[0][0] <= now:
+            due, node, sock = self._due.popleft()
+            if node.sock is sock:
+                self._beat(node)
+                self._due.append((max(due + BEAT_S, now), node, sock))
+        next_due = min([queue[0][0] for queue in (self._due, self._again) if queue], default=now)
+        for fd, event in self._epoll.poll(min(max(0.0, next_due - now), 0.05)):
+            if event & select.EPOLLOUT:
+                self._say_hello(self._by_fd[fd])
+            else:
+                self._read(self._by_fd[fd])
+
+    def _dial(self, node: Node) -> None:
+        node.sock = sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        node.buffer = b""
+        sock.setblocking(False)
+        sock.connect_ex(self._address)
+        self._by_fd[sock.fileno()] = node
+        self._epoll.register(sock, select.EPOLLOUT)
+
+    def _say_hello(self, node: Node) -> None:
+        assert node.sock is not None
+        if node.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._lost(node)
+            return
+        node.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._epoll.modify(node.sock, select.EPOLLIN)
+        hello = {**self._hello, "nonce": os.urandom(32).hex(), "token": False}
+        self._write(node, wire.GREETING + wire.encode(hello))
+
+    def _read(self, node: Node) -> None:
+        assert node.sock is not None
+        try:
+            data = node.sock.recv(65536)
+        except OSError as error:
+            if error.errno not in _DEAD:
+                raise
+            data = b""
+        if not data:
+            self._lost(node)
+            return
+        data = node.buffer + data
+        place = 0
+        if data.startswith(wire.GREETING):
+            place = len(wire.GREETING)
+            self._got[1] += place
+        while len(data) - place >= 4:
+            (length,) = _length.unpack_from(data, place)
+            if len(data) - place - 4 < length:
+                break
+            body = data[place + 4 : place + 4 + length]
+            place += 4 + length
+            if body.startswith(_ECHO):
+                self._got[2] += 1
+                if int(body[len(_ECHO) :].partition(b":")[2][:-1]) == node.token:
+                    self.echoes.append(time.monotonic() - node.sent_at)
+            else:
+                self._got[0] += 1
+                self._got[1] += 4 + length
+                self._take(node, json.loads(body))
+        node.buffer = data[place:]
+
+    def _take(self, node: Node, message: dict[str, Any]) -> None:
+        self.counts[message["type"]] += 1
+        if message["type"] == "hello":
+            self._say(node, self._join(node))
+            self._say(node, Ready(-1, 1, (), ()))
+            self.last_ready = time.monotonic()
+            assert node.sock is not None
+            self._beat(node)
+            self._due.append((time.monotonic() + BEAT_S, node, node.sock))
+            return
+        match messages.from_json(message):
+            case Form(generation, place):
+                self.formed.setdefault(generation.number, {})[node.name] = place.group_rank
+            case Stop(generation=number):
+                rank = self.formed.get(number, {}).get(node.name, 0)
+                self._say(node, Ready(number, 1, (self._ended(node, rank),), ()))
+                self.last_ready = time.monotonic()
+            case End(reason=reason):
+                raise RuntimeError(f"the coordinator ended the job: {reason}")
+            case Confirm():
+                raise RuntimeError("the coordinator confirmed what nobody announced")
+            case _:
+                pass
+
+    def _join(self, node: Node) -> Join:
+        settings = self._settings
+        return Join(
+            node=node.name,
+            host=f"gpu-{node.number:05}",
+            address="127.0.0.1",
+            slots=1,
+            role="default",
+            node_rank=-1,
+            least=settings.least,
+            most=settings.most,
+            max_restarts=settings.max_restarts,
+            facts=self._facts,
+            announce=None,
+        )
+
+    @staticmethod
+    def _ended(node: Node, rank: int) -> dict[str, Any]:
+        """Return what an agent tells of a worker that it has stopped (`failures.to_record`)."""
+        return {
+            "rank": rank,
+            "local_rank": 0,
+            "host": f"gpu-{node.number:05}",
+            "pid": 10_000 + node.number,
+            "exitcode": -15,
+            "at": 0.012345,
+            "asked": 15,
+            "report": None,
+            "last_lines": (),
+            "evidence": "",
+            "log": "",
+            "when": "2026-01-01 12:00:00+0000",
+        }
+
+    def _say(self, node: Node, message: FromAgent) -> None:
+        self._write(node, wire.encode(messages.to_json(message)))
+
+    def _write(self, node: Node, data: bytes) -> None:
+        self._sent[0] += 1
+        self._sent[1] += len(data)
+        self._send(node, data)
+
+    def _beat(self, node: Node) -> None:
+        node.token += 1
+        node.sent_at = time.monotonic()
+        self._sent[2] += 1
+        body = b'{"type":"beat","number":%d}' % node.token
+        self._send(node, _length.pack(len(body)) + body)
+
+    def _send(self, node: Node, data: bytes) -> None:
+        assert node.sock is not None
+        try:
+            if node.sock.send(data) != len(data):
+                raise RuntimeError("the coordinator does not read")
+        except OSError as error:
+            if error.errno not in _DEAD:
+                raise
+            # What is to be read tells that the connection is gone.
+
+    def _lost(self, node: Node) -> None:
+        """The coordinator has ended a connection: come again, as an agent does."""
+        assert node.sock is not None
+        self.counts["connections lost"] += 1
+        self._epoll.unregister(node.sock)
+        del self._by_fd[node.sock.fileno()]
+        node.sock.close()
+        node.sock = None
+        self._again.append((time.monotonic() + _RETRY_S, node))

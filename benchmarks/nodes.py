@@ -1,0 +1,483 @@
+"""Jobs of several nodes, side by side with torchrun: `python -m benchmarks.nodes [--only loss]`.
+
+All nodes are agents on this machine with one worker each, which prints a line and sleeps. The
+launchers take turns. Where torchrun spends most of the time in waits of 30 s or so, there are 3
+samples of it, taken at the same moment, because they leave the machine idle. The median counts.
+What needs a network that can be cut uses the hosts of `tests/netlab`, and root. Writes `nodes.json`,
+`nodes.md` and `nodes.png` into `benchmarks/results/` (`--out` for another directory).
+
+torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch 2.13 ends the job when a
+node arrives.
+"""
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import platform
+import random
+import re
+import selectors
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.jobs import LAUNCHERS
+
+WORKER = 'echo "worker $RANK $WORLD_SIZE $$"; exec sleep 600'
+PATIENCE_S = 100.0
+NEVER_S = 60.0
+SLOW_SAMPLES = 3
+LOSSES = 100
+PAIRS = 10
+"""How many of the jobs of two nodes, in which a node is lost again and again, run at a time."""
+_WORKER_LINE = re.compile(rb"worker (\d+) (\d+) (\d+)$")
+
+
+class Worker(NamedTuple):
+    """A worker that has begun, and when its line came."""
+
+    at: float
+    rank: int
+    world: int
+    pid: int
+
+
+class Node:
+    """An agent, and what has come from it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self.process = process
+        self.lines: list[tuple[float, bytes]] = []
+        self.workers: list[Worker] = []
+        self._rest = b""
+
+    def take(self, data: bytes, now: float) -> None:
+        """Take in what it has printed."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self.lines.append((now, line))
+            match = _WORKER_LINE.search(line)
+            if match is not None:
+                self.workers.append(Worker(now, *map(int, match.groups())))
+
+    def kill(self) -> None:
+        """Kill the agent and its workers: the machine is gone."""
+        self.process.kill()
+        for worker in self.workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+class Job:
+    """Agents of one job; killed at the end of the `with` block.
+
+    Args:
+        launcher: `relight` or `torchrun`.
+        nodes: for `--nnodes`.
+        conf: for `--rdzv-conf`.
+        lab: where the hosts are, if not on this machine itself.
+        endpoint: host that serves it.
+    """
+
+    def __init__(
+        self, launcher: str, nodes: str, conf: str = "", lab: Any = None, endpoint: str = ""
+    ) -> None:
+        self.launcher, self.lab = launcher, lab
+        self.nodes: list[Node] = []
+        self.port = 29400 if lab else free_port()
+        self.directory = tempfile.mkdtemp(prefix="relight-bench-")
+        self._selector = selectors.DefaultSelector()
+        self._conf = conf
+        self._flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint or '127.0.0.1'}:{self.port}",
+                       "--rdzv-id=bench", f"--nnodes={nodes}", "--max-restarts=3"]  # fmt: skip
+        Path(self.directory, "worker.sh").write_text(WORKER)
+
+    def __enter__(self) -> "Job":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for node in self.nodes:
+            node.kill()
+        self._read(0)  # the last workers
+        for node in self.nodes:
+            node.kill()
+            node.process.wait()
+            assert node.process.stdout is not None
+            node.process.stdout.close()
+        self._selector.close()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self, hosts: bool | None = None, on: str = "") -> Node:
+        """Start an agent; `hosts` says whether it has the endpoint, None to let it find out."""
+        conf = [self._conf] if self._conf else []
+        conf += [] if hosts is None else [f"is_host={int(hosts)}"]
+        command = [*LAUNCHERS[self.launcher], *self._flags]
+        command += [f"--rdzv-conf={','.join(conf)}"] if conf else []
+        hidden = ("PET_", "TORCHELASTIC_", "RELIGHT_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+        environment |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment["TMPDIR"] = self.directory
+        begin = self.lab[on].start if self.lab else subprocess.Popen
+        process = begin(
+            [*command, "--no-python", "sh", "worker.sh"],
+            cwd=self.directory,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        node = Node(process)
+        self.nodes.append(node)
+        os.set_blocking(process.stdout.fileno(), False)
+        self._selector.register(process.stdout, selectors.EVENT_READ, node)
+        return node
+
+    def until(self, done: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+        """Read what the agents print until something holds.
+
+        Raises:
+            TimeoutError: it does not.
+        """
+        end = time.monotonic() + limit_s
+        while not done():
+            if time.monotonic() > end:
+                tails = [b"\n".join(line for _, line in node.lines[-8:]) for node in self.nodes]
+                said = b"\n---\n".join(tails).decode(errors="replace")
+                raise TimeoutError(f"{self.launcher}: not within {limit_s:.0f} s\n{said}")
+            self._read(0.1)
+
+    def until_run(
+        self, nodes: list[Node], world: int, since: float, limit_s: float = PATIENCE_S
+    ) -> float:
+        """Wait until each node has a worker of a group of that size that has begun after `since`;
+        return how long after that the last one did.
+        """
+        began: list[float] = []
+
+        def all_run() -> bool:
+            began[:] = [
+                node.workers[-1].at
+                for node in nodes
+                if node.workers and node.workers[-1].world == world and node.workers[-1].at > since
+            ]
+            return len(began) == len(nodes)
+
+        self.until(all_run, limit_s)
+        return max(began) - since
+
+    def begin(self, count: int, world: int = 0) -> list[Node]:
+        """Start so many agents, of which the first has the endpoint; wait until all run."""
+        since = time.monotonic()
+        nodes = [self.start(hosts=number == 0) for number in range(count)]
+        self.until_run(nodes, world or count, since)
+        return nodes
+
+    def _read(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            data = os.read(key.fd, 1 << 16)
+            if data:
+                key.data.take(data, time.monotonic())
+            else:
+                self._selector.unregister(key.fileobj)
+
+
+def free_port() -> int:
+    """Return a port that nobody has now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+# Samples. Each returns seconds.
+
+
+def start_s(launcher: str) -> float:
+    """Two agents at once, `--nnodes=2`: start to the last worker's line."""
+    with Job(launcher, "2") as job:
+        since = time.monotonic()
+        return job.until_run([job.start(), job.start()], 2, since)
+
+
+def start_alone_s(launcher: str) -> float:
+    """One agent of `--nnodes=1:2`: start to the worker's line."""
+    with Job(launcher, "1:2") as job:
+        since = time.monotonic()
+        return job.until_run([job.start()], 1, since)
+
+
+def restart_s(launcher: str) -> float:
+    """Two nodes of `--nnodes=1:4`: kill -9 of a worker to the new line of both."""
+    with Job(launcher, "1:4") as job:
+        nodes = job.begin(2)
+        since = time.monotonic()
+        os.kill(nodes[1].workers[-1].pid, signal.SIGKILL)
+        return job.until_run(nodes, 2, since)
+
+
+def loss_s(launcher: str, *, noticed: bool) -> float:
+    """Three nodes of `--nnodes=2:3`: one is killed, to the new lines of the two others. `noticed`:
+    a worker of another node fails at the same moment, as with NCCL or gloo it would soon.
+    """
+    limit_s = PATIENCE_S if noticed or launcher == "relight" else NEVER_S
+    with Job(launcher, "2:3") as job:
+        nodes = job.begin(3)
+        since = time.monotonic()
+        nodes[2].kill()
+        if noticed:
+            os.kill(nodes[1].workers[-1].pid, signal.SIGKILL)
+        try:
+            return job.until_run(nodes[:2], 2, since, limit_s)
+        except TimeoutError:
+            if limit_s == NEVER_S:
+                return float("inf")
+            raise
+
+
+def arrival_s(launcher: str, conf: str = "") -> float:
+    """A third node joins two that run, `--nnodes=1:3`: its start to the new lines of all."""
+    with Job(launcher, "1:3", conf) as job:
+        nodes = job.begin(2)
+        since = time.monotonic()
+        return job.until_run([*nodes, job.start(hosts=False)], 3, since)
+
+
+def cut_s(_: str) -> float:
+    """Like `loss_s`, with a cable that is pulled: nobody is told anything. relight only."""
+    with _lab(["node1", "node2", "node3"]) as lab, Job("relight", "2:3", "", lab, "node1") as job:
+        since = time.monotonic()
+        nodes = [job.start(on=f"node{number}") for number in (1, 2, 3)]
+        job.until_run(nodes, 3, since)
+        since = time.monotonic()
+        lab.cut("node3")
+        return job.until_run(nodes[:2], 2, since)
+
+
+def detections_s() -> list[float]:
+    """Cables are pulled, at any moment between two beats, and mended; return the times from then to
+    the line in which the coordinator's node says who was lost.
+    """
+    names = [f"{kind}{pair}" for pair in range(PAIRS) for kind in ("host", "lost")]
+    with _lab(names) as lab, ThreadPoolExecutor(PAIRS) as pool:
+        results = list(pool.map(partial(_detect, lab), range(PAIRS)))
+    return [value for result in results for value in result]
+
+
+def _detect(lab: Any, pair: int) -> list[float]:
+    dice, values = random.Random(pair), []
+    with Job("relight", "1:2", "", lab, f"host{pair}") as job:
+        since = time.monotonic()
+        host, lost = nodes = [job.start(on=f"host{pair}"), job.start(on=f"lost{pair}")]
+        for _ in range(LOSSES // PAIRS):
+            job.until_run(nodes, 2, since)
+            pause = time.monotonic() + 0.5 + dice.random()
+            job.until(partial(_is_past, pause))
+            since = time.monotonic()
+            lab.cut(f"lost{pair}")
+            said = partial(_says, host, b"was lost", since)
+            job.until(lambda said=said: said() is not None)
+            values.append(said() or 0.0)
+            lab.mend(f"lost{pair}")
+    return values
+
+
+def _is_past(when: float) -> bool:
+    return time.monotonic() >= when
+
+
+def _says(node: Node, text: bytes, since: float) -> float | None:
+    return next((at - since for at, line in node.lines if at > since and text in line), None)
+
+
+@contextlib.contextmanager
+def _lab(hosts: list[str]) -> Iterator[Any]:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    try:
+        lab = importlib.import_module("netlab").Lab(hosts=hosts)
+    finally:
+        del sys.path[0]
+    with lab:
+        yield lab
+
+
+# The table.
+
+
+class Benchmark(NamedTuple):
+    """One thing that is measured. `slow`: torchrun takes half a minute; `torchrun`: whether it is
+    measured at all.
+    """
+
+    name: str
+    title: str
+    sample: Callable[[str], float]
+    slow: bool = False
+    torchrun: bool = True
+
+
+BENCHMARKS = (
+    Benchmark("start", "start of 2 nodes of 2 to the last worker's line", start_s),
+    Benchmark("alone", "start of 1 node of 1:2 to its worker's line", start_alone_s, slow=True),
+    Benchmark(
+        "restart", "2 nodes of 1:4, kill -9 of a worker to new lines on both", restart_s, slow=True
+    ),
+    Benchmark(
+        "loss",
+        "3 nodes of 2:3, one is killed, to new lines on the others",
+        partial(loss_s, noticed=False),
+        slow=True,
+    ),
+    Benchmark(
+        "loss-noticed",
+        "the same, and a worker elsewhere fails of it at once",
+        partial(loss_s, noticed=True),
+        slow=True,
+    ),
+    Benchmark("cut", "the same, its cable is pulled instead", cut_s, torchrun=False),
+    Benchmark(
+        "arrival", "a third node comes to 2 of 1:3, start to new lines on all", arrival_s, slow=True
+    ),
+    Benchmark(
+        "arrival-2",
+        "the same with last_call_timeout=2",
+        partial(arrival_s, conf="last_call_timeout=2"),
+    ),
+)  # fmt: skip
+
+Samples = dict[str, list[float]]
+
+
+def measure(benchmark: Benchmark, rounds: int) -> Samples:
+    """Return samples of both launchers."""
+    samples: Samples = {"relight": [], "torchrun": []}
+    both = benchmark.torchrun and not benchmark.slow
+    if both:
+        benchmark.sample("torchrun")  # does not count: it fills the machine's cache
+    for number in range(rounds):
+        for name in sorted(samples, reverse=bool(number % 2)):
+            if name == "relight" or both:
+                samples[name].append(benchmark.sample(name))
+    if benchmark.torchrun and benchmark.slow:
+        with ThreadPoolExecutor(SLOW_SAMPLES) as pool:
+            samples["torchrun"] = list(pool.map(benchmark.sample, ["torchrun"] * SLOW_SAMPLES))
+    return samples
+
+
+def main() -> None:
+    """Measure, print the table, write the results."""
+    names = [*(each.name for each in BENCHMARKS), "detection"]
+    parser = argparse.ArgumentParser(description="Measure jobs of several nodes side by side.")
+    parser.add_argument("--rounds", type=int, default=5, help="samples of each; default 5")
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
+    options = parser.parse_args()
+    results: dict[str, Samples] = {}
+    for benchmark in BENCHMARKS:
+        if benchmark.name in options.only:
+            samples = results[benchmark.name] = measure(benchmark, options.rounds)
+            print(f"{benchmark.title}: {samples}", flush=True)
+    detections = sorted(detections_s()) if "detection" in options.only else []
+    table = _as_table(results, detections)
+    os.makedirs(options.out, exist_ok=True)
+    Path(options.out, "nodes.md").write_text(table)
+    content = {**results, "detection": {"relight": [round(value, 3) for value in detections]}}
+    Path(options.out, "nodes.json").write_text(json.dumps(content, indent=1) + "\n")
+    _plot(results, detections, os.path.join(options.out, "nodes.png"))
+    print(f"\n{table}\nwritten to {options.out}")
+
+
+def _as_table(results: dict[str, Samples], detections: list[float]) -> str:
+    lines = [
+        "Agents on one machine, a worker each; medians of so many samples, least and most in "
+        f"brackets. {os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
+        f"Python {platform.python_version()}, torch {version('torch')}.",
+        "",
+        "| | relight | torchrun | relight is better by |",
+        "|---|---|---|---|",
+    ]
+    for each in BENCHMARKS:
+        if each.name in results:
+            ours, theirs = results[each.name].values()
+            cells = _cell(ours), _cell(theirs), _times(ours, theirs)
+            lines.append(f"| {each.title} | {' | '.join(cells)} |")
+    if detections:
+        lines += [
+            "",
+            f"A cable is pulled {len(detections)} times; the coordinator says who was lost after "
+            f"{statistics.median(detections):.2f} s in the median, "
+            f"{detections[int(0.99 * len(detections)) - 1]:.2f} s in 99 of 100 cases, "
+            f"{detections[-1]:.2f} s at most.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: list[float]) -> str:
+    if not values:
+        return "not measured"
+    if min(values) == float("inf"):
+        return f"not within {NEVER_S:.0f} s ({len(values)})"
+    median, least, most = statistics.median(values), min(values), max(values)
+    return f"{median:.3g} s ({least:.3g} … {most:.3g}; {len(values)})"
+
+
+def _times(ours: list[float], theirs: list[float]) -> str:
+    if not theirs:
+        return ""
+    ratio = statistics.median(theirs) / statistics.median(ours)
+    return "" if ratio == float("inf") else f"{ratio:.3g} times"
+
+
+def _plot(results: dict[str, Samples], detections: list[float], path: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (bars, steps) = pyplot.subplots(
+        1, 2, figsize=(10, 3.6), gridspec_kw={"width_ratios": [3, 2]}
+    )
+    colours = {"relight": "#d9622b", "torchrun": "#8a8f98"}
+    for place, samples in enumerate(results.values()):
+        for shift, (name, values) in zip((-0.19, 0.19), samples.items(), strict=True):
+            if not values:
+                continue
+            median = statistics.median(values)
+            never = median == float("inf")
+            bars.bar(place + shift, NEVER_S if never else median, 0.36, color=colours[name],
+                     label=name if place == 0 else None, hatch="//" if never else None)  # fmt: skip
+            bars.annotate("never" if never else f"{median:.2g}",
+                          (place + shift, NEVER_S if never else median), ha="center", xytext=(0, 3),
+                          textcoords="offset points", fontsize=7)  # fmt: skip
+    bars.set_yscale("log")
+    bars.set_ylabel("seconds")
+    bars.set_xticks(range(len(results)), list(results), fontsize=8, rotation=20)
+    if results:
+        bars.legend(fontsize=8, frameon=False)
+    shares = [100 * (number + 1) / len(detections) for number in range(len(detections))]
+    steps.step(detections, shares, where="post", color=colours["relight"])
+    steps.axvline(1.5, color="black", linewidth=0.8, linestyle=":")
+    steps.set_xlim(left=0)
+    steps.set_xlabel("seconds from the loss of a node until relight says so", fontsize=8)
+    steps.set_ylabel("% of losses", fontsize=8)
+    for axis in (bars, steps):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""What a group costs by its number of nodes: `python -m benchmarks.scale [--load 100 1000]`.
+
+1. Real agents on this machine, all started at the same moment, with a worker each that sleeps:
+   relight, and torchrun as far as there is memory and time.
+2. One real agent that hosts the coordinator, and agents of a load generator (`load.py`) that all
+   come at once: time to form, messages and bytes of a node, processor time and memory of the
+   coordinator; the same for the beats while nothing happens, and for a restart after a worker of
+   the coordinator's own node was killed.
+
+Writes `scale.json`, `scale.md` and `scale.png` into `benchmarks/results/` (`--out` for another
+directory).
+"""
+
+import argparse
+import json
+import os
+import platform
+import resource
+import signal
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple
+
+from relight.core.group import Settings
+from relight.host.facts import collect
+
+from benchmarks.load import Load, Traffic
+from benchmarks.nodes import Job
+
+AGENTS = (8, 16, 64)
+TORCHRUNS = (8, 16)
+NODES = (100, 500, 1000, 2000, 5000)
+STEADY_S = 4.0
+LIMIT_S = 120.0
+BEAT_BYTES = 31
+"""Of a beat with a number of two digits, and as many of its echo."""
+
+
+class Threads(NamedTuple):
+    """What torchrun's rendezvous costs by number of nodes: measured elsewhere, on another day, as
+    threads of one process that all join at once (2 processors, torch 2.13, defaults).
+
+    Times in seconds, bytes a node until formed, bytes a second and node while nothing happens.
+    """
+
+    nodes: int
+    form_s: float
+    form_bytes: float
+    steady_bytes: float
+    again_s: float | None
+
+
+TORCHRUN = (
+    Threads(1, 0.05, 1e3, 0.7e3, 0.12),
+    Threads(4, 1.2, 3e3, 6e3 / 4, 2.1),
+    Threads(16, 1.3, 6e3, 60e3 / 16, 2.3),
+    Threads(32, 1.3, 11e3, 219e3 / 32, 2.3),
+    Threads(48, 1.3, 16e3, 680e3 / 48, 6.8),
+    Threads(64, 4.5, 191e3, 825e3 / 64, 11.5),
+    Threads(96, 15.5, 838e3, 2.0e6 / 96, 30.2),
+    Threads(128, 200.0, 11e6, 3.7e6 / 128, None),
+)
+
+
+class Phase(NamedTuple):
+    """What forming, a restart, or a while without events took: wall time, time of the coordinator's
+    process, and what the agents sent and got.
+    """
+
+    wall_s: float
+    cpu_s: float
+    sent: Traffic
+    got: Traffic
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in both directions, without beats."""
+        return self.sent.bytes + self.got.bytes
+
+
+class Row(NamedTuple):
+    """What so many nodes cost."""
+
+    nodes: int
+    form: Phase
+    after_last_s: float
+    steady: Phase
+    late_echo_s: float
+    again: Phase
+    idle_kib: int
+    kib: int
+    lost: int
+
+    def per_node(self) -> dict[str, float]:
+        """Return what a node costs, by name."""
+        return {
+            "form, CPU µs": self.form.cpu_s / self.nodes * 1e6,
+            "form, bytes": self.form.bytes / self.nodes,
+            "restart, CPU µs": self.again.cpu_s / self.nodes * 1e6,
+            "steady, CPU µs/s": self.steady.cpu_s / self.steady.wall_s / self.nodes * 1e6,
+            "memory, KiB": (self.kib - self.idle_kib) / self.nodes,
+        }
+
+
+class _Meter:
+    """Measures phases."""
+
+    def __init__(self, load: Load, pid: int) -> None:
+        self._load, self._pid = load, pid
+        self._begin = time.monotonic()
+        self._cpu_s = _cpu_s(pid)
+        self._sent, self._got = load.sent, load.got
+
+    def phase(self, end: float | None = None) -> Phase:
+        """Return what it was since the meter was made."""
+        wall_s = (end or time.monotonic()) - self._begin
+        cpu_s = _cpu_s(self._pid) - self._cpu_s
+        load = self._load
+        return Phase(wall_s, cpu_s, load.sent.minus(self._sent), load.got.minus(self._got))
+
+
+def measure(nodes: int) -> Row:
+    """Return what a job of one real agent and so many of the load generator costs."""
+    with Job("relight", str(nodes + 1)) as job:
+        agent = job.start(hosts=True)
+        job.until(lambda: any(b"have joined" in line for _, line in agent.lines))
+        pid = agent.process.pid
+        facts = collect(script="sh", arguments=["worker.sh"], is_file=False, python="")
+        settings = Settings(nodes + 1, nodes + 1, 3)
+        load = Load(("127.0.0.1", job.port), "bench", settings, nodes, facts)
+        try:
+            idle_kib = _rss_kib(pid)
+            meter = _Meter(load, pid)
+            load.connect()
+            formed_at = load.until(lambda: load.in_generation(0), LIMIT_S)
+            form, after_last_s = meter.phase(formed_at), formed_at - load.last_ready
+            load.during(1)
+            load.echoes.clear()
+            meter = _Meter(load, pid)
+            load.during(STEADY_S)
+            steady, late_echo_s, kib = meter.phase(), load.late_echo_s(), _rss_kib(pid)
+            if list(load.formed) != [0]:
+                raise RuntimeError("a node was lost while nothing happened")
+            job.until(lambda: bool(agent.workers))
+            meter = _Meter(load, pid)
+            os.kill(agent.workers[-1].pid, signal.SIGKILL)
+            again = meter.phase(load.until(lambda: load.in_generation(1), LIMIT_S))
+            lost = load.counts["connections lost"]
+            return Row(
+                nodes, form, after_last_s, steady, late_echo_s, again, idle_kib, kib, lost
+            )
+        finally:
+            load.close()
+
+
+def real_s(launcher: str, count: int) -> float:
+    """Start so many agents at once; return the seconds until all workers have begun."""
+    with Job(launcher, str(count)) as job:
+        since = time.monotonic()
+        nodes = [job.start() for _ in range(count)]
+        return job.until_run(nodes, count, since, LIMIT_S)
+
+
+def main() -> None:
+    """Measure, print the tables, write the results."""
+    parser = argparse.ArgumentParser(description="Measure what a group costs by number of nodes.")
+    parser.add_argument("--agents", type=int, nargs="*", default=AGENTS, help="real ones")
+    parser.add_argument("--torchruns", type=int, nargs="*", default=TORCHRUNS)
+    parser.add_argument("--load", type=int, nargs="*", default=NODES)
+    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
+    options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the coordinator inherits it
+    real: dict[str, dict[int, float]] = {"relight": {}, "torchrun": {}}
+    for launcher, counts in zip(real, (options.agents, options.torchruns), strict=True):
+        for count in counts:
+            real[launcher][count] = real_s(launcher, count)
+            print(f"{count} x {launcher}: {real[launcher][count]:.2f} s", flush=True)
+    rows = []
+    for nodes in options.load:
+        rows.append(measure(nodes))
+        print(f"{nodes} nodes: {rows[-1].per_node()}", flush=True)
+    os.makedirs(options.out, exist_ok=True)
+    table = _as_table(real, rows)
+    Path(options.out, "scale.md").write_text(table)
+    content = {"real": real, "load": [_as_dict(row) for row in rows]}
+    Path(options.out, "scale.json").write_text(json.dumps(content, indent=1) + "\n")
+    _plot(real, rows, os.path.join(options.out, "scale.png"))
+    print(f"\n{table}\nwritten to {options.out}")
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the time on a processor of a process's first thread (the agent has no other)."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def _rss_kib(pid: int) -> int:
+    fields = Path(f"/proc/{pid}/status").read_text().partition("VmRSS:")[2].split()
+    return int(fields[0])
+
+
+def _as_dict(row: Row) -> dict[str, object]:
+    result: dict[str, object] = row._asdict()
+    for name in ("form", "steady", "again"):
+        phase: Phase = getattr(row, name)
+        sent, got = phase.sent._asdict(), phase.got._asdict()
+        result[name] = {**phase._asdict(), "sent": sent, "got": got}
+    return {**result, "per node": row.per_node()}
+
+
+def _as_table(real: dict[str, dict[int, float]], rows: list[Row]) -> str:
+    lines = [
+        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
+        f"Python {platform.python_version()}, torch {version('torch')}.",
+        "",
+        "Real agents, all started at the same moment on this machine, until all workers run:",
+        "",
+        "| nodes | relight | torchrun |",
+        "|---|---|---|",
+    ]
+    for count in sorted({*real["relight"], *real["torchrun"]}):
+        cells = [f"{each[count]:.2f} s" if count in each else "" for each in real.values()]
+        lines.append(f"| {count} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "One coordinator, and agents of a load generator on the same machine that all come at once:",
+        "",
+        "| nodes | formed after the first came | after the last came | messages of a node, "
+        "sent / got | bytes, sent / got | CPU of the coordinator | for each node |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        form = row.form
+        lines.append(
+            f"| {row.nodes:,} | {form.wall_s:.2f} s | {1000 * row.after_last_s:.0f} ms"
+            f" | {_share(form.sent.messages, row)} / {_share(form.got.messages, row)}"
+            f" | {_share(form.sent.bytes, row)} / {_share(form.got.bytes, row)}"
+            f" | {form.cpu_s:.2f} s | {row.per_node()['form, CPU µs']:.0f} µs |"
+        )
+    lines += [
+        "",
+        f"Then {STEADY_S:.0f} s in which nothing happens but beats, and a worker that is killed:",
+        "",
+        "| nodes | CPU, beats | for each node | 99 of 100 echoes within | restart of all | CPU | "
+        "for each node | messages, sent / got | memory of the coordinator | for each node |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        again, per_node = row.again, row.per_node()
+        lines.append(
+            f"| {row.nodes:,} | {100 * row.steady.cpu_s / row.steady.wall_s:.1f} %"
+            f" | {per_node['steady, CPU µs/s']:.0f} µs/s | {1000 * row.late_echo_s:.1f} ms"
+            f" | {again.wall_s:.2f} s | {again.cpu_s:.2f} s"
+            f" | {per_node['restart, CPU µs']:.0f} µs"
+            f" | {_share(again.sent.messages, row)} / {_share(again.got.messages, row)}"
+            f" | {row.kib / 1024:.1f} MiB | {per_node['memory, KiB']:.1f} KiB |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _share(value: float, row: Row) -> str:
+    """Return what falls on one node."""
+    share = value / row.nodes
+    return f"{share:.0f}" if share >= 100 else f"{share:.3g}"
+
+
+def _plot(real: dict[str, dict[int, float]], rows: list[Row], path: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 4, figsize=(15, 3.9))
+    ours, theirs = "#d9622b", "#8a8f98"
+    counts, known = [row.nodes for row in rows], [each.nodes for each in TORCHRUN]
+    form, sizes, steady, cpu = axes
+    form.plot(counts, [row.form.wall_s for row in rows], "o-", color=ours,
+              label="relight, load generator")  # fmt: skip
+    form.plot(known, [each.form_s for each in TORCHRUN], "s--", color=theirs, label="torchrun *")
+    for name, colour in (("relight", ours), ("torchrun", theirs)):
+        form.plot(list(real[name]), list(real[name].values()), "^", markersize=7, mfc="white",
+                  color=colour, label=f"{name}, real agents, 2 CPUs")  # fmt: skip
+    form.set_title("seconds until all are in the group", fontsize=9)
+    sizes.plot(counts, [row.form.bytes / row.nodes for row in rows], "o-", color=ours,
+               label="relight, first")  # fmt: skip
+    sizes.plot(counts, [row.again.bytes / row.nodes for row in rows], "o:", color=ours,
+               label="relight, restart")  # fmt: skip
+    sizes.plot(known, [each.form_bytes for each in TORCHRUN], "s--", color=theirs,
+               label="torchrun, first *")  # fmt: skip
+    sizes.set_title("bytes a node until formed", fontsize=9)
+    beats = [
+        (row.steady.sent.beats + row.steady.got.beats) * BEAT_BYTES / row.steady.wall_s / row.nodes
+        for row in rows
+    ]
+    steady.plot(counts, beats, "o-", color=ours, label="relight, a beat in 0.25 s")
+    steady.plot(known, [each.steady_bytes for each in TORCHRUN], "s--", color=theirs,
+                label="torchrun *, a beat in 5 s, a look in 1 s")  # fmt: skip
+    steady.set_title("bytes a second and node while nothing happens", fontsize=9)
+    for name, style in (("form, CPU µs", "o-"), ("restart, CPU µs", "o:"),
+                        ("steady, CPU µs/s", "o--")):  # fmt: skip
+        values = [row.per_node()[name] for row in rows]
+        cpu.plot(counts, values, style, color=ours, label=f"relight, {name}")
+    cpu.set_title("time of the coordinator for each node", fontsize=9)
+    cpu.set_ylim(bottom=0)
+    for axis in axes:
+        axis.set_xscale("log")
+        axis.set_xlabel("nodes", fontsize=8)
+        axis.tick_params(labelsize=8)
+        axis.legend(fontsize=7, frameon=False)
+        axis.spines[["top", "right"]].set_visible(False)
+        if axis is not cpu:
+            axis.set_yscale("log")
+    figure.text(0.01, 0.01, "* measured elsewhere, on another day: threads of one process that all "
+                "join at once (2 CPUs, torch 2.13); at 128 nodes a later round did not end in 180 s",
+                fontsize=7)  # fmt: skip
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

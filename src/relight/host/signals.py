@@ -1,0 +1,45 @@
+"""The signals that an agent listens to, and whether a worker does."""
+
+import signal
+from collections.abc import Callable
+
+from relight.host.loop import Loop
+from relight.spec import RunSpec
+
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+Callback = Callable[[int], None]
+
+
+def listen(
+    loop: Loop, spec: RunSpec, on_stop: Callback, on_other: Callback, on_resize: Callback
+) -> None:
+    """Call back for signals of this process.
+
+    Args:
+        loop: the agent's loop.
+        spec: says which signals stop the job (`--signals-to-handle`).
+        on_stop: for these.
+        on_other: for those that only workers may know what to do with.
+        on_resize: when the terminal has another size.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how children ended
+    for number in spec.signals_to_handle:
+        # A job under nohup outlives its terminal.
+        if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            loop.on_signal(number, on_stop)
+    for number in _PASSED_ON:
+        ignored = signal.getsignal(number) is signal.SIG_IGN  # and workers inherit that
+        if number not in spec.signals_to_handle and not ignored:
+            loop.on_signal(number, on_other)
+    if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
+        loop.on_signal(signal.SIGWINCH, on_resize)
+
+
+def catches_signal(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5))."""
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)

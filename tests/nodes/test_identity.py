@@ -1,0 +1,250 @@
+"""Names, pids, clocks and addresses: nodes are told apart by none of them."""
+
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from netlab import Lab, lab_unavailable
+
+from nodes.jobs import PYTHON, AgentOn, Job, c10d
+
+pytestmark = pytest.mark.slow
+
+HOSTS = ("node1", "node2", "node3")
+OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+DEBIAN = """
+import ctypes, os, re, sys, tempfile
+name = sys.argv[1]
+lines = open("/etc/hosts").read().splitlines()
+lines = [line for line in lines if not re.search(rf"\\s{name}$", line)]
+with tempfile.NamedTemporaryFile("w") as file:
+    file.write("\\n".join([*lines, f"127.0.1.1 {name}", ""]))
+    file.flush()
+    os.chmod(file.name, 0o644)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mount(file.name.encode(), b"/etc/hosts", None, ctypes.c_ulong(0x1000), None):
+        raise OSError(ctypes.get_errno(), "mount")
+"""
+"""Gives a host's own name the address that Debian's installer gives it."""
+OTHER_CLOCK = """
+import datetime, os, time
+shift, real = float(os.environ["SHIFT"]), time.time
+localtime, gmtime, strftime = time.localtime, time.gmtime, time.strftime
+time.time = lambda: real() + shift
+time.time_ns = lambda: int(time.time() * 1e9)
+time.localtime = lambda seconds=None: localtime(time.time() if seconds is None else seconds)
+time.gmtime = lambda seconds=None: gmtime(time.time() if seconds is None else seconds)
+time.strftime = lambda form, at=None: strftime(form, time.localtime() if at is None else at)
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(time.time(), tz)
+datetime.datetime = Shifted
+"""
+
+
+def named(hostnames: Mapping[str, str]) -> Lab:
+    """Hosts of which some have a name that no other host would guess."""
+    reason = lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    return Lab(HOSTS, hostnames=hostnames)
+
+
+def check(lab: Lab, name: str, *command: str) -> None:
+    """Run a command on a host."""
+    process = lab[name].start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = process.communicate(timeout=30)[0]
+    assert process.returncode == 0, said
+
+
+def group_ranks(agents: list[AgentOn]) -> list[int]:
+    return [agent.workers[-1].group_rank for agent in agents]
+
+
+def test_equal_hostnames(tmp_path: Path) -> None:
+    """Two hosts of one name are two nodes; the loss of one is not that of the other."""
+    with named({"node1": "trainer", "node2": "trainer"}) as lab:
+        job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=2"))
+        agents = [job.start(host) for host in HOSTS]
+        job.until_runs(agents, 3)
+        assert sorted(group_ranks(agents)) == [0, 1, 2]
+        job.kill(agents[1])
+        job.until_runs([agents[0], agents[2]], 2, generation=1)
+        assert job.stop() == [0, -9, 0]
+
+
+@pytest.mark.parametrize("first", ["node1", "node2"])
+def test_the_endpoint_is_a_name_of_two_hosts(tmp_path: Path, first: str) -> None:
+    """Where a second host bears the endpoint's name, the one with its address coordinates, also if
+    the other is there before it.
+    """
+    with named({"node2": "node1"}) as lab:
+        job = Job(lab, tmp_path, *c10d("node1", "2"))
+        agents = [job.start(first)]
+        job.until_says(agents[0], "waiting for")
+        agents.append(job.start("node2" if first == "node1" else "node1"))
+        job.until_runs(agents, 2)
+        assert job.stop() == [0, 0]
+
+
+def test_equal_pids(lab: Lab, tmp_path: Path) -> None:
+    """Agents of one pid, in containers of one host or of several, are different nodes."""
+    job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
+    agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
+    job.until_runs(agents, 3)
+    assert sorted(group_ranks(agents)) == [0, 1, 2]
+    job.tell("fail.2")
+    job.until_runs(agents, 3, generation=1)
+    assert job.stop() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_hostname_that_does_not_resolve(tmp_path: Path, host: str) -> None:
+    """On the endpoint's host or on another: nobody looks it up."""
+    with named({host: "no-such-name"}) as lab:
+        job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
+        agents = [job.start("node2"), job.start("node1")]
+        job.until_runs(agents, 2)
+        assert {worker.master for agent in agents for worker in agent.workers} & {
+            f"{address}:{agents[0].workers[0].pairs['MASTER_PORT']}"
+            for address in ("10.77.0.1", "10.77.0.2")
+        }
+        assert job.stop() == [0, 0]
+
+
+@pytest.mark.parametrize("order", [("node2", "node1", "node3"), ("node1", "node1", "node2")])
+def test_the_endpoint_resolves_to_loopback_on_its_own_host(
+    lab: Lab, tmp_path: Path, order: tuple[str, ...]
+) -> None:
+    """Debian gives a host's own name 127.0.1.1: others come in all the same, and the workers get
+    an address that leads there from everywhere, also if an agent of that host came first.
+    """
+    check(lab, "node1", PYTHON, "-c", DEBIAN, "node1")
+    job = Job(lab, tmp_path, *c10d("node1", "3"))
+    agents = []
+    for host in order:
+        agents.append(job.start(host))
+        if host == "node1" and host in order[1:]:
+            job.until_says(agents[0], f"{len(agents)} of 3 nodes")
+    job.until_runs(agents, 3)
+    addresses = {worker.pairs["MASTER_ADDR"] for agent in agents for worker in agent.workers}
+    assert addresses <= {"10.77.0.1", "10.77.0.2", "fd77::1", "fd77::2"}, job.report()
+    assert job.stop() == [0, 0, 0]
+
+
+def test_several_addresses(lab: Lab, tmp_path: Path) -> None:
+    """On machines with several networks the workers use the one of the endpoint."""
+    for number, name in enumerate(HOSTS, 1):
+        check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
+        check(lab, name, "ip", "addr", "add", f"172.17.0.1{number}/32", "dev", "lo")
+    job = Job(lab, tmp_path, *c10d("10.88.0.2", "3"))
+    agents = [job.start(host) for host in HOSTS]
+    job.until_runs(agents, 3)
+    master = {worker.pairs["MASTER_ADDR"] for agent in agents for worker in agent.workers}
+    assert master == {"10.88.0.1"}, job.report()
+    assert job.stop() == [0, 0, 0]
+
+
+def test_local_addr(lab: Lab, tmp_path: Path) -> None:
+    """--local-addr is what the others are told, if this node is the first."""
+    check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
+    job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
+    agents = [job.start("node1", "--local-addr=10.88.0.1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    assert {agent.workers[0].pairs["MASTER_ADDR"] for agent in agents} == {"10.88.0.1"}
+    assert job.stop() == [0, 0]
+
+
+@pytest.mark.parametrize("shift", ["20", "-600", "600"])
+def test_clocks_apart(lab: Lab, tmp_path: Path, shift: str) -> None:
+    """With a clock that is seconds or minutes off, a group forms, the failure that came first is
+    called first, and a lost node is noticed.
+    """
+    (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK)
+    other = {"PYTHONPATH": str(tmp_path), "SHIFT": shift}
+    flags = c10d("node1", "2:3", "--rdzv-conf=last_call_timeout=2", "--max-restarts=1")
+    job = Job(lab, tmp_path, *flags)
+    agents = [job.start("node1"), job.start("node2", **other), job.start("node3")]
+    job.until_runs(agents, 3)
+    job.kill(agents[2])
+    job.until_runs(agents[:2], 2, generation=1)
+    # Rank 0 follows a moment after rank 1, in a collective that it would never leave.
+    job.tell("fail.1")
+    job.until_runs(agents[:2], 2, generation=2)
+    for agent in agents[:2]:
+        assert re.search(r"rank 1 raised ValueError.*on node2", agent.text), agent.text
+    both_fail(job)
+    assert [agent.wait() for agent in agents[:2]] == [1, 1]
+    for agent in agents[:2]:
+        report = agent.text[agent.text.rindex("relight: rank") :]
+        assert report.startswith("relight: rank 1 "), report
+        assert "on node2" in report
+
+
+def both_fail(job: Job) -> None:
+    """Rank 1 fails, then rank 0 before it can be stopped."""
+    job.tell("fail.1")
+    job.until(lambda: not (job.directory / "fail.1").exists(), "rank 1 to see it")
+    job.tell("fail.0")
+
+
+def test_localhost(lab: Lab, tmp_path: Path) -> None:
+    """Three agents on one host that meet at localhost."""
+    job = Job(lab, tmp_path, *c10d("localhost", "3", "--nproc-per-node=2"))
+    agents = [job.start("node1") for _ in range(3)]
+    job.until_runs(agents, 3)
+    assert sorted(w.rank for agent in agents for w in agent.workers) == list(range(6))
+    assert len({w.master for agent in agents for w in agent.workers}) == 1
+    assert job.stop() == [0, 0, 0]
+
+
+def test_other_scripts_and_arguments(lab: Lab, tmp_path: Path) -> None:
+    """A node with another script, or other arguments, is reported where it joins and where the
+    first node is, with the names of both.
+    """
+    job = Job(lab, tmp_path, *c10d("node1", "3"))
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "train.py").write_text((tmp_path / "train.py").read_text() + "\n")
+    first = job.start("node1", script=("train.py", "--lr", "1"))
+    job.until_says(first, "waiting for 2 more")
+    agents = [
+        first,
+        job.start("node2", script=("old/train.py", "--lr", "1")),
+        job.start("node3", script=("train.py", "--lr", "2")),
+    ]
+    job.until_runs(agents, 3)
+    script = r"the script's content differs between the nodes: \w+ on node[12], \w+ on node[12]"
+    arguments = r"the script's arguments differ between the nodes: .* on node[13], .* on node[13]"
+    assert len(re.findall(script, first.text)) == len(re.findall(script, agents[1].text)) == 1
+    assert len(re.findall(arguments, first.text)) == 1
+    assert len(re.findall(arguments, agents[2].text)) == 1
+    assert not re.search(script, agents[2].text)
+    assert job.stop() == [0, 0, 0]
+
+
+def test_equal_nodes_differ_in_nothing(lab: Lab, tmp_path: Path) -> None:
+    """Nothing is reported where all is the same."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    assert job.stop() == [0, 0]
+    assert not any("differ" in agent.text for agent in agents)
+
+
+def test_different_restart_budgets(lab: Lab, tmp_path: Path) -> None:
+    """The job has one budget: a node that asks for another one is told whose counts."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    first = job.start("node1", "--max-restarts=1")
+    job.until_says(first, "waiting for 1 more")
+    second = job.start("node2", "--max-restarts=5")
+    job.until_runs([first, second], 2)
+    job.tell("fail.0")
+    job.until_runs([first, second], 2, generation=1)
+    job.tell("fail.1")
+    assert (first.wait(), second.wait()) == (1, 1)
+    for agent in (first, second):
+        assert "the one restart is used up" in agent.text
+        assert re.search(r"max-restarts.*node1.*node2|max-restarts.*node2.*node1", agent.text)

@@ -1,0 +1,190 @@
+"""A bad network: it may cost time, never a node without need, and never two groups at once."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from netlab import Lab
+
+from nodes.jobs import AgentOn, Job, c10d
+
+pytestmark = pytest.mark.slow
+
+NOTICED_S = 6.0
+
+
+def begin(lab: Lab, tmp_path: Path, nodes: str, hosts: int) -> tuple[Job, list[AgentOn]]:
+    job = Job(lab, tmp_path, *c10d("node1", nodes, "--rdzv-conf=last_call_timeout=2"),
+              "--max-restarts=1")  # fmt: skip
+    agents = [job.start(f"node{number}") for number in range(1, hosts + 1)]
+    job.until_runs(agents, hosts)
+    return job, agents
+
+
+def generations(agent: AgentOn) -> int:
+    """How many there were."""
+    return len(re.findall(r"generation \d+: \d+ workers", agent.text))
+
+
+def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:
+    """Loss, jitter and busy cores for a while."""
+    job, agents = begin(lab, tmp_path, "3:4", 4)
+    lab.set(jitter_ms=200, loss=0.05)
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            before = job.counts()
+            time.sleep(2)
+            after = job.counts()
+            assert before.keys() == after.keys(), job.report()
+            still = [name for name, count in before.items() if after[name] <= count]
+            assert not still, (still, job.report())
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    for agent in agents:
+        assert generations(agent) == 1, agent.text
+        assert "stand still" not in agent.text, agent.text
+        assert "lost" not in agent.text, agent.text
+    lab.set(jitter_ms=0, loss=0)
+    assert job.stop() == [0, 0, 0, 0]
+
+
+@pytest.mark.timeout(200)
+def test_a_minute_of_loss_and_jitter(lab: Lab, tmp_path: Path) -> None:
+    """5 % of the packets lost, 200 ms of jitter, all cores busy: no node is lost, no worker stands
+    still.
+    """
+    endure(lab, tmp_path, 60)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(4200)
+def test_an_hour_of_loss_and_jitter(lab: Lab, tmp_path: Path) -> None:
+    """The same for an hour."""
+    endure(lab, tmp_path, 3600)
+
+
+def test_a_long_way(lab: Lab, tmp_path: Path) -> None:
+    """150 ms each way: a group forms, restarts, and notices an agent that was killed."""
+    lab.set(delay_ms=150)
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    job.tell("fail.2")
+    assert job.until_runs(agents, 3, generation=1) < NOTICED_S
+    job.kill(agents[1])
+    assert job.until_runs([agents[0], agents[2]], 2, generation=2) < NOTICED_S
+    assert all("stand still" not in agent.text for agent in agents)
+    assert job.stop() == [0, -9, 0]
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_short_cut(lab: Lab, tmp_path: Path, host: str) -> None:
+    """0.6 s without a network are less than the lease of the workers: nobody even notices."""
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    for _ in range(3):
+        lab.cut(host)
+        time.sleep(0.6)
+        lab.mend(host)
+        time.sleep(1)
+    for agent in agents:
+        assert job.running(agent.host)
+        assert generations(agent) == 1, agent.text
+        assert "stand still" not in agent.text, agent.text
+    assert job.stop() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("host", ["node1", "node2"])
+def test_a_cut_as_long_as_the_lease(lab: Lab, tmp_path: Path, host: str) -> None:
+    """1.1 s without a network are about as long as the lease: the workers may stand still for a
+    moment, and go on, in the same generation; or the node is lost, and comes back.
+    """
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    lab.cut(host)
+    time.sleep(1.1)
+    lab.mend(host)
+    time.sleep(0.5)
+    job.until(lambda: in_one_group(job, agents))
+    for agent in agents:
+        assert generations(agent) <= 3, agent.text
+        assert {worker.restart for worker in agent.workers} == {0}
+        stood, went_on = agent.text.count("stand still"), agent.text.count("workers go on")
+        if generations(agent) == 1:
+            assert stood == went_on, agent.text
+    assert job.stop() == [0, 0, 0]
+
+
+def in_one_group(job: Job, agents: list[AgentOn]) -> bool:
+    """Whether the workers of all agents run, in the same generation of them all."""
+    latest = {re.findall(r"generation (\d+): \d+ workers on (\d+)", a.text)[-1] for a in agents}
+    sizes = {size for _, size in latest}
+    return (
+        len(latest) == 1
+        and sizes == {str(len(agents))}
+        and all(job.running(agent.host) for agent in agents)
+    )
+
+
+def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
+    """The generations whose workers count during a pause, by what each agent has said."""
+    told = {a.host: re.findall(r"generation (\d+): \d+ workers", a.text)[-1:] for a in agents}
+    before = job.counts()
+    time.sleep(pause)
+    after = job.counts()
+    again = {a.host: re.findall(r"generation (\d+): \d+ workers", a.text)[-1:] for a in agents}
+    running = {name.split(".")[1] for name, n in before.items() if after.get(name, 0) > n}
+    return {told[host][0] for host in running if told[host] and told[host] == again[host]}
+
+
+def test_a_flapping_link(lab: Lab, tmp_path: Path) -> None:
+    """A cable that comes and goes for 20 s: never two live groups, and a full one in the end."""
+    job, agents = begin(lab, tmp_path, "2:4", 4)
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        lab.cut("node2", "node3")
+        assert len(live_groups(job, agents, 0.3)) <= 1, job.report()
+        lab.mend("node2", "node3")
+        assert len(live_groups(job, agents, 0.3)) <= 1, job.report()
+    job.until(lambda: in_one_group(job, agents))
+    for agent in agents:
+        assert {worker.restart for worker in agent.workers} == {0}
+    assert job.stop() == [0, 0, 0, 0]
+
+
+def test_the_coordinator_flaps(lab: Lab, tmp_path: Path) -> None:
+    """The same where the coordinator is behind that cable."""
+    job, agents = begin(lab, tmp_path, "2:4", 4)
+    for number in range(10):
+        lab.cut("node1")
+        assert len(live_groups(job, agents, 0.3 + 0.2 * number)) <= 1, job.report()
+        lab.mend("node1")
+        assert len(live_groups(job, agents, 0.3)) <= 1, job.report()
+    job.until(lambda: in_one_group(job, agents))
+    for agent in agents:
+        assert {worker.restart for worker in agent.workers} == {0}
+    assert job.stop() == [0, 0, 0, 0]
+
+
+def test_without_udp(lab: Lab, tmp_path: Path) -> None:
+    """Where only TCP passes, a clean network keeps all nodes, and a lost one is noticed."""
+    for name in ("node1", "node2", "node3", "node4"):
+        command = ["ip", "rule", "add", "ipproto", "udp", "prohibit"]
+        process = lab[name].start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        said = process.communicate(timeout=30)[0]
+        if process.returncode:
+            pytest.skip(f"the kernel has no routing rules for a protocol: {said!r}")
+    job, agents = begin(lab, tmp_path, "2:4", 4)
+    time.sleep(3)
+    for agent in agents:
+        assert job.running(agent.host)
+        assert generations(agent) == 1
+    lab.cut("node3")
+    others = [agents[0], agents[1], agents[3]]
+    assert job.until_runs(others, 3, generation=1) < NOTICED_S
+    lab.mend("node3")
+    job.until_runs(agents, 4, generation=2)
+    assert job.stop() == [0, 0, 0, 0]

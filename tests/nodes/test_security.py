@@ -1,0 +1,351 @@
+"""Who may join a job, and what all others can do to it: nothing."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from netlab import Lab
+
+from nodes.jobs import AgentOn, Job, c10d
+
+pytestmark = pytest.mark.slow
+
+FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 1024; exec "$0" "$@"')
+ATTACKS = r"""
+import os, random, socket, sys, time
+target, end = ("10.77.0.1", 29400), time.monotonic() + float(sys.argv[2])
+GREETING = b"relight 1\n"
+random.seed(1)
+
+def connect(first=b""):
+    while True:
+        try:
+            sock = socket.create_connection(target, 5)
+            sock.sendall(first)
+            return sock
+        except (ConnectionError, TimeoutError):
+            time.sleep(0.01)
+
+def wait_for_end(sock):
+    try:
+        while sock.recv(65536):
+            pass
+    except OSError:
+        pass
+    sock.close()
+
+def frame(text):
+    return len(text).to_bytes(4, "big") + text
+
+def random_bytes():
+    wait_for_end(connect(random.randbytes(random.choice([1, 20, 5000]))))
+
+def torch_bytes():
+    wait_for_end(connect(b"\0" + random.randbytes(500)))
+
+def half_frames():
+    hello = GREETING + frame(b'{"type":"hello","nonce":"%s","token":false}' % (b"00" * 32))
+    for cut in (1, 9, 12, 30, len(hello) - 1):
+        connect(hello[:cut]).close()
+    time.sleep(0.1)
+
+def slow():
+    socks = [connect() for _ in range(20)]
+    for byte in GREETING + frame(b"{}"):
+        for sock in socks:
+            try:
+                sock.send(bytes([byte]))
+            except OSError:
+                pass
+        time.sleep(1)
+
+def idle():
+    held = [connect() for _ in range(2000)]
+    print(len(held), flush=True)
+    time.sleep(max(0, end - time.monotonic()))
+
+def long_frame():
+    sock = connect(GREETING + b"\xff\xff\xff\xff")
+    try:
+        for _ in range(100):
+            sock.sendall(bytes(1 << 20))
+    except OSError:
+        pass
+    sock.close()
+
+def wrong_token():
+    hello = b'{"type":"hello","nonce":"%s","token":true}' % os.urandom(32).hex().encode()
+    proof = b'{"type":"proof","mac":"%s"}' % (b"0" * 64)
+    wait_for_end(connect(GREETING + frame(hello) + frame(proof)))
+
+def deep():
+    wait_for_end(connect(GREETING + frame(b"[" * 4000)))
+
+def datagrams():
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for size in (0, 1, 8, 24, 25, 8000) * 20:
+            sock.sendto(random.randbytes(size), target)
+    time.sleep(0.05)
+
+attack = globals()[sys.argv[1]]
+while time.monotonic() < end:
+    attack()
+"""
+KINDS = ["random_bytes", "torch_bytes", "half_frames", "slow", "idle", "long_frame",
+         "wrong_token", "deep", "datagrams"]  # fmt: skip
+
+
+def begin(
+    lab: Lab, tmp_path: Path, *flags: str, under: tuple[str, ...] = (), **variables: str
+) -> tuple[Job, list[AgentOn]]:
+    """Start a job of two nodes that has room for a third."""
+    conf = ",".join(["last_call_timeout=1", *(flag for flag in flags if "=" in flag)])
+    job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", f"--rdzv-conf={conf}"))
+    agents = [job.start(host, under=under, **variables) for host in ("node1", "node2")]
+    job.until_runs(agents, 2)
+    return job, agents
+
+
+def undisturbed(job: Job, agents: list[AgentOn]) -> None:
+    for agent in agents:
+        assert job.running(agent.host), job.report()
+        assert len(agent.workers) == 1, job.report()
+        assert "stand still" not in agent.text
+
+
+@pytest.mark.parametrize("theirs", ["wrong", ""])
+def test_a_token(lab: Lab, tmp_path: Path, theirs: str) -> None:
+    """Nodes with the token meet; one with another or none hears why it can't, and ends."""
+    job, agents = begin(lab, tmp_path, RELIGHT_TOKEN="right")
+    variables = {"RELIGHT_TOKEN": theirs} if theirs else {}
+    stranger = job.start("node3", "--rdzv-conf=join_timeout=2,last_call_timeout=1", **variables)
+    assert stranger.wait() in (2, 3)
+    assert re.search(r"token", stranger.text.splitlines()[-1]), stranger.text
+    if not theirs:
+        assert "set RELIGHT_TOKEN" in stranger.text
+    job.until_says(agents[0], r"turned away 10\.77\.0\.3:\d+: the peer .* token")
+    undisturbed(job, agents)
+    newcomer = job.start("node3", RELIGHT_TOKEN="right")
+    job.until_runs([*agents, newcomer], 3, generation=1)
+    job.tell("stop")
+    assert [agent.wait() for agent in [*agents, newcomer]] == [0, 0, 0]
+
+
+def test_no_token_where_others_have_one(lab: Lab, tmp_path: Path) -> None:
+    """A node with a token does not join a job without one: it would be anybody's."""
+    job, agents = begin(lab, tmp_path)
+    careful = job.start("node3", "--rdzv-conf=join_timeout=2,last_call_timeout=1",
+                        RELIGHT_TOKEN="right")  # fmt: skip
+    assert careful.wait() in (2, 3)
+    assert "token" in careful.text.splitlines()[-1], careful.text
+    undisturbed(job, agents)
+    assert job.stop()[:2] == [0, 0]
+
+
+def test_a_token_in_a_file(lab: Lab, tmp_path: Path) -> None:
+    """token_file is as good as RELIGHT_TOKEN, and white space around it does not count."""
+    (tmp_path / "token").write_text("  right\n")
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    agents = [
+        job.start("node1", "--rdzv-conf=token_file=token"),
+        job.start("node2", RELIGHT_TOKEN="right"),
+    ]
+    job.until_runs(agents, 2)
+    assert job.stop() == [0, 0]
+    assert not any("no token" in agent.text for agent in agents)
+
+
+def test_the_warning(lab: Lab, tmp_path: Path) -> None:
+    """Without a token there is one line, and none where the endpoint is of this machine only."""
+    job = Job(lab, tmp_path, *c10d("node1", "2"))
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    assert job.stop() == [0, 0]
+    for agent in agents:
+        lines = [line for line in agent.text.splitlines() if "token" in line]
+        assert len(lines) == 1, agent.text
+        assert re.search(r"node1:29400.*RELIGHT_TOKEN", lines[0])
+    local = Job(lab, tmp_path, *c10d("localhost", "1:2", "--rdzv-conf=last_call_timeout=0.1"))
+    agent = local.start("node1")
+    assert agent.wait() == 0
+    assert "token" not in agent.text
+
+
+def certificates(directory: Path, authority: str, *names: str) -> None:
+    """Make an authority and certificates that it signed."""
+
+    def openssl(*arguments: str) -> None:
+        command = ["openssl", *arguments]
+        subprocess.run(command, cwd=directory, check=True, capture_output=True, timeout=60)
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    openssl("req", "-x509", *new_key, "-days", "2", "-subj", f"/CN={authority}",
+            "-keyout", f"{authority}.key", "-out", f"{authority}.pem")  # fmt: skip
+    for name in names:
+        openssl("req", *new_key, "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey",
+                f"{authority}.key", "-CAcreateserial", "-days", "2", "-out", f"{name}.pem")  # fmt: skip
+
+
+def test_tls(lab: Lab, tmp_path: Path) -> None:
+    """Nodes with certificates of one authority meet; one without TLS, or with a certificate of
+    another authority, is told so.
+    """
+    certificates(tmp_path, "ca", "node")
+    certificates(tmp_path, "other-ca", "other")
+    tls = "last_call_timeout=1,tls_ca=ca.pem,tls_cert={0}.pem,tls_key={0}.key"
+    job = Job(lab, tmp_path, *c10d("node1", "2:3", "--max-restarts=1"))
+    agents = [job.start(host, f"--rdzv-conf={tls.format('node')}") for host in ("node1", "node2")]
+    job.until_runs(agents, 2)
+    short = "--rdzv-conf=join_timeout=2,"
+    plain = job.start("node3", short + "last_call_timeout=1")
+    other = job.start("node4", short + tls.format("other"))
+    for stranger in (plain, other):
+        assert stranger.wait() in (2, 3), stranger.text
+    assert "TLS" in plain.text.splitlines()[-1], plain.text
+    assert "certificate" in other.text.splitlines()[-1], other.text
+    undisturbed(job, agents)
+    job.tell("fail.1")
+    job.until_runs(agents, 2, generation=1)
+    assert job.stop()[:2] == [0, 0]
+
+
+@pytest.mark.parametrize("token", ["", "right"])
+def test_strangers_do_not_disturb(lab: Lab, tmp_path: Path, token: str) -> None:
+    """Noise, silence, floods and lies from another host, all at once: the workers run on, nobody is
+    lost, and who is right still joins.
+    """
+    variables = {"RELIGHT_TOKEN": token} if token else {}
+    job, agents = begin(lab, tmp_path, under=FEW_DESCRIPTORS, **variables)
+    attacks = []
+    for kind in KINDS:
+        command = [sys.executable, "-c", ATTACKS, kind, "8"]
+        with (tmp_path / f"{kind}.txt").open("wb") as file:
+            attacks.append(lab["node4"].start(command, stdout=file, stderr=subprocess.STDOUT))
+    job.until(lambda: "2000" in (tmp_path / "idle.txt").read_text(), "2000 connections")
+    undisturbed(job, agents)
+    newcomer = job.start("node3", **variables)
+    assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
+    for process, kind in zip(attacks, KINDS, strict=True):
+        assert process.wait(60) == 0, (kind, (tmp_path / f"{kind}.txt").read_text())
+    assert all(job.running(agent.host) for agent in job.agents), job.report()
+    for agent in job.agents:
+        assert "lost" not in agent.text, agent.text
+        assert "stand still" not in agent.text, agent.text
+    assert len(agents[0].text.splitlines()) < 40, agents[0].text  # it says so, but not each time
+    assert job.stop() == [0, 0, 0]
+
+
+JOIN = {
+    "type": "join", "node": "x", "host": "evil", "address": "10.77.0.4", "slots": 1,
+    "role": "default", "node_rank": -1, "least": 2, "most": 3, "max_restarts": 0, "facts": {},
+    "announce": None,
+}  # fmt: skip
+READY = {"type": "ready", "generation": -1, "port": 1, "failures": [], "left": []}
+BIG = 1 << 62
+LONG = "é" * 1_400_000
+"""It fits into a frame as UTF-8, and does not with every character escaped."""
+LONE = "\ud800"
+"""JSON can carry it, no encoding can."""
+ANNOUNCE = {"generation": BIG, "restart": BIG, "group_rank": 0, "group_world_size": BIG,
+            "done": False}  # fmt: skip
+
+LIES = {
+    "unknown types": [{"type": "form"}, {"type": "x"}, {"type": ""}],
+    "no joiner": [READY, {"type": "failed", "generation": 0, "reason": "x"},
+                  {"type": "done", "generation": 0}, {"type": "leave", "reason": "x"}],
+    "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "slots": 0}, {**JOIN, "node": None},
+                    {**JOIN, "announce": []}, {**READY, "failures": [1]}, {**READY, "left": 1}],
+    "the coordinator's words": [{"type": "end", "exit_code": 0, "reason": "", "report": [],
+                                 "root": None}, {"type": "confirm", "generation": 0}],
+    "other people's generation": [JOIN, {"type": "failed", "generation": 0, "reason": "x"},
+                                  {"type": "done", "generation": 0},
+                                  {**JOIN, "announce": {**ANNOUNCE, "generation": 0}}],
+    "a generation far ahead": [{**JOIN, "announce": ANNOUNCE}],
+    "a long beat": [{"type": "beat", "number": LONG}],
+    "a long name": [{**JOIN, "host": LONG, "least": 1}, {**JOIN, "host": LONG}],
+    "long facts": [{**JOIN, "facts": {"script": LONG, LONG: "x"}}],
+    "no text": [{**JOIN, "host": LONE, "facts": {"script": LONE}}],
+    "many nodes": [{**JOIN, "node": f"x{number}"} for number in range(1000)],
+}  # fmt: skip
+LIAR = r"""
+import json, os, socket, sys, time
+GREETING, messages = b"relight 1\n", json.load(open(sys.argv[1]))
+settings = {"least": 2, "most": 3, "max_restarts": 0, "last_call_s": 1.0, "join_timeout_s": 600.0,
+    "exit_barrier_s": 300.0, "rejoin_s": 2.0, "ordered": False, "gently": False}
+def frame(message):
+    try:
+        body = json.dumps(message, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        body = json.dumps(message).encode()
+    return len(body).to_bytes(4, "big") + body
+hello = {"type": "hello", "nonce": os.urandom(32).hex(), "token": False, "job": "test",
+    "settings": settings}
+for group in messages:
+    sock = socket.create_connection(("10.77.0.1", 29400), 5)
+    sock.sendall(GREETING + frame(hello))
+    time.sleep(0.05)
+    try:
+        for message in group:
+            if isinstance(message, dict):
+                sock.sendall(frame(message))
+                continue
+            for number in range(int(message * 10)):
+                sock.sendall(frame({"type": "beat", "number": number}))
+                time.sleep(0.1)
+    except OSError:
+        pass
+    sock.close()
+"""
+
+
+def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
+    """Say something to the coordinator from another host, as a peer that it lets in; a number means
+    to beat for so many seconds.
+    """
+    (tmp_path / "messages.json").write_text(json.dumps(connections))
+    command = [sys.executable, "-c", LIAR, str(tmp_path / "messages.json")]
+    assert lab["node4"].start(command).wait(60) == 0
+
+
+@pytest.mark.parametrize("what", list(LIES))
+def test_lies(lab: Lab, tmp_path: Path, what: str) -> None:
+    """A peer that is let in and talks nonsense does not disturb the group; the next one joins."""
+    job, agents = begin(lab, tmp_path)
+    each = [[message, 0.1] for message in LIES[what][:10]]
+    lie(lab, tmp_path, *each, [*LIES[what], 0.2])
+    undisturbed(job, agents)
+    newcomer = job.start("node3")
+    assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
+    assert job.stop() == [0, 0, 0]
+
+
+RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind": 1}}
+
+
+@pytest.mark.parametrize(
+    "lies",
+    [
+        [{**READY, "generation": 1, "failures": [RECORD, {}], "left": [BIG - 1]}],
+        [{"type": "failed", "generation": 1, "reason": LONG}],
+        [{"type": "leave", "reason": LONE}],
+        [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],
+        [{**JOIN, "announce": {**ANNOUNCE, "generation": 1}}],
+    ],
+    ids=["records", "a long reason", "no text", "several in one", "another place"],
+)
+def test_a_member_that_lies(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
+    """A peer that joins properly and then talks nonsense is a node that is lost; the others go on
+    without it.
+    """
+    job, agents = begin(lab, tmp_path)
+    lie(lab, tmp_path, [JOIN, READY, 1.5, *lies, 0.3])
+    job.until(lambda: all(re.search("on 2 nodes.*on 3 nodes.*on 2 nodes", agent.text, re.DOTALL)
+                          for agent in agents), "the group without the liar")  # fmt: skip
+    job.until(lambda: all(job.running(agent.host) for agent in agents), "workers")
+    assert job.stop() == [0, 0]

@@ -1,0 +1,54 @@
+"""The group in a simulated world with everything that can go wrong. `make simulate` runs more."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.simulation.__main__ import play
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, 300, 25))
+def test_seeds(first: int) -> None:
+    """Whatever happens, the invariants in `watch` hold, and the job comes to its end."""
+    for seed in range(first, first + 25):
+        _, _, wrong = play(seed)
+        assert not wrong, wrong
+
+
+def test_a_few_seeds() -> None:
+    """The same, for `make check`."""
+    for seed in range(1000, 1030):
+        _, _, wrong = play(seed)
+        assert not wrong, wrong
+
+
+def test_the_same_seed_gives_the_same_run() -> None:
+    """A run can be replayed from its seed in another process, whatever its hash seed is."""
+
+    def digests(hash_seed: str) -> str:
+        command = [sys.executable, "-m", "tests.simulation", "--seeds", "5", "--from", "40"]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        result = subprocess.run(
+            [*command, "--processes", "1", "--digest"],
+            cwd=ROOT, env=environment, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+        return result.stdout.partition("seeds,")[0].rpartition("\n")[0]
+
+    first, second = digests("1"), digests("2")
+    assert len(first.splitlines()) == 5
+    assert first == second
+
+
+def test_a_seed_that_fails_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong comes with the seed's number and the last events before."""
+    monkeypatch.setattr("tests.simulation.watch.Watch.settled", lambda self: "it is Monday")
+    monkeypatch.setattr("tests.simulation.chaos.FORMED_WITHIN_S", 1.0)
+    _, _, wrong = play(1)
+    assert "seed 1: " in wrong
+    assert "it is Monday" in wrong
+    assert "all trouble ends" in wrong
