@@ -1,4 +1,4 @@
-"""A load generator: thousands of agents in one process, which have no workers but speak the protocol.
+"""A load generator: thousands of agents without workers, in one process, that speak the protocol.
 
 Each has its connection, joins, gets ready, beats, and answers `Stop` as a real agent does whose
 worker was stopped. One epoll loop and no threads. What it sends comes from `relight.core`, and so

@@ -2,8 +2,8 @@
 
 All nodes are agents on this machine with one worker each, which prints a line and sleeps. The
 launchers take turns. Where torchrun spends most of the time in waits of 30 s or so, there are 3
-samples of it, taken at the same moment, because they leave the machine idle. The median counts.
-What needs a network that can be cut uses the hosts of `tests/netlab`, and root. Writes `nodes.json`,
+samples of it, which begin a few seconds after each other and wait together. The median counts. What
+needs a network that can be cut uses the hosts of `tests/netlab`, and root. Writes `nodes.json`,
 `nodes.md` and `nodes.png` into `benchmarks/results/` (`--out` for another directory).
 
 torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch 2.13 ends the job when a
@@ -26,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,9 @@ SLOW_SAMPLES = 3
 LOSSES = 100
 PAIRS = 10
 """How many of the jobs of two nodes, in which a node is lost again and again, run at a time."""
+_STAGGER_S = 4.0
+_ALONE = threading.Lock()
+"""For what must not be measured while other samples do something."""
 _WORKER_LINE = re.compile(rb"worker (\d+) (\d+) (\d+)$")
 
 
@@ -101,8 +105,13 @@ class Job:
         self.directory = tempfile.mkdtemp(prefix="relight-bench-")
         self._selector = selectors.DefaultSelector()
         self._conf = conf
-        self._flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint or '127.0.0.1'}:{self.port}",
-                       "--rdzv-id=bench", f"--nnodes={nodes}", "--max-restarts=3"]  # fmt: skip
+        self._flags = [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint={endpoint or '127.0.0.1'}:{self.port}",
+            "--rdzv-id=bench",
+            f"--nnodes={nodes}",
+            "--max-restarts=3",
+        ]
         Path(self.directory, "worker.sh").write_text(WORKER)
 
     def __enter__(self) -> "Job":
@@ -131,7 +140,7 @@ class Job:
         environment |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
         environment["TMPDIR"] = self.directory
         begin = self.lab[on].start if self.lab else subprocess.Popen
-        process = begin(
+        process: subprocess.Popen[bytes] = begin(
             [*command, "--no-python", "sh", "worker.sh"],
             cwd=self.directory,
             env=environment,
@@ -141,11 +150,11 @@ class Job:
         )
         node = Node(process)
         self.nodes.append(node)
-        os.set_blocking(process.stdout.fileno(), False)
+        assert process.stdout is not None
         self._selector.register(process.stdout, selectors.EVENT_READ, node)
         return node
 
-    def until(self, done: Callable[[], bool], limit_s: float = PATIENCE_S) -> None:
+    def until(self, done: Callable[[], object], limit_s: float = PATIENCE_S) -> None:
         """Read what the agents print until something holds.
 
         Raises:
@@ -251,8 +260,9 @@ def arrival_s(launcher: str, conf: str = "") -> float:
     """A third node joins two that run, `--nnodes=1:3`: its start to the new lines of all."""
     with Job(launcher, "1:3", conf) as job:
         nodes = job.begin(2)
-        since = time.monotonic()
-        return job.until_run([*nodes, job.start(hosts=False)], 3, since)
+        with _ALONE:
+            since = time.monotonic()
+            return job.until_run([*nodes, job.start(hosts=False)], 3, since)
 
 
 def cut_s(_: str) -> float:
@@ -280,16 +290,17 @@ def _detect(lab: Any, pair: int) -> list[float]:
     dice, values = random.Random(pair), []
     with Job("relight", "1:2", "", lab, f"host{pair}") as job:
         since = time.monotonic()
-        host, lost = nodes = [job.start(on=f"host{pair}"), job.start(on=f"lost{pair}")]
+        host = job.start(on=f"host{pair}")
+        nodes = [host, job.start(on=f"lost{pair}")]
         for _ in range(LOSSES // PAIRS):
             job.until_run(nodes, 2, since)
             pause = time.monotonic() + 0.5 + dice.random()
             job.until(partial(_is_past, pause))
             since = time.monotonic()
             lab.cut(f"lost{pair}")
-            said = partial(_says, host, b"was lost", since)
-            job.until(lambda said=said: said() is not None)
-            values.append(said() or 0.0)
+            said = partial(_said, host, b"was lost", since)
+            job.until(said)
+            values.append(said()[0])
             lab.mend(f"lost{pair}")
     return values
 
@@ -298,8 +309,9 @@ def _is_past(when: float) -> bool:
     return time.monotonic() >= when
 
 
-def _says(node: Node, text: bytes, since: float) -> float | None:
-    return next((at - since for at, line in node.lines if at > since and text in line), None)
+def _said(node: Node, text: bytes, since: float) -> list[float]:
+    """Return when an agent has said something, in seconds after `since`."""
+    return [at - since for at, line in node.lines if at > since and text in line]
 
 
 @contextlib.contextmanager
@@ -355,7 +367,7 @@ BENCHMARKS = (
         "the same with last_call_timeout=2",
         partial(arrival_s, conf="last_call_timeout=2"),
     ),
-)  # fmt: skip
+)
 
 Samples = dict[str, list[float]]
 
@@ -372,8 +384,14 @@ def measure(benchmark: Benchmark, rounds: int) -> Samples:
                 samples[name].append(benchmark.sample(name))
     if benchmark.torchrun and benchmark.slow:
         with ThreadPoolExecutor(SLOW_SAMPLES) as pool:
-            samples["torchrun"] = list(pool.map(benchmark.sample, ["torchrun"] * SLOW_SAMPLES))
+            values = pool.map(partial(_slow_sample, benchmark), range(SLOW_SAMPLES))
+            samples["torchrun"] = list(values)
     return samples
+
+
+def _slow_sample(benchmark: Benchmark, number: int) -> float:
+    time.sleep(number * _STAGGER_S)
+    return benchmark.sample("torchrun")
 
 
 def main() -> None:

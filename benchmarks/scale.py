@@ -1,7 +1,7 @@
 """What a group costs by its number of nodes: `python -m benchmarks.scale [--load 100 1000]`.
 
 1. Real agents on this machine, all started at the same moment, with a worker each that sleeps:
-   relight, and torchrun as far as there is memory and time.
+   relight, as many jobs of one node, and torchrun as far as there is memory and time.
 2. One real agent that hosts the coordinator, and agents of a load generator (`load.py`) that all
    come at once: time to form, messages and bytes of a node, processor time and memory of the
    coordinator; the same for the beats while nothing happens, and for a restart after a worker of
@@ -12,6 +12,7 @@ directory).
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -22,17 +23,20 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.core.group import Settings
-from relight.host.facts import collect
-
 from benchmarks.load import Load, Traffic
 from benchmarks.nodes import Job
+from relight.core.group import Settings
+from relight.host.facts import collect
 
 AGENTS = (8, 16, 64)
 TORCHRUNS = (8, 16)
 NODES = (100, 500, 1000, 2000, 5000)
 STEADY_S = 4.0
 LIMIT_S = 120.0
+CAPTION = (
+    "* torchrun: measured elsewhere, on another day; threads of one process that all join at once "
+    "(2 processors, torch 2.13). At 128 nodes the second round did not end in 180 s."
+)
 BEAT_BYTES = 31
 """Of a beat with a number of two digits, and as many of its echo."""
 
@@ -103,6 +107,10 @@ class Row(NamedTuple):
         }
 
 
+Seconds = dict[str, dict[int, float]]
+"""By launcher and number of real agents."""
+
+
 class _Meter:
     """Measures phases."""
 
@@ -147,9 +155,7 @@ def measure(nodes: int) -> Row:
             os.kill(agent.workers[-1].pid, signal.SIGKILL)
             again = meter.phase(load.until(lambda: load.in_generation(1), LIMIT_S))
             lost = load.counts["connections lost"]
-            return Row(
-                nodes, form, after_last_s, steady, late_echo_s, again, idle_kib, kib, lost
-            )
+            return Row(nodes, form, after_last_s, steady, late_echo_s, again, idle_kib, kib, lost)
         finally:
             load.close()
 
@@ -162,6 +168,17 @@ def real_s(launcher: str, count: int) -> float:
         return job.until_run(nodes, count, since, LIMIT_S)
 
 
+def alone_s(count: int) -> float:
+    """Start so many jobs of one node at once: what the starts take without a group."""
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(Job("relight", "1")) for _ in range(count)]
+        since = time.monotonic()
+        nodes = [job.start() for job in jobs]
+        return max(
+            job.until_run([node], 1, since, LIMIT_S) for job, node in zip(jobs, nodes, strict=True)
+        )
+
+
 def main() -> None:
     """Measure, print the tables, write the results."""
     parser = argparse.ArgumentParser(description="Measure what a group costs by number of nodes.")
@@ -172,11 +189,14 @@ def main() -> None:
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the coordinator inherits it
-    real: dict[str, dict[int, float]] = {"relight": {}, "torchrun": {}}
-    for launcher, counts in zip(real, (options.agents, options.torchruns), strict=True):
-        for count in counts:
-            real[launcher][count] = real_s(launcher, count)
-            print(f"{count} x {launcher}: {real[launcher][count]:.2f} s", flush=True)
+    real: Seconds = {"relight": {}, "alone": {}, "torchrun": {}}
+    for count in options.agents:
+        real["alone"][count] = alone_s(count)
+        real["relight"][count] = real_s("relight", count)
+        print(f"{count} agents: {real['relight'][count]:.2f} s", flush=True)
+    for count in options.torchruns:
+        real["torchrun"][count] = real_s("torchrun", count)
+        print(f"{count} torchruns: {real['torchrun'][count]:.2f} s", flush=True)
     rows = []
     for nodes in options.load:
         rows.append(measure(nodes))
@@ -209,22 +229,22 @@ def _as_dict(row: Row) -> dict[str, object]:
     return {**result, "per node": row.per_node()}
 
 
-def _as_table(real: dict[str, dict[int, float]], rows: list[Row]) -> str:
+def _as_table(real: Seconds, rows: list[Row]) -> str:
     lines = [
         f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
         f"Python {platform.python_version()}, torch {version('torch')}.",
         "",
         "Real agents, all started at the same moment on this machine, until all workers run:",
         "",
-        "| nodes | relight | torchrun |",
-        "|---|---|---|",
+        "| nodes | relight | the same as jobs of one node | torchrun |",
+        "|---|---|---|---|",
     ]
     for count in sorted({*real["relight"], *real["torchrun"]}):
         cells = [f"{each[count]:.2f} s" if count in each else "" for each in real.values()]
         lines.append(f"| {count} | {' | '.join(cells)} |")
     lines += [
         "",
-        "One coordinator, and agents of a load generator on the same machine that all come at once:",
+        "One coordinator, and agents of a load generator on this machine that all come at once:",
         "",
         "| nodes | formed after the first came | after the last came | messages of a node, "
         "sent / got | bytes, sent / got | CPU of the coordinator | for each node |",
@@ -265,7 +285,7 @@ def _share(value: float, row: Row) -> str:
     return f"{share:.0f}" if share >= 100 else f"{share:.3g}"
 
 
-def _plot(real: dict[str, dict[int, float]], rows: list[Row], path: str) -> None:
+def _plot(real: Seconds, rows: list[Row], path: str) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -311,9 +331,7 @@ def _plot(real: dict[str, dict[int, float]], rows: list[Row], path: str) -> None
         axis.spines[["top", "right"]].set_visible(False)
         if axis is not cpu:
             axis.set_yscale("log")
-    figure.text(0.01, 0.01, "* measured elsewhere, on another day: threads of one process that all "
-                "join at once (2 CPUs, torch 2.13); at 128 nodes a later round did not end in 180 s",
-                fontsize=7)  # fmt: skip
+    figure.text(0.01, 0.01, CAPTION, fontsize=7)
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     figure.savefig(path, dpi=120)
 

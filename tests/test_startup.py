@@ -30,6 +30,7 @@ OWN = {
     "relight.group",
     "relight.host",
     "relight.host.console",
+    "relight.host.descriptors",
     "relight.host.files",
     "relight.host.linux",
     "relight.host.logs",

@@ -69,6 +69,11 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 
+_ARRIVED_AFTER_S = 60
+Outcome = tuple[tuple[dict[str, Any], ...], tuple[int, ...]]
+"""The failures of a generation on this node, and the ranks that had ended well before."""
+
+
 class Job(NamedTuple):
     """What this agent is to run: the workers' command and number, and how the nodes meet.
 
@@ -151,16 +156,15 @@ class Agent:
         self.consoles.stderr.say(f"relight: {message}")
 
     def _run(self) -> tuple[int, str]:
-        failures: tuple[dict[str, Any], ...] = ()
-        left: tuple[int, ...] = ()
+        outcome: Outcome = (), ()
         while True:
-            self._get_ready(failures, left)
+            self._get_ready(*outcome)
             self.loop.run_until(lambda: bool(self._form or self._end or self._signals))
             if self._form and not (self._end or self._signals):
                 self._live, self._form = self._form, None
                 ends = self._run_generation(self._live)
-                failures, left = self._what_happened(ends)
-                if not (failures or self._stop or self._signals):
+                outcome = self._what_happened(ends)
+                if not (outcome[0] or self._stop or self._signals):
                     self._wait_for_others()
                 self._live, self._done, self._failed = None, False, ""
             if self._signals:
@@ -325,12 +329,14 @@ class Agent:
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
         self.lease(self._lease)
+        arrivals = self.loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
         self.loop.run_until(lambda: supervision.state is State.ENDED)
         if supervision.alive:
             self.say(supervision.explain(self.loop.now()))
         workers.close()
+        arrivals.cancel()
         if timers is not None:
             timers.close()
         logs.finish(lambda: len(self._signals) > 1)
@@ -341,29 +347,27 @@ class Agent:
 
     def _tell(self, generation: Generation, place: Place) -> None:
         """Say what begins, where that is news."""
-        self._record(
-            Formed(
-                generation=generation.number,
-                restart=generation.restart,
-                group_rank=place.group_rank,
-                nodes=place.group_world_size,
-                world_size=place.world_size,
-                master_addr=generation.master_addr,
-                master_port=generation.master_port,
-                cause=generation.cause,
-            )
-        )
-        if generation.restart > self._restart:
-            self._restart = generation.restart
-            budget = self.job.settings.max_restarts
-            self._record(Restarting(generation.restart, budget, generation.cause))
-        if generation.number:
-            self.say(generation.cause)
+        number, restart, address, port, cause = generation
+        here, nodes, world_size = place.group_rank, place.group_world_size, place.world_size
+        self._record(Formed(number, restart, here, nodes, world_size, address, port, cause))
+        if restart > self._restart:
+            self._restart = restart
+            self._record(Restarting(restart, self.job.settings.max_restarts, cause))
+        if number:
+            self.say(cause)
         if self.job.meeting is not None:
             self.say(
-                f"generation {generation.number}: {place.world_size} workers on "
-                f"{place.group_world_size} nodes; this one is number {place.group_rank}"
+                f"generation {number}: {world_size} workers on {nodes} nodes; "
+                f"this one is number {here}"
             )
+
+    def _tell_arrivals(self) -> None:
+        """Say for whom init_process_group waits, if it does."""
+        from relight.host.arrivals import explain
+
+        assert self._workers is not None and self._live is not None
+        if text := explain(self._workers, self._live, self._store):
+            self.say(f"after {_ARRIVED_AFTER_S} s, {text}")
 
     def _attempt(self, generation: Generation) -> str:
         """Return the directory of a generation's logs: torchrun's name, where it is not taken."""
@@ -406,20 +410,14 @@ class Agent:
             signal_group=self.spec.no_python,
         )
 
-    def _what_happened(
-        self, ends: list[WorkerEnd]
-    ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
+    def _what_happened(self, ends: list[WorkerEnd]) -> Outcome:
         """Return the failures of a generation, and the ranks that had ended well before."""
-        failed = [end for end in ends if end.exitcode]
-        if not failed or self._signals:
+        if self._signals or not any(end.exitcode for end in ends):
             return (), ()
-        from relight.core.failures import to_record
         from relight.postmortem import gather
 
         assert self._logs is not None and self._workers is not None
-        failures, left = gather(ends, self._logs, self._workers, self.host)
-        now = self.loop.now()
-        return tuple(to_record(failure, now) for failure in failures), left
+        return gather(ends, self._logs, self._workers, self.host, self.loop.now())
 
     def _tell_parent(self, record: dict[str, Any]) -> None:
         """Tell the program that started this agent what the root cause was."""

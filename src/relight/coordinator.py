@@ -18,6 +18,7 @@ from relight.errors import EXIT_USAGE
 from relight.group import Group, Sink
 from relight.host.beats import SIZE, Address, Beats
 from relight.host.connection import Connection, Listener, Security
+from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
 
 _STALL_S = 0.5
@@ -54,6 +55,7 @@ class Coordinator:
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
+        raise_limit()
         self._loop = loop
         self._lost_after_s = lost_after_s
         self._peers: dict[Connection, _Peer] = {}
@@ -121,8 +123,11 @@ class Coordinator:
         """An agent says something."""
         peer = self._peers[connection]
         if message["type"] == "beat":
-            if self.holds():
-                connection.send(message)  # the echo is the agent's lease
+            number = message.get("number")
+            if type(number) is not int or not 0 <= number < 1 << 62:
+                connection.fail("it sent nonsense: a beat without a number")
+            elif self.holds():
+                connection.send({"type": "beat", "number": number})  # the echo is its lease
             return
         try:
             told = messages.from_json(message)
@@ -159,7 +164,10 @@ class Coordinator:
 
     def _sink(self, connection: Connection) -> Sink:
         def sink(message: FromCoordinator) -> None:
-            connection.send(messages.to_json(self._with_address(message)))
+            try:
+                connection.send(messages.to_json(self._with_address(message)))
+            except ValueError as error:
+                connection.fail(f"it can't be told: {error}")
 
         return sink
 

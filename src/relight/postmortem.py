@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.core import tracebacks
-from relight.core.failures import Failure, from_record
+from relight.core.failures import Failure, from_record, to_record
 from relight.core.supervision import End
 from relight.host import reports
 from relight.host.logs import Logs
@@ -22,15 +22,16 @@ _CHILD_KILLED = "killed by signal: Killed"
 
 
 def gather(
-    ends: Sequence[End], logs: Logs, workers: Workers, host: str
-) -> tuple[list[Failure], tuple[int, ...]]:
-    """Return the failures of this node in a generation, at least one, and the ranks that had ended
-    well before the first.
+    ends: Sequence[End], logs: Logs, workers: Workers, host: str, now: float
+) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
+    """Return the failures of this node in a generation, at least one, as records, and the ranks
+    that had ended well before the first.
     """
     failures = [_failure(end, logs, workers, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
     left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
-    return failures, tuple(workers.ranks[end.local_rank] for end in left)
+    records = tuple(to_record(failure, now) for failure in failures)
+    return records, tuple(workers.ranks[end.local_rank] for end in left)
 
 
 def tell_parent(

@@ -28,19 +28,20 @@ from relight.core.messages import (
 from relight.core.ranks import Generation, Place
 from relight.core.wire import Malformed
 
-texts = st.text(max_size=20)
+texts = st.text(st.characters(categories=["L", "N", "P", "S"]) | st.just(" "), max_size=20)
+words = st.text("abc-_.:0", max_size=20)
 counts = st.integers(0, 1 << 40)
 numbers = st.integers(-1, 1 << 40)
 ports = st.integers(0, 65535)
 sizes = st.integers(1, 1 << 20)
 records = st.dictionaries(texts, st.none() | st.integers() | texts, max_size=3)
 announces = st.builds(Announce, numbers, counts, counts, counts, st.booleans())
-generations = st.builds(Generation, counts, counts, texts, ports, texts)
+generations = st.builds(Generation, counts, counts, words, ports, texts)
 places = st.builds(
-    Place, counts, counts, counts, counts, counts, texts, counts, counts,
+    Place, counts, counts, counts, counts, counts, words, counts, counts,
 )  # fmt: skip
 joins = st.builds(
-    Join, texts, texts, texts, sizes, texts, numbers, sizes, sizes, counts,
+    Join, words, words, words, sizes, words, numbers, sizes, sizes, counts,
     st.dictionaries(texts, texts, max_size=3), st.none() | announces,
 )  # fmt: skip
 known = st.one_of(
@@ -77,6 +78,14 @@ def test_what_is_sent_arrives(message: Any) -> None:
     assert arrived == message
     assert type(arrived) is type(message)
     assert hash(str(arrived)) == hash(str(message))
+
+
+def test_texts_can_not_confuse_a_terminal() -> None:
+    """Control characters in what other machines say are replaced; lines of a report stay lines."""
+    text = "a\x1b[2Jb\x07\u202e\nc"
+    shown = "a\ufffd[2Jb\ufffd\ufffd\nc"
+    assert from_json(over_the_wire(Note(text))) == Note(shown)
+    assert from_json(over_the_wire(End(1, text, (text,), None))) == End(1, shown, (shown,), None)
 
 
 @given(known, st.data())

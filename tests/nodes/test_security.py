@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -188,8 +187,9 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
     for name in names:
         openssl("req", *new_key, "-subj", f"/CN={name}",
                 "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", f"{authority}.pem", "-CAkey",
-                f"{authority}.key", "-CAcreateserial", "-days", "2", "-out", f"{name}.pem")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-days", "2", "-out", f"{name}.pem",
+                "-CA", f"{authority}.pem", "-CAkey", f"{authority}.key",
+                "-CAcreateserial")  # fmt: skip
 
 
 def test_tls(lab: Lab, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Iterator
 
-from tests.simulation.chaos import Run
+from .chaos import Run
 
 
 def play(seed: int) -> tuple[int, int, str]:

@@ -3,17 +3,6 @@
 from collections import deque
 from collections.abc import Callable
 
-from tests.simulation.world import (
-    CLOSE_LIMIT_S,
-    CONNECT_LIMIT_S,
-    LEASE_S,
-    LOST_AFTER_S,
-    Connection,
-    Coordinator,
-    Host,
-    World,
-)
-
 from relight.core.group import Told
 from relight.core.messages import (
     Announce,
@@ -30,6 +19,17 @@ from relight.core.messages import (
     Wait,
 )
 from relight.errors import EXIT_GROUP
+
+from .world import (
+    CLOSE_LIMIT_S,
+    CONNECT_LIMIT_S,
+    LEASE_S,
+    LOST_AFTER_S,
+    Connection,
+    Coordinator,
+    Host,
+    World,
+)
 
 RETRY_S = 0.2
 SYN_AGAIN_S = (1.0, 3.0)

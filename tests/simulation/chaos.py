@@ -1,11 +1,11 @@
 """One seeded run: a job, what goes wrong with it, and how it must end."""
 
-from tests.simulation.agent import Agent
-from tests.simulation.watch import FORMED_WITHIN_S, Watch
-from tests.simulation.world import Failure, Host, World
-
 from relight.core.group import Settings
 from relight.errors import EXIT_GROUP
+
+from .agent import Agent
+from .watch import FORMED_WITHIN_S, Watch
+from .world import Failure, Host, World
 
 ENDED_WITHIN_S = 15.0
 """From the last worker's end to the exit of all agents that are told; others give up by themselves

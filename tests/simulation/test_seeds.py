@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.simulation.__main__ import play
+
+from .__main__ import play
+from .watch import Watch
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 300, 25))
 def test_seeds(first: int) -> None:
     """Whatever happens, the invariants in `watch` hold, and the job comes to its end."""
@@ -46,8 +47,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 def test_a_seed_that_fails_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is wrong comes with the seed's number and the last events before."""
-    monkeypatch.setattr("tests.simulation.watch.Watch.settled", lambda self: "it is Monday")
-    monkeypatch.setattr("tests.simulation.chaos.FORMED_WITHIN_S", 1.0)
+    monkeypatch.setattr(Watch, "settled", lambda self: "it is Monday")
     _, _, wrong = play(1)
     assert "seed 1: " in wrong
     assert "it is Monday" in wrong

@@ -21,14 +21,14 @@ heard of, or frozen at the end of their lease.
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.world import LEASE_S, Failure, World
-
 from relight.core.group import Event, Lost, Send, State, Told
 from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
 
+from .world import LEASE_S, Failure, World
+
 if TYPE_CHECKING:
-    from tests.simulation.agent import Agent
-    from tests.simulation.world import Coordinator
+    from .agent import Agent
+    from .world import Coordinator
 
 OVERLAP_S = LEASE_S + 0.5
 FORMED_WITHIN_S = 30.0

@@ -27,8 +27,8 @@ from relight.core.messages import (
 )
 
 if TYPE_CHECKING:
-    from tests.simulation.agent import Agent
-    from tests.simulation.watch import Watch
+    from .agent import Agent
+    from .watch import Watch
 
 INTERVAL_S = 0.25
 LOST_AFTER_S = 1.25

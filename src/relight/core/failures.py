@@ -26,6 +26,8 @@ from relight.errors import exit_code_of_signal, signal_name
 _ROWS = 25
 """How much of a terminal the report takes, at `WIDTH` columns."""
 _MAX_CONSEQUENCES = 4
+_RECORDED = 1000
+"""Characters of each text of a failure that other nodes are told."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -176,11 +178,21 @@ def to_record(failure: Failure, now: float) -> dict[str, Any]:
     """Return a failure as a JSON object. Instead of the time there is its age, which needs no
     common clock.
     """
-    record = {**failure._asdict(), "at": round(now - failure.at, 6)}
-    if failure.report is not None:
-        lines = [cut(line, 1000) for line in failure.report.lines[-200:]]
-        kind = failure.report.kind.name
-        record["report"] = {**failure.report._asdict(), "kind": kind, "lines": lines}
+    record = {
+        **failure._asdict(),
+        "at": round(now - failure.at, 6),
+        "last_lines": [cut(line, _RECORDED) for line in failure.last_lines],
+    }
+    report = failure.report
+    if report is not None:
+        record["report"] = {
+            "kind": report.kind.name,
+            "type": cut(report.type, _RECORDED),
+            "message": cut(report.message, _RECORDED),
+            "where": cut_left(report.where, _RECORDED),
+            "source": cut(report.source, _RECORDED),
+            "lines": [cut(line, _RECORDED) for line in report.lines[-200:]],
+        }
     return record
 
 
@@ -216,7 +228,7 @@ def from_record(record: Mapping[str, Any], now: float) -> Failure:
             log=str(record["log"]),
             when=str(record["when"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"no record of a failure: {error!r}") from None
 
 

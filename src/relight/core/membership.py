@@ -36,7 +36,7 @@ processes.
 
 from collections.abc import Mapping
 
-from relight.core import ranks, restarts, waiting
+from relight.core import ranks, waiting
 from relight.core.group import Event, Lost, Send, Settings, State, Told
 from relight.core.messages import (
     Announce,
@@ -68,14 +68,11 @@ class _Member:
     """A node that is connected."""
 
     def __init__(self, join: Join, number: int) -> None:
+        self.node = join.node
         self.join = join
         self.number = number  # of its arrival
         self.ready: Ready | None = None
         self.idle = True  # has come without workers, and was not told to start any
-
-    @property
-    def node(self) -> str:
-        return self.join.node
 
 
 class Membership:
@@ -125,16 +122,13 @@ class Membership:
                 self._told(self.members[node], message, now)
             case Lost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
-            case _:
-                pass
         self._advance(now)
         effects, self._effects = self._effects, []
         return effects
 
     def deadline(self) -> float | None:
         """Return when the next Tick is due, or None."""
-        settings = self.settings
-        times = []
+        settings, times = self.settings, []
         if self.state is State.GATHERING and self.members:
             times.append(self._waiting_since + settings.join_timeout_s)
             if self._enough():
@@ -165,10 +159,10 @@ class Membership:
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
             case State.RUNNING:
                 return f"generation {self.generation} runs on {len(self.order)} nodes"
-            case State.STOPPING:
+            case State.STOPPING if self._active:
                 late = [self.members[node].join.host for node in sorted(self._active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
-            case State.RECOVERING:
+            case State.STOPPING | State.RECOVERING:
                 return waiting.coming_back(self.order.count(None), self.generation)
             case State.ENDED:
                 return "the job is over"
@@ -177,10 +171,8 @@ class Membership:
         """Assert the invariants."""
         live = {node: place for place, node in enumerate(self.order) if node is not None}
         assert live == self._places
-        assert live.keys() <= self.members.keys()
-        assert self._active <= live.keys()
-        assert self._done.keys() <= live.keys()
-        assert self._ready.keys() <= self.members.keys()
+        assert live.keys() | self._ready.keys() <= self.members.keys()
+        assert self._active | self._done.keys() <= live.keys()
         assert not self._ready.keys() & self._active
         assert len(self.order) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
@@ -209,7 +201,10 @@ class Membership:
             self._waiting_since = now
         member = self.members.get(join.node)
         if member is None:
-            self._compare(join)
+            if join.facts and self.members:  # the newcomer and the first node hear what differs
+                first = next(iter(self.members.values())).join
+                for text in compare({first.host: first.facts}, join.host, join.facts):
+                    self._effects += [Send(join.node, Note(text)), Send(first.node, Note(text))]
             member = self.members[join.node] = _Member(join, self._arrivals)
             self._arrivals += 1
             self._arrived_at = now
@@ -228,38 +223,29 @@ class Membership:
                 self._active.add(join.node)  # until it says that it is ready
                 self._send(join.node, Stop(self.generation, self._cause, gently=False))
 
-    def _compare(self, join: Join) -> None:
-        """Tell the newcomer and the first node where they differ."""
-        if join.facts and self.members:
-            first = next(iter(self.members.values())).join
-            for text in compare({first.host: first.facts}, join.host, join.facts):
-                self._send(join.node, Note(text))
-                self._send(first.node, Note(text))
-
     def _announced(self, member: _Member, announce: Announce, now: float) -> None:
         """A node comes with the workers of a generation."""
         number, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         self._highest = max(self._highest, number)
         possible = 0 <= place < size <= self.settings.most
-        fresh = self.generation < 0 and self.state is State.GATHERING
-        if possible and number > self.generation and (fresh or self.state is State.RECOVERING):
+        nothing_known = self.state in (State.GATHERING, State.RECOVERING)
+        if possible and number > self.generation and nothing_known:
             for older in list(self._places):
                 self._supersede(self.members[older])
             self.state, self.generation, self._formed_at = State.RECOVERING, number, now
-            self.restart = min(announce.restart, self.settings.max_restarts)
+            self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
             self.order, self._done_and_gone = [None] * size, 0
+            self._changed, self._trouble, self._failures, self._left = False, "", [], []
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
-        if not (possible and live and (number, size) == (self.generation, len(self.order))):
-            self._supersede(member)
-            return
-        if self.order[place] is None and (self.state is not State.RUNNING or announce.done):
-            if self.state is State.RUNNING:
+        known = possible and live and (number, size) == (self.generation, len(self.order))
+        if known and self.order[place] is None:
+            if self.state is State.RUNNING:  # one that was done and then lost
                 self._done_and_gone -= 1
             self.order[place] = node
             self._places[node] = place
-        if self.order[place] != node:
+        if not known or self.order[place] != node:
             self._supersede(member)
             return
         if node not in self._done:
@@ -296,8 +282,6 @@ class Membership:
                 self._is_done(node, now)
             case Leave(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
-            case _:
-                pass
 
     def _is_ready(self, member: _Member, ready: Ready, current: bool, now: float) -> None:
         node = member.node
@@ -310,6 +294,7 @@ class Membership:
             if self.state is State.RUNNING:
                 self._stop(self._trouble or f"workers ended on {member.join.host}")
             self._active.discard(node)
+            self._done.pop(node, None)
         member.ready = ready
         self._ready[node] = None
         self._untold = True
@@ -419,16 +404,12 @@ class Membership:
     def _after_failure(self, now: float) -> None:
         from relight.core import verdict  # a failure is rare, and this loads a large module
 
-        failures = verdict.dated(self._failures, now)
-        used, budget = self.restart, self.settings.max_restarts
-        decision = restarts.after_failure(used, budget)
-        if isinstance(decision, restarts.Restart):
-            self.restart = decision.number
-            self._cause = verdict.cause(failures, self._left, decision, self._cause, now)
+        story = verdict.Story(self._failures, self._left, self._cause, self._formed_at)
+        outcome = verdict.judge(story, self.restart, self.settings.max_restarts, now)
+        if isinstance(outcome, End):
+            self._finish(outcome)
         else:
-            self._finish(
-                verdict.end(failures, self._left, decision, self._cause, self._formed_at, now)
-            )
+            self.restart, self._cause = self.restart + 1, outcome
 
     def _gather(self, now: float) -> None:
         if not self.members:
@@ -491,8 +472,8 @@ class Membership:
         if self.state is State.GATHERING:
             told, spare, text = list(self.members.values()), False, self.explain(now)
         elif self.state is State.RUNNING:
-            spare = len(self.order) >= self.settings.most
-            told = self._outside()
+            ending = bool(self._done or self._done_and_gone)
+            told, spare = self._outside(), ending or len(self.order) >= self.settings.most
             what = "kept as a spare" if spare else "let in soon"
             text = f"{self.explain(now)}; this node is {what}"
         else:

@@ -151,6 +151,12 @@ _NUMBERS = {
 }
 
 
+_NAMES = ("node", "host", "address", "role", "master_addr")
+_NAME = 255
+"""Characters of the longest name; of a host it is what DNS allows (RFC 1035)."""
+_TEXT = 4096
+
+
 def to_json(message: FromAgent | FromCoordinator) -> Message:
     """Return the message as an object for the wire."""
     fields = message._asdict()
@@ -174,6 +180,13 @@ def from_json(message: Message) -> FromAgent | FromCoordinator:
     return result
 
 
+def printable(text: str) -> str:
+    """Return a text of another machine without what could confuse a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
+
+
 def _build(kind: Any, message: Message) -> Any:
     values = []
     for field, annotation in kind.__annotations__.items():
@@ -184,7 +197,11 @@ def _build(kind: Any, message: Message) -> Any:
             raise Malformed(f"{kind.__name__}.{field} can't be {str(value)[:100]!r}")
         if isinstance(value, dict) and field in _NESTED:
             value = _build(_NESTED[field], value)
-        values.append(tuple(value) if isinstance(value, list) else value)
+        elif annotation is str:
+            value = printable(value)
+        elif isinstance(value, list):
+            value = tuple(printable(v) if isinstance(v, str) else v for v in value)
+        values.append(value)
     return kind(*values)
 
 
@@ -192,10 +209,27 @@ def _fits(field: str, annotation: Any, value: Any) -> bool:
     if annotation is int:
         least, most = _NUMBERS.get(field, (-1, 1 << 62))
         return type(value) is int and least <= value <= most
-    if annotation in (str, bool):
-        return type(value) is annotation
+    if annotation is bool:
+        return type(value) is bool
+    if annotation is str:
+        most = _NAME if field in _NAMES else _TEXT
+        return type(value) is str and len(value) <= most and _is_fit(field, value)
     if field == "facts":
-        return isinstance(value, dict) and all(isinstance(v, str) for v in value.values())
+        return isinstance(value, dict) and len(value) <= _NAME and all(map(_is_fact, value.items()))
     if field in _ELEMENTS:
-        return isinstance(value, list) and all(type(v) is _ELEMENTS[field] for v in value)
+        kind = _ELEMENTS[field]
+        return (
+            isinstance(value, list)
+            and all(type(v) is kind for v in value)
+            and (kind is not str or all(len(v) <= _TEXT for v in value))
+        )
     return isinstance(value, dict) or (value is None and annotation not in (Generation, Place))
+
+
+def _is_fit(field: str, value: str) -> bool:
+    """Return whether a name is one; other texts are made so."""
+    return field not in _NAMES or value.isprintable()
+
+
+def _is_fact(fact: tuple[Any, Any]) -> bool:
+    return all(isinstance(v, str) and len(v) <= _TEXT and v.isprintable() for v in fact)

@@ -3,57 +3,57 @@
 Loaded only after a failure.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from relight.core import failures
+from relight.core import failures, restarts
 from relight.core.failures import Diagnosis
 from relight.core.messages import End
-from relight.core.restarts import GiveUp, Restart
+from relight.core.restarts import Restart
 
-Records = Iterable[Mapping[str, Any]]
-"""Failures as the nodes of the generation report them (`failures.to_record`)."""
-
-
-def dated(heard: Iterable[tuple[Mapping[str, Any], float]], now: float) -> list[dict[str, Any]]:
-    """Return records with their age at `now`, from records with their age when they were heard."""
-    return [{**record, "at": _age(record) + now - at} for record, at in heard]
+Heard = tuple[Mapping[str, Any], float]
+"""A failure as a node reports it, with its age (`failures.to_record`), and when we heard of it."""
 
 
-def cause(
-    records: Records, left: Iterable[int], decision: Restart, otherwise: str, now: float
-) -> str:
-    """Return the cause of a restart. `otherwise` is what is known if no node tells more."""
-    diagnosis = _diagnose(records, left, now)
-    return f"{diagnosis.headline() if diagnosis else otherwise}; {decision.reason}"
+class Story(NamedTuple):
+    """What is known of the end of a generation: failures, ranks that had ended well before, a cause
+    in words if no failure tells more, and when the generation was formed.
+    """
+
+    heard: Sequence[Heard]
+    left: Sequence[int]
+    otherwise: str
+    formed_at: float
 
 
-def end(
-    records: Records,
-    left: Iterable[int],
-    decision: GiveUp,
-    otherwise: str,
-    formed_at: float,
-    now: float,
-) -> End:
-    """Return the end of a job that has no restart left."""
-    diagnosis = _diagnose(records, left, now)
+def judge(story: Story, used: int, budget: int, now: float) -> str | End:
+    """Return the cause of a restart, or the end of the job if no restart is left.
+
+    Args:
+        story: what happened.
+        used: restarts so far.
+        budget: `--max-restarts`.
+        now: the time.
+    """
+    decision, diagnosis = restarts.after_failure(used, budget), _diagnose(story, now)
+    if isinstance(decision, Restart):
+        return f"{diagnosis.headline() if diagnosis else story.otherwise}; {decision.reason}"
     if diagnosis is None:
-        return End(1, otherwise, (f"{otherwise}; {decision.reason}",), None)
+        return End(1, story.otherwise, (f"{story.otherwise}; {decision.reason}",), None)
     root = diagnosis.root
-    report = diagnosis.render(formed_at=formed_at, ended=root.when, verdict=decision.reason)
+    report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=decision.reason)
     record = failures.to_record(root, now)
     return End(diagnosis.exit_code, "the workers failed", tuple(report), record)
 
 
-def _diagnose(records: Records, left: Iterable[int], now: float) -> Diagnosis | None:
+def _diagnose(story: Story, now: float) -> Diagnosis | None:
     known = []
-    for record in records:
+    for record, heard_at in story.heard:
         try:
-            known.append(failures.from_record(record, now))
+            known.append(failures.from_record({**record, "at": _age(record) + now - heard_at}, now))
         except (ValueError, OverflowError):
             continue  # that node is of another version; others may tell
-    return failures.diagnose(known, left) if known else None
+    return failures.diagnose(known, story.left) if known else None
 
 
 def _age(record: Mapping[str, Any]) -> float:

@@ -1,5 +1,5 @@
-"""What people are told while the group is not complete: how many, who, what for, how long still; and
-why a node can't be in it.
+"""What people are told while the group is not complete: how many, who, what for, how long still;
+and why a node can't be in it.
 """
 
 from collections.abc import Sequence

@@ -61,7 +61,11 @@ class Console:
     def say(self, text: str) -> None:
         """Write a message of the agent as a line of its own."""
         self._end_line()
-        self._put(text.encode(errors="surrogateescape") + b"\n")
+        try:
+            line = text.encode(errors="surrogateescape")
+        except UnicodeEncodeError:  # it did not come from a name of a file here
+            line = text.encode(errors="backslashreplace")
+        self._put(line + b"\n")
         self._serve()
 
     def flush(self, give_up: Callable[[], bool]) -> None:

@@ -36,6 +36,7 @@ from typing import NamedTuple, NoReturn
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
+from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
 
 _STOPPING = (
@@ -160,6 +161,7 @@ class _Spawner:
             if os.getppid() != spawner:
                 os._exit(1)  # the spawner died before it could be watched
             os.setsid()
+            restore_limit()
             if plan.cpus:
                 os.sched_setaffinity(0, plan.cpus)
             os.dup2(plan.stdout, 1)

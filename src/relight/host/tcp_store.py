@@ -83,6 +83,11 @@ class TCPStore:
         self.port: int = self._listener.getsockname()[1]
         loop.on_readable(self._listener, self._accept)
 
+    @property
+    def clients(self) -> int:
+        """How many clients are connected."""
+        return len(self._clients)
+
     def close(self) -> None:
         """End all connections and free the port."""
         self._loop.forget(self._listener)

@@ -1,0 +1,85 @@
+"""Which workers of this node have come to their store: who waits in init_process_group for whom.
+
+A client of the store keeps its connection. Which process has one is read from proc(5): the sockets
+of /proc/<pid>/net/tcp{,6} that lead to the store's port, and the inodes of the descriptors in
+/proc/<pid>/fd.
+"""
+
+import os
+from collections.abc import Iterable
+
+from relight.core.messages import Form
+from relight.host.process import Workers
+from relight.host.tcp_store import Reservation, TCPStore
+
+
+def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) -> str:
+    """Return in words who has not come, or nothing if all have, or nobody has.
+
+    Args:
+        workers: those of this node.
+        form: their generation.
+        store: the store of the generation, if it is here.
+    """
+    place, port = form.place, form.generation.master_port
+    here = arrived(workers.pids.values(), port)
+    late = [
+        f"rank {workers.ranks[local_rank]} (pid {pid})"
+        for local_rank, pid in workers.pids.items()
+        if pid not in here
+    ]
+    come = store.clients if isinstance(store, TCPStore) and place.group_rank == 0 else len(here)
+    if not 0 < come < place.world_size or not (late or place.group_rank == 0):
+        return ""
+    text = f"{come} of {place.world_size} workers have" if place.group_rank == 0 else "others have"
+    if late:
+        return f"{', '.join(late)} of this node did not reach init_process_group yet; {text}"
+    return f"{text} reached init_process_group; all of this node have"
+
+
+def arrived(pids: Iterable[int], port: int) -> set[int]:
+    """Return which of these processes have a connection to a TCP port somewhere.
+
+    Args:
+        pids: processes of this machine; those that have ended count as not arrived.
+        port: the store's.
+    """
+    result = set()
+    for pid in pids:
+        try:
+            inodes = _connected(pid, port)
+            if inodes and inodes & _sockets(pid):
+                result.add(pid)
+        except OSError:
+            continue
+    return result
+
+
+def _connected(pid: int, port: int) -> set[str]:
+    """Return the inodes of the established connections to a port in the process's network."""
+    wanted = f":{port:04X}"
+    inodes = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            with open(f"/proc/{pid}/net/{name}") as file:
+                rows = file.readlines()[1:]
+        except FileNotFoundError:
+            continue  # a machine without IPv6
+        for row in rows:
+            fields = row.split()
+            if fields[2].endswith(wanted) and fields[3] == "01":  # TCP_ESTABLISHED
+                inodes.add(fields[9])
+    return inodes
+
+
+def _sockets(pid: int) -> set[str]:
+    folder = f"/proc/{pid}/fd"
+    found = set()
+    for name in os.listdir(folder):
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+        if target.startswith("socket:["):
+            found.add(target[8:-1])
+    return found

@@ -1,0 +1,40 @@
+"""Who has come to the store, told from what the system knows of their sockets."""
+
+import os
+import socket
+import subprocess
+import sys
+
+from relight.host.arrivals import arrived
+
+CLIENT = """
+import socket, sys
+if sys.argv[1] != "0":
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+print("here", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_those_with_a_connection_have_arrived() -> None:
+    """A process with a connection to the port counts; one without, and one that ended, do not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        clients = [
+            subprocess.Popen(
+                [sys.executable, "-c", CLIENT, str(target)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
+            for target in (port, 0, port)
+        ]
+        for client in clients:
+            assert client.stdout is not None
+            client.stdout.readline()
+        first, without, third = (client.pid for client in clients)
+        assert arrived([first, without, third], port) == {first, third}
+        assert arrived([first], port + 1) == set()
+        for client in clients:
+            client.communicate()
+        assert arrived([first, without, third], port) == set()
+        assert arrived([os.getpid()], port) == set()
