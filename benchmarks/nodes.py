@@ -120,7 +120,7 @@ class Job:
     def __exit__(self, *_: object) -> None:
         for node in self.nodes:
             node.kill()
-        self._read(0)  # the last workers
+        self.read(0)  # the last workers
         for node in self.nodes:
             node.kill()
             node.process.wait()
@@ -166,7 +166,7 @@ class Job:
                 tails = [b"\n".join(line for _, line in node.lines[-8:]) for node in self.nodes]
                 said = b"\n---\n".join(tails).decode(errors="replace")
                 raise TimeoutError(f"{self.launcher}: not within {limit_s:.0f} s\n{said}")
-            self._read(0.1)
+            self.read(0.1)
 
     def until_run(
         self, nodes: list[Node], world: int, since: float, limit_s: float = PATIENCE_S
@@ -194,7 +194,8 @@ class Job:
         self.until_run(nodes, world or count, since)
         return nodes
 
-    def _read(self, timeout_s: float) -> None:
+    def read(self, timeout_s: float) -> None:
+        """Take in what the agents print, or wait for it so long."""
         for key, _ in self._selector.select(timeout_s):
             data = os.read(key.fd, 1 << 16)
             if data:

@@ -156,6 +156,10 @@ def measure(nodes: int) -> Row:
             again = meter.phase(load.until(lambda: load.in_generation(1), LIMIT_S))
             lost = load.counts["connections lost"]
             return Row(nodes, form, after_last_s, steady, late_echo_s, again, idle_kib, kib, lost)
+        except RuntimeError as error:
+            job.read(0.1)
+            error.add_note(b"\n".join(line for _, line in agent.lines[-8:]).decode())
+            raise
         finally:
             load.close()
 
@@ -206,7 +210,8 @@ def main() -> None:
     Path(options.out, "scale.md").write_text(table)
     content = {"real": real, "load": [_as_dict(row) for row in rows]}
     Path(options.out, "scale.json").write_text(json.dumps(content, indent=1) + "\n")
-    _plot(real, rows, os.path.join(options.out, "scale.png"))
+    if rows:
+        _plot(real, rows, os.path.join(options.out, "scale.png"))
     print(f"\n{table}\nwritten to {options.out}")
 
 

@@ -59,10 +59,16 @@ def test_rank_0_may_serve_the_store_itself(launch: Launch, script: Script) -> No
 
 
 COUNT = """
-import os, sys
+import os, pathlib, sys, time
 names = ("RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
 print(*(os.environ[name] for name in names), flush=True)
-sys.exit(9 if os.environ["RANK"] == "1" else 0)
+told = pathlib.Path("told" + os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["RANK"] == "0":
+    told.touch()
+    sys.exit(0)
+while not told.exists():  # or rank 0 may be stopped before it can print
+    time.sleep(0.01)
+sys.exit(9)
 """
 
 

@@ -21,7 +21,6 @@ OWN = {
     "relight.core.messages",
     "relight.core.mismatches",
     "relight.core.ranks",
-    "relight.core.restarts",
     "relight.core.supervision",
     "relight.core.waiting",
     "relight.env",

@@ -138,13 +138,15 @@ class Agent:
         Raises:
             RelightError: the job can't be started here.
         """
+        broken = True
         try:
             self.link.open(self)
             exit_code, reason = self._run()
             self._record(Ended(exit_code, reason))
+            broken = False
             return exit_code
         finally:
-            self.link.close(lambda: bool(self._signals))
+            self.link.close(lambda: broken or bool(self._signals))
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
             self.loop.close()

@@ -61,6 +61,7 @@ class Coordinator:
         self._peers: dict[Connection, _Peer] = {}
         self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._by_key: dict[bytes, Connection] = {}
+        self._by_node: dict[tuple[Group, str], _Peer] = {}
         hello = {"type": "hello", "sender": "coordinator"}
         self._listener = Listener(loop, sock, self, hello, security, divert=divert)
         self._listener.on_refused = log
@@ -86,6 +87,7 @@ class Coordinator:
             connection.close()
         self._peers.clear()
         self._by_key.clear()
+        self._by_node.clear()
         for group in self.groups.values():
             group.close()
         self.groups.clear()
@@ -135,11 +137,15 @@ class Coordinator:
             connection.fail(f"it sent nonsense: {error}")
             return
         if isinstance(told, Join):
+            if peer.node not in ("", told.node):
+                connection.fail("it sent nonsense: a second node")
+                return
+            older = self._by_node.get((peer.group, told.node))
+            if older is not None and older is not peer:
+                self._forget(older.connection)  # it has come again before we saw it go
+                older.connection.close()
             peer.node = told.node
-            for other in list(self._peers.values()):
-                if other.node == told.node and other.group is peer.group and other is not peer:
-                    self._forget(other.connection)  # it has come again before we saw it go
-                    other.connection.close()
+            self._by_node[peer.group, told.node] = peer
             peer.group.sinks[told.node] = self._sink(connection)
         if peer.node and isinstance(told, FromAgent):
             peer.group.step(Told(peer.node, told))
@@ -196,7 +202,9 @@ class Coordinator:
             peer.group.step(Lost(peer.node, reason))
 
     def _forget(self, connection: Connection) -> None:
-        del self._peers[connection]
+        peer = self._peers.pop(connection)
+        if self._by_node.get((peer.group, peer.node)) is peer:
+            del self._by_node[peer.group, peer.node]
         self._by_key.pop(self._beats.key_of(connection.session_key), None)
 
     # Who is silent.

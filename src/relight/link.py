@@ -208,8 +208,13 @@ class RemoteLink:
             self._seek()
 
     def _host_anyway(self) -> bool:
-        """Whether the endpoint is this machine, whatever its name resolves to."""
-        return bool(self._meeting.hosted) or self._meeting.host == socket.gethostname()
+        """Whether the endpoint is this machine, although none of its addresses is.
+
+        A name that resolves to another address belongs to another machine, also if ours is called
+        the same; `is_host=1` overrules that.
+        """
+        own_name = self._meeting.host == socket.gethostname()
+        return bool(self._meeting.hosted) or (own_name and not self._addresses)
 
     def _seek(self) -> None:
         if self._closed or self._try_to_host():
@@ -258,7 +263,7 @@ class RemoteLink:
         if not ours and not self._host_anyway():
             return False
         if not ours and self._turn < _TRIES * len(self._addresses):
-            return False  # behind an address that is translated; or somebody else is meant
+            return False  # the address may be translated; or another node is meant
         # An endpoint that says loopback is for this machine only. Debian also gives a machine's own
         # name the address 127.0.1.1, where nobody else comes in.
         meant = self._meeting.host == "localhost" or self._meeting.host in ours
