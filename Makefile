@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test check lint types unit bench long clean
+.PHONY: help setup demo test check lint types unit bench simulate long clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -41,6 +41,10 @@ unit: setup
 
 bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
+
+SEEDS ?= 10000
+simulate: setup  ## Run the simulated group with SEEDS seeds
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long

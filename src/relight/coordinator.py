@@ -20,6 +20,7 @@ from relight.host.beats import SIZE, Address, Beats
 from relight.host.connection import Connection, Listener, Security
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
+from relight.host.ports import is_loopback
 
 _STALL_S = 0.5
 """An agent that was stopped, or a machine that was, must not take it for the silence of others."""
@@ -117,7 +118,9 @@ class Coordinator:
             self._turn_away(connection, str(error))
             return
         group = self.group(job, settings)
-        self.seen_address = self.seen_address or connection.own_address()
+        own = connection.own_address()
+        if own and (not self.seen_address or is_loopback(self.seen_address)):
+            self.seen_address = own
         self._peers[connection] = _Peer(connection, group)
         self._by_key[self._beats.key_of(connection.session_key)] = connection
 
@@ -178,11 +181,17 @@ class Coordinator:
         return sink
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in the address of our own node, which we learn only from others."""
-        if isinstance(message, Form) and not message.generation.master_addr:
-            address = self.seen_address or "127.0.0.1"
-            return message._replace(generation=message.generation._replace(master_addr=address))
-        return message
+        """Fill in the address of this host, which we learn only from others.
+
+        An agent that reached us over loopback is on this host, too.
+        """
+        if not isinstance(message, Form):
+            return message
+        generation = message.generation
+        if generation.master_addr and not is_loopback(generation.master_addr):
+            return message
+        address = self.seen_address or generation.master_addr or "127.0.0.1"
+        return message._replace(generation=generation._replace(master_addr=address))
 
     def _turn_away(self, connection: Connection, reason: str) -> None:
         end = messages.End(

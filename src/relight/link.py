@@ -52,8 +52,6 @@ _TRIES = 3
 _BURST_S = 0.05
 """Time between beats while the last one has no echo."""
 _LOG_EVERY_S = 10.0
-_CLOSE_LIMIT_S = 5.0
-"""How long the agents of other nodes may take to hear of the end of the job."""
 
 
 class Owner(Protocol):
@@ -170,7 +168,7 @@ class RemoteLink:
         coordinator = self._coordinator
         if coordinator is not None:
             over = self._group is not None and self._group.membership.end is not None
-            limit = self._loop.call_after(_CLOSE_LIMIT_S, lambda: None) if over else None
+            limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
             if not over and coordinator.others and not give_up():
                 self._owner.say("the workers here are done; coordinating the other nodes until "
                                 "theirs are")  # fmt: skip
@@ -225,7 +223,7 @@ class RemoteLink:
         self._turn += 1
         self._dial(self._addresses[self._turn % len(self._addresses)])
 
-    def _dial(self, address: tuple[str, int], timeout_s: float = 5.0) -> None:
+    def _dial(self, address: tuple[str, int], timeout_s: float = 0.0) -> None:
         from relight.host.connection import dial
         from relight.host.names import sock_address
 
@@ -233,7 +231,12 @@ class RemoteLink:
         self._target = sock_address(*address)[1]
         try:
             self._connection = dial(
-                self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s
+                self._loop,
+                address,
+                self,
+                hello,
+                self._meeting.security,
+                timeout_s=timeout_s or self._meeting.dial_s,
             )
         except OSError as error:
             self._retry(f"can't connect to {address[0]}:{address[1]}: {error.strerror}")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 SOON = "--rdzv-conf=last_call_timeout=0.1"
 GIVE_UP = "--rdzv-conf=last_call_timeout=0.1,join_timeout=1.2"
-FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -Sn 1024; exec "$0" "$@"')
+FEW_DESCRIPTORS = ("bash", "-c", 'ulimit -n 1024; exec "$0" "$@"')
 ATTACKS = r"""
 import os, random, socket, sys, time
 target, end = ("10.77.0.1", 29400), time.monotonic() + float(sys.argv[2])

@@ -116,6 +116,7 @@ def _job(
             is_file=is_file,
             python="" if spec.no_python else python,
         )
+        facts["--max-restarts"] = str(spec.max_restarts)
     return Job(
         command=command,
         nproc=nproc,

@@ -151,7 +151,7 @@ KEYS: tuple[Key, ...] = (
     Key("last_call_timeout", parse_seconds,
         "how long to wait for more nodes after the last arrival; torchrun's 30 are spent on every "
         "restart below the maximum, these only on new nodes"),
-    Key("close_timeout", parse_seconds, "how long an agent that leaves waits for the coordinator"),
+    Key("close_timeout", parse_seconds, "how long the coordinator waits until all know of the end"),
     Key("keep_alive_interval", parse_seconds, "time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", parse_attempts, "missed heartbeats after which a node is lost"),
     Key("heartbeat_timeout", parse_seconds, "accepted", (), "no heartbeat waits for an answer"),

@@ -15,6 +15,7 @@ from relight.rendezvous.conf import Conf
 from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, RunSpec
 
 DEFAULT_ENDPOINT_PORT = 29400
+_DIAL_S = 5.0
 _REJOIN_S = 0.5
 """How long an agent may take to find a new coordinator, once it knows that it needs one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
@@ -41,6 +42,8 @@ class Meeting(NamedTuple):
     lost_after_s: float
     lease_s: float
     checkpoint_s: float
+    dial_s: float
+    close_s: float
     security: Security
 
     @property
@@ -98,6 +101,8 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         lost_after_s=conf.lost_after_s,
         lease_s=conf.lease_s,
         checkpoint_s=conf.checkpoint_timeout,
+        dial_s=min(_DIAL_S, conf.read_timeout),
+        close_s=conf.close_timeout,
         security=_security(secret, conf),
     )
     settings = Settings(
