@@ -40,6 +40,7 @@ from benchmarks.jobs import LAUNCHERS
 WORKER = 'echo "worker $RANK $WORLD_SIZE $$"; exec sleep 600'
 PATIENCE_S = 100.0
 NEVER_S = 60.0
+LAST_CALL = "last_call_timeout=2"
 SLOW_SAMPLES = 3
 LOSSES = 100
 PAIRS = 10
@@ -238,10 +239,13 @@ def restart_s(launcher: str) -> float:
         return job.until_run(nodes, 2, since)
 
 
-def loss_s(launcher: str, *, noticed: bool) -> float:
-    """Three nodes of `--nnodes=2:3`: one is killed, to the new lines of the two others. `noticed`:
-    a worker of another node fails at the same moment, as with NCCL or gloo it would soon.
-    """
+def noticed_s(launcher: str) -> float:
+    """Like `loss_s`, and a worker elsewhere fails at once, as it would soon with NCCL or gloo."""
+    return loss_s(launcher, noticed=True)
+
+
+def loss_s(launcher: str, *, noticed: bool = False) -> float:
+    """Three nodes of `--nnodes=2:3`: one is killed, to the new lines of the two others."""
     limit_s = PATIENCE_S if noticed or launcher == "relight" else NEVER_S
     with Job(launcher, "2:3") as job:
         nodes = job.begin(3)
@@ -345,29 +349,13 @@ BENCHMARKS = (
     Benchmark("start", "start of 2 nodes of 2 to the last worker's line", start_s),
     Benchmark("alone", "start of 1 node of 1:2 to its worker's line", start_alone_s, slow=True),
     Benchmark(
-        "restart", "2 nodes of 1:4, kill -9 of a worker to new lines on both", restart_s, slow=True
+        "restart", "2 nodes of 1:4, kill -9 of a worker to new lines on both", restart_s, True
     ),
-    Benchmark(
-        "loss",
-        "3 nodes of 2:3, one is killed, to new lines on the others",
-        partial(loss_s, noticed=False),
-        slow=True,
-    ),
-    Benchmark(
-        "loss-noticed",
-        "the same, and a worker elsewhere fails of it at once",
-        partial(loss_s, noticed=True),
-        slow=True,
-    ),
-    Benchmark("cut", "the same, its cable is pulled instead", cut_s, torchrun=False),
-    Benchmark(
-        "arrival", "a third node comes to 2 of 1:3, start to new lines on all", arrival_s, slow=True
-    ),
-    Benchmark(
-        "arrival-2",
-        "the same with last_call_timeout=2",
-        partial(arrival_s, conf="last_call_timeout=2"),
-    ),
+    Benchmark("loss", "3 nodes of 2:3, one is killed, to new lines on the others", loss_s, True),
+    Benchmark("noticed", "the same, and a worker elsewhere fails of it at once", noticed_s, True),
+    Benchmark("cut", "the same as the last but one, a cable is pulled", cut_s, torchrun=False),
+    Benchmark("arrival", "third node to 2 of 1:3, start to new lines on all", arrival_s, True),
+    Benchmark("arrival-2", "the same with last_call_timeout=2", partial(arrival_s, conf=LAST_CALL)),
 )
 
 Samples = dict[str, list[float]]

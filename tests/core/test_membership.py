@@ -998,6 +998,28 @@ def test_differences_are_told_to_both() -> None:
     """)
 
 
+def test_each_difference_is_told_once() -> None:
+    """What some node has already was told when the first of its kind came; not all can be news."""
+    game = table(100, 100)
+    for index in range(60):
+        game.step(Told(f"n{index}", game.join(f"n{index}", facts={"script": f"{index % 2}"})))
+    notes = [(n, m) for n, heard in game.heard.items() for m in heard if isinstance(m, Note)]
+    assert sorted(node for node, _ in notes) == ["n0", "n1"]
+    for index in range(60):
+        game.step(Told(f"m{index}", game.join(f"m{index}", facts={"script": f"m{index}"})))
+    assert len([m for m in game.heard["n0"] if isinstance(m, Note)]) < 10
+
+
+def test_numbers_of_a_stranger_do_not_count() -> None:
+    """A generation's number that can't be does not make the next one unspeakable."""
+    game = table(1, 2)
+    game.step(Told("a", game.join("a", Announce(1 << 61, 0, 0, 1, done=False))))
+    game.step(Told("a", Ready(1 << 61, 1, (), ())))
+    game.step(Told("b", game.join("b")))
+    game.step(Told("b", Ready(-1, 1, (), ())))
+    assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
+
+
 # What people are told.
 
 

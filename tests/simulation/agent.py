@@ -78,6 +78,11 @@ class Agent:
         """Whether the process stands still."""
         return self.stopped_at is not None
 
+    @property
+    def reached(self) -> bool:
+        """Whether the coordinator and this agent hear each other."""
+        return bool(self.coordinator or (self.connection and self.connection.echoed))
+
     def post(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call back when the process can."""
         if self.stopped_at is not None:

@@ -1,6 +1,6 @@
 """One seeded run: a job, what goes wrong with it, and how it must end."""
 
-from relight.core.group import Settings
+from relight.core.group import Settings, State
 from relight.errors import EXIT_GROUP
 
 from .agent import Agent
@@ -78,11 +78,10 @@ class Run:
     def _finish(self) -> None:
         """Let all workers end well, whenever they run, and everybody go home."""
         world = self.world
-        told = [
-            agent
-            for agent in world.agents
-            if agent.alive and (agent.coordinator or (agent.connection and agent.connection.echoed))
-        ]
+        group = world.coordinator and world.coordinator.membership
+        over = group is None or group.state is State.GATHERING
+        # Who missed the end waits until the join timeout.
+        told = [agent for agent in world.agents if agent.alive and agent.reached and not over]
         limit = world.now + ENDED_WITHIN_S
         while world.now < limit and any(agent.alive for agent in told):
             for agent in world.agents:

@@ -82,7 +82,7 @@ class Watch:
             self._see_change(formation, event)
         restart = membership.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
-            announced = membership.state is State.RECOVERING
+            announced = isinstance(event, Told) and isinstance(event.message, Join)
             if not announced and (restart != before + 1 or self.failures == self._failures_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures

@@ -30,8 +30,7 @@ Rules:
 - A generation's number is above all that this coordinator has heard of.
 - Nodes above the maximum are spares.
 
-Invariants are in `check`. What is deliberately not here: connections, heartbeats, leases,
-processes.
+Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
 
 from collections.abc import Mapping
@@ -54,7 +53,6 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
-from relight.core.mismatches import compare
 from relight.core.ranks import Generation, Node
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE
 
@@ -62,6 +60,8 @@ _WAIT_EVERY_S = 1.0
 """A node is told at most this often why it waits: many that join must not flood each other."""
 _TELL_AFTER_S = 0.3
 """What is over so soon need not be told."""
+_MAX_NUMBER = 1 << 40
+"""Nobody has formed so many generations: a node that says so must not spoil the numbers."""
 
 
 class _Member:
@@ -98,6 +98,7 @@ class Membership:
         self._done_and_gone = 0
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
         self._by_node_rank: dict[int, str] = {}
+        self._differences = waiting.Differences()
         self._arrivals = 0
         self._arrived_at = 0.0
         self._waiting_since = 0.0
@@ -182,8 +183,7 @@ class Membership:
             assert len(self.order) >= self.settings.least
             assert len(live) + self._done_and_gone == len(self.order)
             assert self._active == live.keys() - self._done.keys()
-        if self.state is State.STOPPING:
-            assert self._active or self._recover_until is not None
+        assert self._active or self._recover_until is not None or self.state is not State.STOPPING
 
     # What nodes say.
 
@@ -201,10 +201,9 @@ class Membership:
             self._waiting_since = now
         member = self.members.get(join.node)
         if member is None:
-            if join.facts and self.members:  # the newcomer and the first node hear what differs
-                first = next(iter(self.members.values())).join
-                for text in compare({first.host: first.facts}, join.host, join.facts):
-                    self._effects += [Send(join.node, Note(text)), Send(first.node, Note(text))]
+            for text in self._differences.of(join):
+                for node in (join.node, *list(self.members)[:1]):
+                    self._send(node, Note(text))
             member = self.members[join.node] = _Member(join, self._arrivals)
             self._arrivals += 1
             self._arrived_at = now
@@ -227,8 +226,9 @@ class Membership:
         """A node comes with the workers of a generation."""
         number, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
-        self._highest = max(self._highest, number)
-        possible = 0 <= place < size <= self.settings.most
+        possible = 0 <= place < size <= self.settings.most and number < _MAX_NUMBER
+        if number < _MAX_NUMBER:
+            self._highest = max(self._highest, number)
         nothing_known = self.state in (State.GATHERING, State.RECOVERING)
         if possible and number > self.generation and nothing_known:
             for older in list(self._places):
@@ -270,7 +270,8 @@ class Membership:
         current = node in self._places and getattr(message, "generation", -1) == self.generation
         match message:
             case Ready():
-                self._highest = max(self._highest, message.generation)
+                if message.generation < _MAX_NUMBER:
+                    self._highest = max(self._highest, message.generation)
                 if node in self._places and not (current or member.idle):
                     return  # an older word
                 self._is_ready(member, message, current, now)
@@ -485,8 +486,6 @@ class Membership:
 
     def _outside(self) -> list[_Member]:
         """Return the nodes that are not in the live generation."""
-        if len(self.members) == len(self._places):
-            return []
         return [m for node, m in self.members.items() if node not in self._places]
 
     def _newcomers(self) -> int:

@@ -1,11 +1,31 @@
 """What people are told while the group is not complete: how many, who, what for, how long still;
-and why a node can't be in it.
+and why a node can't be in it, or should be another.
 """
 
 from collections.abc import Sequence
 
 from relight.core.group import Settings
 from relight.core.messages import Join
+from relight.core.mismatches import compare
+
+_MAX_KINDS = 8
+"""Of nodes by their facts. Where all differ there is no point in saying so a thousand times."""
+
+
+class Differences:
+    """What should be equal on all nodes and is not, told when the first of its kind comes."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, dict[str, str]] = {}  # by one host of each
+
+    def of(self, join: Join) -> list[str]:
+        """Return a line for each fact in which a newcomer is the first of its kind."""
+        kinds = self._kinds
+        if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
+            return []
+        lines = compare(kinds, join.host, join.facts)
+        kinds[join.host] = join.facts
+        return lines
 
 
 def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
