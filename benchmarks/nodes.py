@@ -400,7 +400,13 @@ def main() -> None:
     table = _as_table(results, detections)
     os.makedirs(options.out, exist_ok=True)
     Path(options.out, "nodes.md").write_text(table)
-    content = {**results, "detection": {"relight": [round(value, 3) for value in detections]}}
+    finite = {
+        key: {
+            name: [v if v < float("inf") else None for v in values] for name, values in each.items()
+        }
+        for key, each in results.items()
+    }
+    content = {**finite, "detection": {"relight": [round(value, 3) for value in detections]}}
     Path(options.out, "nodes.json").write_text(json.dumps(content, indent=1) + "\n")
     _plot(results, detections, os.path.join(options.out, "nodes.png"))
     print(f"\n{table}\nwritten to {options.out}")

@@ -211,7 +211,7 @@ class Agent:
         if isinstance(self.link, RemoteLink) and isinstance(self._store, TCPStore):
             port = self.link.share_port(self._store) or port
         self._stop = None
-        self._ready = Ready(self._last, port, failures, left)
+        self._ready = Ready(self._last, port, failures, left, self._restart)
         self.link.send(self._ready)
 
     def _wait_for_others(self) -> None:
@@ -239,9 +239,10 @@ class Agent:
 
     def announce(self) -> Announce | None:
         """Return the generation whose workers are here, if any."""
-        if self._live is None:
+        form = self._live or self._form
+        if form is None:
             return None
-        generation, place = self._live
+        generation, place = form
         return Announce(
             generation.number,
             generation.restart,

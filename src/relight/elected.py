@@ -129,6 +129,7 @@ class ElectedLink(RemoteLink):
             return
         if holds and self._group is None:
             self._disconnect()
+            self._confirmed = self._owner.announce() is None
             self._owner.say("this node coordinates the group now")
             self._serve(coordinator)
         elif not holds and self._group is not None:
@@ -137,8 +138,14 @@ class ElectedLink(RemoteLink):
             self._owner.say(f"this node coordinates the group no longer: {elector.explain()}")
             self._since = self._loop.now()
             self._seek()
-        if holds:
-            self._owner.lease(elector.lease_until())
+        if holds and self._confirmed:
+            self._lease(elector.lease_until())
+
+    def _lease_of_own(self) -> None:
+        """The lease is that of the votes."""
+        self._confirmed = True
+        if self._elector is not None:
+            self._lease(self._elector.lease_until())
 
 
 class Elector:

@@ -133,6 +133,7 @@ class RemoteLink:
         self._sent: dict[int, float] = {}
         self._echoed_at = 0.0
         self._quiet_until = 0.0
+        self._leased_until = 0.0
         self._confirmed = False
         self._closed = False
 
@@ -278,8 +279,9 @@ class RemoteLink:
 
     def _host(self, sock: socket.socket) -> None:
         self._coordinator = self._make_coordinator(sock)
+        if self._loop.now() < self._leased_until:
+            self._lease(None)  # nobody can have gone on without the workers here
         self._serve(self._coordinator)
-        self._owner.lease(None)
 
     def _make_coordinator(self, sock: socket.socket) -> "Coordinator":
         from relight.coordinator import Coordinator
@@ -291,7 +293,7 @@ class RemoteLink:
     def _serve(self, coordinator: "Coordinator") -> None:
         """Join the group of a coordinator in this process."""
         self._group = coordinator.group(self._meeting.job, self._settings)
-        self._group.sinks[self._join.node] = coordinator.sink_of_own(self._owner.told)
+        self._group.sinks[self._join.node] = coordinator.sink_of_own(self._on_own)
         self._told.clear()
         self.send(self._join._replace(announce=self._owner.announce()))
         for message in self._owner.standing():
@@ -303,6 +305,16 @@ class RemoteLink:
             client.close()
         else:
             self._shared.adopt(client)
+
+    def _on_own(self, message: FromCoordinator) -> None:
+        """The coordinator in this process says something."""
+        if isinstance(message, Confirm | Form):
+            self._lease_of_own()
+        self._owner.told(message)
+
+    def _lease_of_own(self) -> None:
+        """What this process coordinates can't go on without it."""
+        self._lease(None)
 
     # Connected. The next three are the connection's owner.
 
@@ -336,7 +348,7 @@ class RemoteLink:
         self._told.clear()
         if isinstance(told, Confirm | Form):
             self._confirmed = True
-            self._owner.lease(self._echoed_at + self._meeting.lease_s)
+            self._lease(self._echoed_at + self._meeting.lease_s)
         if isinstance(told, FromCoordinator):
             self._owner.told(told)
 
@@ -357,8 +369,13 @@ class RemoteLink:
             self._retry(reason)
 
     def _renew_by_refusal(self) -> None:
-        """The host of the endpoint lives, and nobody is coordinator there."""
-        self._owner.lease(self._loop.now() + self._meeting.lease_s)
+        """The host of the endpoint lives, and nobody is coordinator there, nor was one meanwhile."""
+        if self._loop.now() < self._leased_until:
+            self._lease(self._loop.now() + self._meeting.lease_s)
+
+    def _lease(self, until: float | None) -> None:
+        self._leased_until = float("inf") if until is None else until
+        self._owner.lease(until)
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -412,7 +429,7 @@ class RemoteLink:
         for older in [n for n, at in self._sent.items() if at <= sent_at]:
             del self._sent[older]
         if self._confirmed:
-            self._owner.lease(self._echoed_at + self._meeting.lease_s)
+            self._lease(self._echoed_at + self._meeting.lease_s)
 
     def _stop_beating(self) -> None:
         if self._beat_timer is not None:

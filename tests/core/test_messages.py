@@ -48,7 +48,7 @@ known = st.one_of(
     joins,
     st.builds(
         Ready, numbers, ports, st.lists(records, max_size=3).map(tuple),
-        st.lists(counts, max_size=3).map(tuple),
+        st.lists(counts, max_size=3).map(tuple), counts,
     ),
     st.builds(Failed, numbers, texts),
     st.builds(Done, numbers),

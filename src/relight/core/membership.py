@@ -296,6 +296,8 @@ class Membership:
                 self._stop(self._trouble or f"workers ended on {member.join.host}")
             self._active.discard(node)
             self._done.pop(node, None)
+        if self.generation < 0:  # the budget outlives a coordinator
+            self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
         member.ready = ready
         self._ready[node] = None
         self._untold = True

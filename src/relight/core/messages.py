@@ -57,13 +57,14 @@ class Ready(NamedTuple):
 
     `generation` is the last one that the node was in, -1 for none. `failures` are how its workers
     ended there, if not well (`core.failures.to_record`). `left` are the ranks that had ended well
-    before.
+    before. `restart` is how many restarts the job has had, as far as this node knows.
     """
 
     generation: int
     port: int
     failures: tuple[dict[str, Any], ...]
     left: tuple[int, ...]
+    restart: int = 0
 
 
 class Failed(NamedTuple):
