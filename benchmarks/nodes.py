@@ -471,7 +471,7 @@ def _plot(results: dict[str, Samples], detections: list[float], path: str) -> No
             never = median == float("inf")
             bars.bar(place + shift, NEVER_S if never else median, 0.36, color=colours[name],
                      label=name if place == 0 else None, hatch="//" if never else None)  # fmt: skip
-            bars.annotate("never" if never else f"{median:.2g}",
+            bars.annotate(f"> {NEVER_S:.0f}" if never else f"{median:.2g}",
                           (place + shift, NEVER_S if never else median), ha="center", xytext=(0, 3),
                           textcoords="offset points", fontsize=7)  # fmt: skip
     bars.set_yscale("log")

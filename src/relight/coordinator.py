@@ -16,7 +16,7 @@ from relight.core.group import Lost, Settings, Told
 from relight.core.messages import Form, FromAgent, FromCoordinator, Join, Malformed, Message
 from relight.errors import EXIT_USAGE
 from relight.group import Group, Sink
-from relight.host.beats import SIZE, Address, Beats
+from relight.host.beats import Address, Beats
 from relight.host.connection import Connection, Listener, Security
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
@@ -132,6 +132,7 @@ class Coordinator:
             if type(number) is not int or not 0 <= number < 1 << 62:
                 connection.fail("it sent nonsense: a beat without a number")
             elif self.holds():
+                peer.is_new(number)
                 connection.send({"type": "beat", "number": number})  # the echo is its lease
             return
         try:
@@ -216,13 +217,22 @@ class Coordinator:
             del self._by_node[peer.group, peer.node]
         self._by_key.pop(self._beats.key_of(connection.session_key), None)
 
+    def _forget_empty_groups(self) -> None:
+        """A job that nobody is in any more begins anew if its nodes come back."""
+        used = {peer.group for peer in self._peers.values()} if len(self.groups) > 1 else None
+        for job, group in list(self.groups.items()):
+            if used is not None and group not in used and not group.sinks:
+                group.close()
+                del self.groups[job]
+
     # Who is silent.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
         connection = self._by_key.get(data[:8])
-        if connection is None or len(data) != SIZE:
+        if connection is None:
             return
-        if self.holds() and self._beats.is_genuine(data, connection.session_key):
+        number = self._beats.number_of(data, connection.session_key)
+        if number is not None and self.holds() and self._peers[connection].is_new(number):
             connection.heard_at = self._loop.now()
             self._beats.send(data, sender)
 
@@ -233,6 +243,7 @@ class Coordinator:
             self._patient_until = now + 2 * self._lost_after_s
         self._looked_at = now
         self._timer = self._loop.call_after(interval, self._look)
+        self._forget_empty_groups()
         if now < self._patient_until:
             return
         for connection in list(self._peers):
@@ -249,3 +260,10 @@ class _Peer:
         self.connection = connection
         self.group = group
         self.node = ""
+        self._beat = -1
+
+    def is_new(self, number: int) -> bool:
+        """Whether a beat is no repetition of one that somebody has overheard."""
+        is_new = number > self._beat
+        self._beat = max(self._beat, number)
+        return is_new

@@ -33,7 +33,7 @@ from relight.core.messages import (
     FromCoordinator,
     Join,
 )
-from relight.errors import EXIT_GROUP
+from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.group import Group
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback, is_ours, listen
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.2
 _TRIES = 3
+_UNFIT_S = 30.0
+"""How long a job that went before, with another token, may still hold the endpoint."""
 _BURST_S = 0.05
 """Time between beats while the last one has no echo."""
 _LOG_EVERY_S = 10.0
@@ -134,6 +136,7 @@ class RemoteLink:
         self._echoed_at = 0.0
         self._quiet_until = 0.0
         self._leased_until = 0.0
+        self._unfit_since = loop.now()
         self._confirmed = False
         self._closed = False
 
@@ -361,15 +364,19 @@ class RemoteLink:
             return
         if connection.refused:
             self._renew_by_refusal()
+        if not connection.unfit:
+            self._unfit_since = self._loop.now()
         if was_open:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._seek()
+        elif self._loop.now() - self._unfit_since > _UNFIT_S:
+            self._owner.told(End(EXIT_USAGE, f"the coordinator turns us away: {reason}", (), None))
         else:
-            self._retry(reason)
+            self._retry(reason, seconds=1.0 if connection.unfit else _RETRY_S)
 
     def _renew_by_refusal(self) -> None:
-        """The host of the endpoint lives, and nobody is coordinator there, nor was one meanwhile."""
+        """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile."""
         if self._loop.now() < self._leased_until:
             self._lease(self._loop.now() + self._meeting.lease_s)
 

@@ -70,8 +70,8 @@ class Connection:
         heard_at: loop time at which bytes came last.
         is_open: the peer is known, and messages flow.
         refused: nobody listens there. The host lives, the process does not.
-        session_key: 32 bytes that both ends know, other ones for each connection, set once it is
-            open. Secret only if there is a token.
+        unfit: the two have other tokens, or only one has TLS.
+        session_key: 32 bytes that both ends know, once it is open. Secret only with a token.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Connection:
         self.peer = names.peer_of(sock) or "?"
         self.heard_at = loop.now()
         self.is_open = False
-        self.refused = False
+        self.refused = self.unfit = False
         self.session_key = b""
         self._sock: socket.socket | None = sock
         self._fd = sock.fileno()
@@ -276,6 +276,7 @@ class Connection:
             if refusal.answer:
                 self._push(refusal.answer)
             self.refused = refusal.itself and self._dialled  # TCP can do that on a free port
+            self.unfit = not refusal.itself
             self.fail(refusal.reason)
             return
         if opening.done:
