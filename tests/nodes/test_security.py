@@ -10,6 +10,8 @@ import pytest
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
+from relight.core.group import Settings
+from relight.core.messages import Join, Ready, to_json
 
 pytestmark = pytest.mark.slow
 
@@ -244,12 +246,13 @@ def test_strangers_do_not_disturb(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-JOIN = {
-    "type": "join", "node": "x", "host": "evil", "address": "10.77.0.4", "slots": 1,
-    "role": "default", "node_rank": -1, "least": 2, "most": 3, "max_restarts": 0, "facts": {},
-    "announce": None,
-}  # fmt: skip
-READY = {"type": "ready", "generation": -1, "port": 1, "failures": [], "left": []}
+JOIN = to_json(
+    Join(
+        node="x", host="evil", address="10.77.0.4", slots=1, role="default", node_rank=-1, least=2,
+        most=3, max_restarts=0, facts={}, announce=None,
+    )
+)  # fmt: skip
+READY = to_json(Ready(-1, 1, (), ()))
 BIG = 1 << 62
 LONG = "é" * 1_400_000
 """It fits into a frame as UTF-8, and does not with every character escaped."""
@@ -278,9 +281,8 @@ LIES = {
 }  # fmt: skip
 LIAR = r"""
 import json, os, socket, sys, time
-GREETING, messages = b"relight 1\n", json.load(open(sys.argv[1]))
-settings = {"least": 2, "most": 3, "max_restarts": 0, "last_call_s": 1.0, "join_timeout_s": 600.0,
-    "exit_barrier_s": 300.0, "rejoin_s": 2.0, "ordered": False, "gently": False}
+GREETING = b"relight 1\n"
+settings, connections = json.load(open(sys.argv[1]))
 def frame(message):
     try:
         body = json.dumps(message, ensure_ascii=False).encode()
@@ -289,7 +291,7 @@ def frame(message):
     return len(body).to_bytes(4, "big") + body
 hello = {"type": "hello", "nonce": os.urandom(32).hex(), "token": False, "job": "test",
     "settings": settings}
-for group in messages:
+for group in connections:
     sock = socket.create_connection(("10.77.0.1", 29400), 5)
     sock.sendall(GREETING + frame(hello))
     time.sleep(0.05)
@@ -303,9 +305,12 @@ for group in messages:
                 while b'"type":"form"' not in heard:
                     sock.sendall(frame({"type": "beat", "number": 1}))
                     try:
-                        heard += sock.recv(65536)
+                        data = sock.recv(65536)
                     except TimeoutError:
-                        pass
+                        continue
+                    if not data:
+                        sys.exit(f"turned away: {heard}")
+                    heard += data
                 sock.settimeout(5)
             else:
                 time.sleep(message)
@@ -319,7 +324,7 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     """Say something to the coordinator from another host, as a peer that it lets in; a number means
     to wait for so many seconds.
     """
-    (tmp_path / "messages.json").write_text(json.dumps(connections))
+    (tmp_path / "messages.json").write_text(json.dumps([Settings(2, 3, 0).to_json(), connections]))
     command = [sys.executable, "-c", LIAR, str(tmp_path / "messages.json")]
     assert lab["node4"].start(command).wait(60) == 0
 
@@ -331,6 +336,7 @@ def test_lies(lab: Lab, tmp_path: Path) -> None:
         each = [[message, 0.05] for message in messages[:10]]
         lie(lab, tmp_path, *each, [*messages, 0.1])
         undisturbed(job, agents, what)
+        assert "settings with" not in agents[0].text, what  # it was let in
     newcomer = job.start("node3")
     assert job.until_runs([*agents, newcomer], 3, generation=1) < 10
     assert job.stop() == [0, 0, 0]

@@ -45,10 +45,13 @@ def arrived(pids: Iterable[int], port: int) -> set[int]:
         port: the store's.
     """
     result = set()
+    connected: dict[str, set[str]] = {}  # by network namespace: the tables are long
     for pid in pids:
         try:
-            inodes = _connected(pid, port)
-            if inodes and inodes & _sockets(pid):
+            network = os.readlink(f"/proc/{pid}/ns/net")
+            if network not in connected:
+                connected[network] = _connected(pid, port)
+            if connected[network] and connected[network] & _sockets(pid):
                 result.add(pid)
         except OSError:
             continue
