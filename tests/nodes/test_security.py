@@ -352,7 +352,7 @@ RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind"
         [{"type": "failed", "generation": 1, "reason": LONG}],
         [{"type": "leave", "reason": LONE}],
         [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],
-        [{**JOIN, "announce": {**ANNOUNCE, "generation": 1}}],  # see bugs.md, 6
+        [{**JOIN, "announce": {**ANNOUNCE, "generation": 1}}],
     ],
     ids=["records", "a long reason", "no text", "several in one", "another place"],
 )

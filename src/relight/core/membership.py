@@ -1,7 +1,6 @@
 """The group: who is in, which generation is live, when to form the next one, and why not yet.
 
-One coordinator runs this for all agents of a job; a job of one node runs it inside its agent. What
-the agents say comes in, what they must do goes out.
+One coordinator runs this for all agents of a job: what they say comes in, what to do goes out.
 
     GATHERING   no workers run; nodes join
       | as many as may be, or enough and no newcomer for a while   -> RUNNING
@@ -14,21 +13,19 @@ the agents say comes in, what they must do goes out.
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce a generation that is live
       | all of its nodes are here                                  -> RUNNING
-      | all are, but a worker has failed; or some are not, after a
-      | while                                                      -> STOPPING
+      | all are, and a worker has failed; or some are not, in time -> STOPPING
     ENDED       everybody is told; so is who comes late
 
 Rules:
 
-- Only survivors are waited for on the way to the next generation, never strangers. Where none is
-  left, it takes a while until the lease of the lost ones is over.
+- Only survivors are waited for on the way to the next generation, never strangers; where none is
+  left, the leases of the lost ones.
 - Survivors keep their order, a newcomer takes the hole of a lost node, the rest is appended. The
   first generation is in the natural order of host names (node2 before node10).
 - `restart` counts failures of workers; a change of membership costs nothing, and where both happen
   during a stop it was a change of membership.
 - Whoever was lost and returns in time, workers and all, has its place again.
-- A generation's number is above all that this coordinator has heard of.
-- Nodes above the maximum are spares.
+- A generation's number is above all that were heard of. Nodes above the maximum are spares.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
@@ -240,7 +237,7 @@ class Membership:
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
         known = possible and live and (number, size) == (self.generation, len(self.order))
-        if known and self.order[place] is None:
+        if known and self.order[place] is None and node not in self._places:
             if self.state is State.RUNNING:  # one that was done and then lost
                 self._done_and_gone -= 1
             self.order[place] = node
@@ -264,6 +261,9 @@ class Membership:
         self._send(member.node, Stop(number, "the group went on without this node", gently=False))
         if member.node in self._places:
             self._set_aside(member.node)
+            self._changed = True
+            if self.state is State.RUNNING:
+                self._stop(f"{member.join.host} is in another generation")
 
     def _told(self, member: _Member, message: FromAgent, now: float) -> None:
         node = member.node
