@@ -1,0 +1,175 @@
+"""The group, played as tables: who says what when, and what is sent to whom.
+
+A line of a table is `TIME NODES VERB`; what is sent from then on comes below it, after arrows. The
+verbs:
+
+    joins     a node comes and has no workers
+    offers    the same, but it is not ready yet
+    ready     its workers have ended as they were asked to
+    failed    a worker has ended badly; `ends` when all have, with a record of it
+    done      all its workers have ended well
+    lost, leaves
+    returns   it comes with the workers of its generation; `returns-done` if they have ended well
+    idle      it comes again, without workers
+    -         nothing but time passes
+"""
+
+from relight.core.group import Event, Lost, Send, Settings, Tick, Told
+from relight.core.membership import Membership
+from relight.core.messages import (
+    Announce,
+    Confirm,
+    Done,
+    End,
+    Failed,
+    Form,
+    FromCoordinator,
+    Join,
+    Leave,
+    Ready,
+    Stop,
+    Wait,
+)
+
+
+def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> dict:
+    """How a worker ended, as a node reports it."""
+    return {
+        "rank": rank, "local_rank": 0, "host": host, "pid": 100 + rank, "exitcode": exitcode,
+        "at": 0.5, "asked": asked, "report": None, "last_lines": (), "evidence": "", "log": "",
+        "when": "12:00:00",
+    }  # fmt: skip
+
+
+class Table:
+    """A group, the time, and what its nodes have been told."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.group = Membership(settings)
+        self.now = 0.0
+        self.heard: dict[str, list[FromCoordinator]] = {}
+        self.last: dict[str, Form] = {}  # that a node was told to start
+        self.fresh: list[Send] = []
+
+    def play(self, script: str) -> "Table":
+        """Play a table and compare what is sent with what it says."""
+        lines = [line.strip() for line in script.strip().splitlines()]
+        for index, line in enumerate(lines):
+            if line.startswith("->"):
+                continue
+            expected = []
+            for below in lines[index + 1 :]:
+                if not below.startswith("->"):
+                    break
+                expected.append(below[2:].strip())
+            time, *nodes, verb = line.split()
+            self.wait(float(time))
+            for node in nodes:
+                for event in self.events(node, verb):
+                    self.step(event)
+            assert self.sent() == expected, line
+        return self
+
+    def wait(self, until: float) -> None:
+        """Let time pass; deadlines are kept."""
+        for _ in range(1000):
+            due = self.group.deadline()
+            if due is None or due > until:
+                break
+            self.now = max(self.now, due)
+            self.step(Tick())
+        else:
+            raise AssertionError("deadlines without end")
+        self.now = until
+
+    def step(self, event: Event) -> None:
+        effects = self.group.step(event, self.now)
+        self.group.check()
+        self.fresh += effects
+        for node, message in effects:
+            self.heard.setdefault(node, []).append(message)
+            if isinstance(message, Form):
+                self.last[node] = message
+
+    def events(self, node: str, verb: str) -> list[Event]:
+        form = self.last.get(node)
+        number = form.generation.number if form else -1
+        messages = {
+            "joins": [self.join(node), Ready(number, 29500, (), ())],
+            "idle": [self.join(node), Ready(number, 29500, (), ())],
+            "idle-failed": [self.join(node), Ready(number, 29500, (record(host=node),), ())],
+            "offers": [self.join(node)],
+            "ready": [Ready(number, 29500, (), ())],
+            "failed": [Failed(number, f"a worker failed on {node}")],
+            "ends": [Ready(number, 29500, (record(host=node),), ())],
+            "done": [Done(number)],
+            "leaves": [Leave("SIGTERM")],
+            "-": [],
+        }
+        if verb == "lost":
+            return [Lost(node, "no word")]
+        if verb.startswith("returns"):
+            return [Told(node, self.join(node, self.announce(node, done="done" in verb)))]
+        return [Told(node, message) for message in messages[verb]]
+
+    def announce(self, node: str, *, done: bool = False) -> Announce:
+        generation, place = self.last[node]
+        return Announce(
+            generation.number, generation.restart, place.group_rank, place.group_world_size, done
+        )
+
+    def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
+        name = node.partition("/")[0]
+        rank = int(name[4:]) if self.settings.ordered else -1
+        offer = Join(
+            node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.least,
+            self.settings.most, self.settings.max_restarts, {}, announce,
+        )  # fmt: skip
+        return offer._replace(**changes)
+
+    def sent(self) -> list[str]:
+        """Return what was sent since the last call, without what is for people only."""
+        found: dict[str, list[str]] = {}
+        places: dict[str, dict[int, str]] = {}
+        for node, message in self.fresh:
+            match message:
+                case Form(generation, place):
+                    restart = f" restart {generation.restart}" if generation.restart else ""
+                    key = f"form {generation.number}{restart}:"
+                    places.setdefault(key, {})[place.group_rank] = node
+                    found[key] = [n for _, n in sorted(places[key].items())]
+                case Stop(number, _, gently):
+                    found.setdefault(f"{'gently ' * gently}stop {number}:", []).append(node)
+                case Confirm(number):
+                    found.setdefault(f"confirm {number}:", []).append(node)
+                case End(code, _, _, _):
+                    found.setdefault(f"end {code}:", []).append(node)
+        self.fresh = []
+        return [
+            f"{key} {' '.join(nodes if key.startswith('form') else sorted(nodes))}"
+            for key, nodes in found.items()
+        ]
+
+    def waits(self, node: str) -> Wait:
+        """Return the last that a node was told while it waited."""
+        return [m for m in self.heard[node] if isinstance(m, Wait)][-1]
+
+    def reason(self, node: str) -> str:
+        """Return why a node was last told to stop."""
+        return [m for m in self.heard[node] if isinstance(m, Stop)][-1].cause
+
+    def end(self, node: str) -> End:
+        """Return the end that a node was told."""
+        (end,) = (m for m in self.heard[node] if isinstance(m, End))
+        return end
+
+    def follow(self) -> "Table":
+        """Return a table with a new coordinator, which knows nothing of the nodes of this one."""
+        other = Table(self.settings)
+        other.last, other.now = dict(self.last), self.now
+        return other
+
+
+def table(least: int, most: int, max_restarts: int = 3, **others: object) -> Table:
+    return Table(Settings(least, most, max_restarts, **others))

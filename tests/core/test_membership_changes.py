@@ -1,0 +1,302 @@
+"""Nodes that come, go, are lost and return while the group lives."""
+
+from plays import table
+
+# Nodes that come and go.
+
+
+def test_a_lost_node_is_replaced_by_nobody_at_once() -> None:
+    """Survivors above the minimum form as soon as their workers have stopped, at no cost."""
+    game = table(2, 3, 0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        9 b lost
+        -> stop 0: a c
+        9.1 a ready
+        9.2 c ready
+        -> form 1: a c
+    """)
+    assert game.reason("a") == "b was lost: no word"
+
+
+def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
+    """Too few nodes wait for the join timeout, are told what for, and end with exit code 3."""
+    game = table(3, 3, join_timeout_s=60.0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        9 b lost
+        -> stop 0: a c
+        10 a c ready
+        12 -
+    """)
+    text = "2 of 3 nodes have joined: a, c; waiting for 1 more (join timeout in "
+    assert game.waits("a").text.startswith(text)
+    assert not game.waits("a").spare
+    assert game.group.explain(40) == f"{text}30 s)"
+    game.play("""
+        69.9 -
+        70 -
+        -> end 3: a c
+        80 d joins
+        -> end 3: d
+    """)
+    assert game.end("c").reason == (
+        "gave up after 1 m 00 s: 2 of 3 nodes have joined: a, c; waiting for 1 more"
+    )
+
+
+def test_a_replacement_takes_the_hole() -> None:
+    """A newcomer has the place of the lost node; rank 0 does not move."""
+    table(3, 3).play("""
+        0 a b c joins
+        -> form 0: a b c
+        9 b lost
+        -> stop 0: a c
+        9 a c ready
+        20 Z joins
+        -> form 1: a Z c
+    """)
+
+
+def test_two_newcomers_come_together() -> None:
+    """Nodes that come within the last call are admitted in one new generation."""
+    game = table(1, 8, 0, last_call_s=5.0).play("""
+        0 b joins
+        5 -
+        -> form 0: b
+        10 c joins
+        13 a joins
+        17.9 -
+        18 -
+        -> stop 0: b
+        18.1 b ready
+        -> form 1: b c a
+    """)
+    assert game.reason("b") == "c, a joined"
+
+
+def test_what_makes_the_group_full_is_let_in_at_once() -> None:
+    """There is nobody to wait for when the maximum is reached."""
+    table(1, 3, last_call_s=5.0).play("""
+        0 a joins
+        5 -
+        -> form 0: a
+        10 b joins
+        10.5 c joins
+        -> stop 0: a
+        11 a ready
+        -> form 1: a b c
+    """)
+
+
+def test_newcomers_may_be_let_in_gently() -> None:
+    """Where workers may save first, a newcomer's stop says so; that of a failure does not."""
+    table(1, 2, gently=True, last_call_s=5.0).play("""
+        0 a joins
+        5 -
+        -> form 0: a
+        10 b joins
+        -> gently stop 0: a
+        11 a ready
+        -> form 1: a b
+        12 a failed
+        -> stop 1: a b
+    """)
+
+
+def test_a_spare_waits_and_is_used_at_once() -> None:
+    """A node above the maximum is told that it is a spare, and takes the place of a lost one."""
+    game = table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 s joins
+        5 -
+    """)
+    assert game.waits("s").spare
+    assert game.waits("s").text == "generation 0 runs on 2 nodes; this node is kept as a spare"
+    game.play("""
+        9 a lost
+        -> stop 0: b
+        9.1 b ready
+        -> form 1: s b
+    """)
+
+
+def test_a_node_that_leaves() -> None:
+    """An orderly leave costs no restart, and is named."""
+    game = table(1, 2, 0).play("""
+        0 a b joins
+        -> form 0: a b
+        9 a leaves
+        -> stop 0: b
+        9 a lost
+        9 b ready
+        -> form 1: b
+    """)
+    assert game.reason("b") == "a left: SIGTERM"
+
+
+def test_a_failure_and_a_loss_are_a_change_of_membership() -> None:
+    """Whichever comes first: where a node is lost, the others' failures are its consequence."""
+    table(1, 3, 0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        9 a failed
+        -> stop 0: a b c
+        9.5 b lost
+        9.6 a ends
+        9.7 c ready
+        -> form 1: a c
+        19 c lost
+        -> stop 1: a
+        19 a failed
+        19 a ends
+        -> form 2: a
+    """)
+
+
+def test_a_loss_while_nothing_runs_does_not_pay_for_a_later_failure() -> None:
+    """Only what happens during a stop belongs to it."""
+    table(2, 2, 0).play("""
+        0 a b joins
+        -> form 0: a b
+        9 b lost
+        -> stop 0: a
+        9 a ready
+        10 c joins
+        -> form 1: a c
+        11 c lost
+        -> stop 1: a
+        11 a ready
+        12 d offers
+        13 d lost
+        14 e joins
+        -> form 2: a e
+        15 e failed
+        -> stop 2: a e
+        15 a ready
+        15 e ends
+        -> end 7: a e
+    """)
+
+
+def test_two_losses_are_no_trouble() -> None:
+    """Nodes can go one after the other, down to none, and come again."""
+    table(1, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a lost
+        -> stop 0: b
+        1 b ready
+        -> form 1: b
+        2 b leaves
+        3 c joins
+        -> form 2: c
+    """)
+
+
+def test_when_all_nodes_are_lost_their_lease_is_waited_for() -> None:
+    """Others do not start while the whole live generation may still run somewhere."""
+    table(1, 2, rejoin_s=2.0).play("""
+        0 a b joins
+        -> form 0: a b
+        1 s t joins
+        9 a lost
+        -> stop 0: b
+        9.1 b lost
+        11 -
+        11.1 -
+        -> form 1: s t
+        12 a returns
+        -> stop 0: a
+    """)
+
+
+def test_who_returns_during_the_stop_has_its_place_again() -> None:
+    """A node that was lost and comes back, workers and all, is waited for, and keeps its rank."""
+    table(1, 3, 0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        9 a lost
+        -> stop 0: b c
+        9.1 b ready
+        9.2 a returns
+        -> stop 0: a
+        9.3 c ready
+        9.4 a ready
+        -> form 1: a b c
+    """)
+
+
+def test_who_returns_too_late_was_replaced() -> None:
+    """A node that others went on without must stop, and may then come in anew."""
+    game = table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 s joins
+        9 a lost
+        -> stop 0: b
+        9 b ready
+        -> form 1: s b
+        20 a returns
+        -> stop 0: a
+        21 a ready
+        25 -
+    """)
+    assert game.reason("a") == "the group went on without this node"
+    assert game.waits("a").spare
+
+
+def test_a_broken_connection_is_nothing() -> None:
+    """A node that comes again before it is lost, with its workers, is confirmed."""
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        9 a returns
+        -> confirm 0: a
+        10 a lost
+        -> stop 0: b
+    """)
+
+
+def test_who_never_got_the_word_to_start() -> None:
+    """A node that comes again without workers makes the others start again, at no cost."""
+    game = table(2, 2, 0).play("""
+        0 a b joins
+        -> form 0: a b
+    """)
+    del game.last["b"]
+    game.play("""
+        1 b idle
+        -> stop 0: a b
+        1.1 a ready
+        -> form 1: a b
+    """)
+    assert game.reason("a") == "b came back without its workers"
+
+
+def test_a_failure_while_the_connection_is_broken_is_charged() -> None:
+    """Workers that fail before a node is back count as any failure."""
+    table(2, 2, 1).play("""
+        0 a b joins
+        -> form 0: a b
+        1 b idle-failed
+        -> stop 0: a b
+        1.1 a ready
+        -> form 1 restart 1: a b
+    """)
+
+
+def test_a_node_that_comes_again_during_the_stop_changes_nothing() -> None:
+    """A break of a stopped node's connection costs no rank and makes no restart free."""
+    table(2, 2, 1).play("""
+        0 a b joins
+        -> form 0: a b
+        1 b failed
+        -> stop 0: a b
+        1.1 a ready
+        1.2 a idle
+        -> stop 0: a
+        1.3 b ends
+        -> form 1 restart 1: a b
+    """)

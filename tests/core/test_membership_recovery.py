@@ -1,0 +1,163 @@
+"""A new coordinator learns from the nodes what is live."""
+
+import pytest
+from plays import Table, table
+
+from relight.core.group import State, Told
+from relight.core.messages import (
+    Announce,
+    Form,
+)
+
+# A new coordinator.
+
+
+def running(most: int = 3, least: int = 2) -> Table:
+    """Return a table whose coordinator is new, and nodes a, b and c in generation 1, restart 1."""
+    game = table(least, most, rejoin_s=2.0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        1 a failed
+        -> stop 0: a b c
+        1 a ends
+        1 b c ready
+        -> form 1 restart 1: a b c
+    """)
+    return game.follow()
+
+
+def test_a_new_coordinator_confirms_what_runs() -> None:
+    """When all nodes announce the same generation nothing restarts, and counters go on."""
+    game = running().play("""
+        9 c returns
+        9.1 a returns
+    """)
+    text = "waiting for 1 more of the nodes of generation 1 to come back"
+    assert game.group.explain(9.1) == text
+    game.play("""
+        9.2 b returns
+        -> confirm 1: a b c
+        20 b failed
+        -> stop 1: a b c
+        20 a c ready
+        20 b ends
+        -> form 2 restart 2: a b c
+    """)
+
+
+def test_a_node_that_is_lost_with_the_coordinator() -> None:
+    """Whoever does not come to the new coordinator in time was lost; the rest forms anew."""
+    game = running().play("""
+        9 c returns
+        9.1 a returns
+        11 -
+        -> stop 1: a c
+        11.1 a ready
+        11.1 c ready
+        -> form 2 restart 1: a c
+    """)
+    assert game.reason("a") == "a node was lost together with the coordinator"
+
+
+def test_a_new_node_does_not_disturb_the_recovery() -> None:
+    """A stranger that comes first waits until it is known what runs."""
+    running().play("""
+        9 d joins
+        9 a returns
+        9 b returns
+        9 c returns
+        -> confirm 1: a b c
+    """)
+
+
+def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
+    """A worker that failed while there was no coordinator restarts all, and is charged."""
+    running().play("""
+        9 a returns
+        9 a failed
+        9.1 a ends
+        9.2 b returns
+        9.3 c returns
+        -> stop 1: b c
+        9.4 b c ready
+        -> form 2 restart 2: a b c
+    """)
+
+
+def test_done_is_known_to_a_new_coordinator() -> None:
+    """Nodes that had ended well say so; when all have, the job ends."""
+    running().play("""
+        9 a returns-done
+        9 b returns
+        9 c returns-done
+        -> confirm 1: a b c
+        10 b done
+        -> end 0: a b c
+    """)
+
+
+def test_done_between_two_connections_is_not_forgotten() -> None:
+    """A node that comes twice during the recovery, the second time done, is done."""
+    running().play("""
+        9 a b returns
+        9.1 a b returns-done
+        9.2 c returns-done
+        -> confirm 1: a b c
+        -> end 0: a b c
+    """)
+
+
+def test_the_latest_generation_counts() -> None:
+    """Whoever announces an older generation than another node must stop."""
+    game = running()
+    game.last["old"] = Form(
+        game.last["a"].generation._replace(number=0), game.last["a"].place._replace(group_rank=0)
+    )
+    game.play("""
+        9 old returns
+        9 a returns
+        -> stop 0: old
+        9 b c returns
+        -> confirm 1: a b c
+    """)
+
+
+def test_numbers_are_above_all_that_was_heard_of() -> None:
+    """Nodes that have stopped tell which generation they were in, and the next one is above it."""
+    running().play("""
+        9 a idle
+        9 b idle
+        9 c idle
+        -> form 2: a b c
+    """)
+
+
+def test_two_nodes_with_one_place() -> None:
+    """The second node that announces a place is superseded."""
+    game = running()
+    game.last["x"] = game.last["a"]
+    game.play("""
+        9 a returns
+        9 x returns
+        -> stop 1: x
+        9 b c returns
+        -> confirm 1: a b c
+    """)
+
+
+@pytest.mark.parametrize(
+    "announce",
+    [
+        Announce(5, 0, 0, 0, done=True),
+        Announce(5, 0, -1, 3, done=False),
+        Announce(5, 0, 3, 3, done=False),
+        Announce(5, 0, 0, 1 << 60, done=False),
+        Announce(-1, 0, 0, 1, done=False),
+    ],
+)
+def test_announcements_that_can_not_be(announce: Announce) -> None:
+    """A place outside the group is no place: such a node is told to stop."""
+    game = table(2, 3)
+    game.step(Told("a", game.join("a", announce)))
+    assert game.group.state is State.GATHERING
+    assert game.sent() == [f"stop {announce.generation}: a"]

@@ -1,0 +1,275 @@
+"""Pipes, terminals and files that are written while they are read; filters."""
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
+
+from relight.host import linux
+from relight.host import logs as logs_module
+from relight.host.console import Console, Stream
+from relight.host.readers import FileTail, FileTails, PipeReader, channel
+
+# Readers
+
+
+def test_a_terminal_gives_what_was_written_before_it_closed(
+    loop: FastLoop, screen: Screen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Data that is left in a pseudo-terminal when its last writer goes is not lost with EIO."""
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    ours, theirs = channel(0)
+    reader = PipeReader(loop, ours, Stream(screen.console))
+    data = b"".join(b"%04d\r\n" % n for n in range(500))
+    assert os.write(theirs, data) == len(data)
+    os.close(theirs)
+    loop.until(lambda: reader.done)
+    assert screen.read() == data
+    assert reader.tail == data
+
+
+def test_the_end_of_a_stream_is_kept(loop: FastLoop) -> None:
+    """The last 64 KB that a worker wrote are there for the report, and not much more."""
+    ours, theirs = channel(-1)
+    reader = PipeReader(loop, ours, None)
+    for number in range(400):
+        os.write(theirs, b"%05d " % number * 200)
+        loop.settle(1)
+    os.close(theirs)
+    loop.until(lambda: reader.done)
+    assert 64 * 1024 <= len(reader.tail) <= 128 * 1024
+    assert reader.tail.endswith(b"00399 ")
+
+
+def test_a_descriptor_that_stays_open_does_not_delay_the_end(
+    loop: FastLoop, screen: Screen, descriptors: Callable[[int], int]
+) -> None:
+    """After the workers' end what is in the pipe is read, and nobody waits for an end of file."""
+    ours, theirs = channel(-1)
+    descriptors(theirs)
+    reader = PipeReader(loop, ours, Stream(screen.console))
+    os.write(theirs, b"last words")
+    reader.finish()
+    loop.until(lambda: reader.done)
+    assert screen.read() == b"last words"
+
+
+class TailedFile:
+    """A file that somebody writes and a console shows."""
+
+    def __init__(self, loop: FastLoop, console: Console, path: Path) -> None:
+        path.touch()
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+        self.copied = b""
+        self.tails = FileTails(loop)
+        self.tail = FileTail(str(path), Stream(console))
+        self.tails.add(self.tail, str(path))
+
+    def close(self) -> None:
+        self.tails.close()
+        os.close(self.fd)
+
+
+@pytest.fixture
+def tailed(loop: FastLoop, screen: Screen, tmp_path: Path) -> Iterator[TailedFile]:
+    file = TailedFile(loop, screen.console, tmp_path / "stdout.log")
+    yield file
+    file.close()
+
+
+def test_a_file_is_shown_while_it_is_written(
+    loop: FastLoop, screen: Screen, tailed: TailedFile
+) -> None:
+    """Each change is shown soon, and when there is none, nothing is scheduled."""
+    for number in range(5):
+        os.write(tailed.fd, b"line %d\n" % number)
+        screen.read_until(lambda seen, n=number: seen.endswith(b"line %d\n" % n))
+        loop.until(lambda: loop.idle)
+    os.write(tailed.fd, b"rest")
+    tailed.tails.finish()
+    loop.until(lambda: tailed.tails.done)
+    assert screen.read() == b"line 0\nline 1\nline 2\nline 3\nline 4\nrest"
+
+
+@pytest.mark.parametrize("missing", ["inotify_open", "inotify_watch"])
+def test_without_inotify_files_are_polled(
+    missing: str,
+    loop: FastLoop,
+    screen: Screen,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine that has no inotify instance or watch left shows output all the same."""
+    monkeypatch.setattr(linux, missing, lambda *arguments: -1)
+    tailed = TailedFile(loop, screen.console, tmp_path / "stdout.log")
+    for number in range(3):
+        os.write(tailed.fd, b"line %d\n" % number)
+        screen.read_until(lambda seen, n=number: seen.endswith(b"line %d\n" % n))
+    tailed.tails.finish()
+    loop.until(lambda: tailed.tails.done)
+    tailed.close()
+    assert loop.idle
+
+
+def test_changes_that_inotify_forgot(
+    loop: FastLoop, screen: Screen, tailed: TailedFile, tmp_path: Path
+) -> None:
+    """When the kernel's queue overflows, the last changes are seen all the same."""
+    other_path = tmp_path / "other.log"
+    other_path.touch()
+    other = FileTail(str(other_path), Stream(screen.console))
+    tailed.tails.add(other, str(other_path))
+    limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
+    other_fd = os.open(other_path, os.O_WRONLY | os.O_APPEND)
+    for _ in range(limit // 2 + 10):  # alternating, or the kernel would merge them
+        os.write(tailed.fd, b"a\n")
+        os.write(other_fd, b"b\n")
+    os.write(tailed.fd, b"last\n")
+    os.close(other_fd)
+    shown = screen.read_until(lambda seen: b"last\n" in seen and seen.count(b"b") > limit // 2)
+    assert shown.count(b"a\n") == shown.count(b"b\n") == limit // 2 + 10
+
+
+def test_a_file_that_is_truncated_meanwhile(
+    loop: FastLoop, screen: Screen, tailed: TailedFile
+) -> None:
+    """After logrotate's copytruncate new lines are shown, without a hole and without the old."""
+    os.write(tailed.fd, b"old old old old\n")
+    screen.read_until(lambda seen: seen == b"old old old old\n")
+    os.truncate(tailed.path, 0)
+    os.write(tailed.fd, b"new\n")
+    screen.read_until(lambda seen: seen == b"old old old old\nnew\n")
+    assert tailed.path.read_bytes() == b"new\n"
+
+
+def test_a_flood_does_not_hold_up_signals(
+    loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
+) -> None:
+    """A signal is seen while a file with much to show is shown."""
+    path = tmp_path / "stdout.log"
+    path.touch()
+    os.truncate(path, 4 << 30)  # sparse
+    console = Console(loop, descriptors(os.open(os.devnull, os.O_WRONLY)))
+    descriptors(console.fd)
+    tails = FileTails(loop)
+    tail = FileTail(str(path), Stream(console))
+    tails.add(tail, str(path))
+    positions = []
+    loop.on_signal(signal.SIGUSR1, lambda number: positions.append(tail._position))
+    with path.open("ab") as file:
+        file.write(b"go")
+    loop.until(lambda: tail._position > 0)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    loop.run_once(0)
+    loop.run_once(0)
+    assert positions
+    assert positions[0] < 1 << 30
+    os.truncate(path, 0)
+    tails.close()
+
+
+def test_a_stuck_console_costs_nothing_for_files(
+    loop: FastLoop, small_screen: Screen, tmp_path: Path
+) -> None:
+    """While the console takes nothing, a worker that writes to its file does not wake the agent."""
+    screen = small_screen
+    tailed = TailedFile(loop, screen.console, tmp_path / "stdout.log")
+    os.write(tailed.fd, b"line\n" * 200_000)
+    loop.until(lambda: tailed.tail.stream.full and loop.idle)
+    for _ in range(5):
+        os.write(tailed.fd, b"more\n")
+        began = time.monotonic()
+        loop.run_once(0.05)
+        assert time.monotonic() - began >= 0.05
+    tailed.tails.finish()
+    loop.until(lambda: len(screen.read()) == 5 * 200_005)
+    loop.until(lambda: tailed.tails.done)
+    tailed.close()
+
+
+# Filters
+
+
+@pytest.fixture
+def filtered(tmp_path: Path) -> Iterator[tuple[logs_module._FilteredFile, Path]]:
+    path = tmp_path / "filtered.log"
+    file = logs_module._FilteredFile(("apple", "b\u00e9"), str(path))
+    yield file, path
+    file.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data())
+def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) -> None:
+    """However the output is cut, a filter takes the lines with a text, with prefix and end."""
+    lines = data.draw(
+        st.lists(st.sampled_from(["an apple", "pear", "", "b\u00e9", "apple" * 3, "ap\udcffple"]))
+    )
+    end = data.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
+    encoded = [line.encode(errors="surrogateescape") for line in lines]
+    text = end.join(encoded)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    path = tmp_path_factory.mktemp("f") / "filtered.log"  # type: ignore[attr-defined]
+    file = logs_module._FilteredFile(("apple", "b\u00e9"), str(path))
+    each = logs_module._Filter(file, b"[p]:")
+    for begin, stop in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        if begin != stop:
+            each.feed(text[begin:stop])
+    each.end()
+    file.close()
+    wanted = [line for line in encoded if b"apple" in line or b"b\xc3\xa9" in line]
+    assert path.read_bytes() == b"".join(b"[p]:" + line + b"\n" for line in wanted)
+
+
+def test_a_filter_keeps_no_endless_line(
+    filtered: tuple[logs_module._FilteredFile, Path],
+) -> None:
+    """A line without an end is held up to a limit; the end of it still counts."""
+    file, path = filtered
+    each = logs_module._Filter(file, b"[p]:")
+    for _ in range(400):
+        each.feed(b"x" * 65536)
+    assert len(each._rest) == logs_module._LONGEST_LINE
+    each.feed(b"apple\n")
+    assert path.stat().st_size == len(b"[p]:") + logs_module._LONGEST_LINE + len(b"apple\n")
+
+
+def test_filters_go_on_when_nobody_reads(
+    loop: FastLoop, screen: Screen, tmp_path: Path
+) -> None:  # fmt: skip
+    """A console that is gone takes nothing away from the filtered file."""
+    path = tmp_path / "stdout.log"
+    path.touch()
+    got: list[bytes] = []
+    tails = FileTails(loop)
+    tails.add(FileTail(str(path), Stream(screen.console), got.append), str(path))
+    screen.close_reader()
+    for number in range(3):
+        with path.open("ab") as file:
+            file.write(b"line %d\n" % number)
+        loop.until(lambda n=number: b"".join(got).endswith(b"line %d\n" % n))
+    assert screen.console.broken
+    tails.finish()
+    loop.until(lambda: tails.done)
+    tails.close()
+    assert b"".join(got) == b"line 0\nline 1\nline 2\n"
+
+
+def test_descriptors_are_not_passed_on_by_chance() -> None:
+    """What this package opens is closed by exec: both ends of a channel."""
+    ours, theirs = channel(-1)
+    try:
+        for fd in (ours, theirs):
+            assert not os.get_inheritable(fd)
+            assert stat.S_ISFIFO(os.fstat(fd).st_mode)
+    finally:
+        os.close(ours)
+        os.close(theirs)

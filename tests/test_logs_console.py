@@ -1,0 +1,283 @@
+"""Consoles that are slow, stuck, gone, or terminals, and what workers notice of it."""
+
+import fcntl
+import os
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+from test_logs import LAST_WORDS
+
+Script = Callable[[str], Path]
+
+# A slow console
+
+
+def read_all(fd: int, into: bytes = b"") -> bytes:
+    while new := os.read(fd, 1 << 20):
+        into += new
+    return into
+
+
+def wait_for(done: Callable[[], bool], limit_s: float = 60) -> None:
+    end = time.monotonic() + limit_s
+    while not done():
+        assert time.monotonic() < end, "it never happens"
+        time.sleep(0.02)
+
+
+WRITER = """
+import os, pathlib, sys
+rank = os.environ["RANK"]
+for number in range(50_000):
+    sys.stdout.write(f"{rank} {number} some words to fill the line up\\n")
+sys.stdout.flush()
+pathlib.Path(f"done{rank}").touch()
+"""
+
+
+def test_a_slow_console_does_not_hold_teed_workers(
+    start: Start, tmp_path: Path, script: Script
+) -> None:
+    """With --tee workers run at full speed; the console gets everything, later."""
+    agent = start("run", "--nproc-per-node=2", "-t1", "--log-dir=logs", script(WRITER))
+    wait_for(lambda: (tmp_path / "done0").exists() and (tmp_path / "done1").exists())
+    assert agent.poll() is None
+    assert agent.stdout is not None
+    lines = read_all(agent.stdout.fileno()).splitlines()
+    assert agent.wait(30) == 0
+    for rank in (b"0", b"1"):
+        mine = [line for line in lines if line.startswith(b"[default%s]:" % rank)]
+        assert [line.split()[1] for line in mine] == [b"%d" % number for number in range(50_000)]
+
+
+def test_a_slow_console_holds_raw_workers(start: Start, tmp_path: Path, script: Script) -> None:
+    """Without a file a worker waits, as on the console itself, and the agent takes signals."""
+    agent = start("run", "--nproc-per-node=2", script(WRITER))
+    assert agent.stdout is not None
+    shown = os.read(agent.stdout.fileno(), 1000)
+    time.sleep(1)  # it could write several times as much meanwhile
+    assert not (tmp_path / "done0").exists()
+    assert not (tmp_path / "done1").exists()
+    shown = read_all(agent.stdout.fileno(), shown)
+    assert agent.wait(30) == 0
+    lines = shown.splitlines()
+    for rank in (b"0", b"1"):
+        assert [line.split()[1] for line in lines if line.startswith(rank)] == [
+            b"%d" % number for number in range(50_000)
+        ]
+
+
+@pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
+def test_a_stuck_console_can_be_given_up(
+    start: Start, tmp_path: Path, script: Script, flags: tuple[str, ...]
+) -> None:
+    """The agent ends when the console has everything; a second signal ends it without that."""
+    agent = start("run", "--nproc-per-node=1", *flags, "--log-dir=logs", "--shutdown-timeout=1",
+                  script(WRITER))  # fmt: skip
+    assert agent.stdout is not None
+    assert os.read(agent.stdout.fileno(), 1000)
+    if flags:
+        wait_for((tmp_path / "done0").exists)
+    time.sleep(0.5)
+    agent.send_signal(signal.SIGTERM)
+    time.sleep(1.2)
+    assert agent.poll() is None
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(30) == 128 + signal.SIGTERM
+    if flags:
+        (log,) = (tmp_path / "logs").rglob("stdout.log")
+        assert log.read_text().count("\n") == 50_000
+
+
+# A console that goes away, or never was there
+
+
+def test_raw_workers_learn_that_nobody_reads(start: Start, script: Script) -> None:
+    """`relight run … | head` ends as `python … | head` does: the worker's write fails."""
+    agent = start("run", "--nproc-per-node=1", script("while True: print('line')"))
+    assert agent.stdout is not None
+    assert agent.stderr is not None
+    os.read(agent.stdout.fileno(), 1000)
+    agent.stdout.close()
+    errors = agent.stderr.read()
+    assert agent.wait(30) == 1
+    assert b"BrokenPipeError" in errors
+
+
+def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, script: Script) -> None:
+    """With --tee the job ends well and its files are complete, though the console is gone."""
+    agent = start("run", "--nproc-per-node=2", "-t1", "--duplicate-stdout-filters= 49999 ",
+                  "--log-dir=logs", script(WRITER))  # fmt: skip
+    assert agent.stdout is not None
+    os.read(agent.stdout.fileno(), 1000)
+    agent.stdout.close()
+    assert agent.wait(60) == 0
+    for log in (tmp_path / "logs").rglob("stdout.log"):
+        assert log.read_text().count("\n") == 50_000
+    (filtered,) = (tmp_path / "logs").rglob("filtered_stdout.log")
+    assert filtered.read_text().count("\n") == 2
+
+
+def test_a_full_disk_behind_the_console(launch: Launch, tmp_path: Path, script: Script) -> None:
+    """`-t … > /dev/full` costs the console, not the job."""
+    result = launch("-c", f'exec {sys.executable} -m relight run "$@" > /dev/full', "sh",
+                    "-t1", "--log-dir=logs", script(WRITER), command=("sh",))  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "done0").exists()
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_descriptors(
+    launch: Launch, tmp_path: Path, script: Script, closed: str
+) -> None:
+    """An agent without stdin, stdout or stderr works, and workers have nothing odd there."""
+    train = script(
+        "import os, pathlib, sys\n"
+        "links = [os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)]\n"
+        "pathlib.Path('links' + os.environ['RANK']).write_text(' '.join(links))\n"
+        "print('out')\n"
+        "print('err', file=sys.stderr)\n"
+    )
+    result = launch("-c", f'exec {sys.executable} -m relight run --nproc-per-node=2 "$@" {closed}',
+                    "sh", train, command=("sh",))  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    for rank in range(2):
+        stdin, stdout, stderr = (tmp_path / f"links{rank}").read_text().split()
+        assert stdin.startswith(("/dev/null", "pipe:"))
+        assert stdout.startswith("pipe:")
+        assert stderr.startswith("pipe:")
+    assert result.stdout == ("out\nout\n" if closed in ("<&-", "2>&-") else "")
+
+
+# Terminals
+
+
+class Terminal:
+    """A pseudo-terminal as the agent's console."""
+
+    def __init__(self, rows: int = 33, columns: int = 101) -> None:
+        self.fd, self.agents_end = os.openpty()
+        self.resize(rows, columns)
+        self.seen = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("4H", rows, columns, 0, 0))
+
+    def read_until(self, text: bytes, limit_s: float = 60) -> bytes:
+        end = time.monotonic() + limit_s
+        while text not in self.seen:
+            assert time.monotonic() < end, self.seen
+            if select.select([self.fd], [], [], 0.1)[0]:
+                self.seen += os.read(self.fd, 65536)
+        return self.seen
+
+    def read_to_end(self, agent: "subprocess.Popen[bytes]") -> bytes:
+        """Read until the agent has ended and nothing is left."""
+        while True:
+            ended = agent.poll() is not None
+            while select.select([self.fd], [], [], 0.05)[0]:
+                self.seen += os.read(self.fd, 65536)
+            if ended:
+                return self.seen
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self.agents_end)
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+def test_a_terminal_is_a_terminal_for_the_workers(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
+    """Raw workers see a terminal of the same size, which follows that of the agent."""
+    train = script(
+        "import os, sys, time\n"
+        "size = os.get_terminal_size()\n"
+        "print(sys.stdout.isatty(), sys.stderr.isatty(), *size, 'first')\n"
+        "while os.get_terminal_size() == size:\n"
+        "    time.sleep(0.02)\n"
+        "print(*os.get_terminal_size(), 'second')\n"
+    )
+    agent = start("run", "--nproc-per-node=1", train,
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    assert b"True True 101 33 first\r\n" in terminal.read_until(b"first\r\n")
+    terminal.resize(40, 120)
+    agent.send_signal(signal.SIGWINCH)
+    assert b"120 40 second\r\n" in terminal.read_until(b"second\r\n")
+    assert agent.wait(30) == 0
+
+
+BAR = """
+import os, sys, time
+for percent in range(0, 101, 10):
+    sys.stderr.write(f"\\r{percent:3}% of {os.environ['RANK']}")
+    sys.stderr.flush()
+    time.sleep(0.03)
+sys.stderr.write("\\n")
+"""
+
+
+def test_a_progress_bar_on_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
+    """With one rank, a bar's bytes are on the terminal as the worker wrote them."""
+    agent = start("run", "--nproc-per-node=1", script(BAR),
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    shown = terminal.read_to_end(agent)
+    assert shown == b"".join(b"\r%3d%% of 0" % n for n in range(0, 101, 10)) + b"\r\n"
+
+
+@pytest.mark.parametrize("flags", [(), ("-t2",)], ids=["raw", "tee'd"])
+def test_progress_bars_of_several_ranks(
+    start: Start, terminal: Terminal, script: Script, flags: tuple[str, ...]
+) -> None:
+    """Each line has the moves of one bar; none is lost; --tee puts the prefix before each."""
+    agent = start("run", "--nproc-per-node=2", *flags, "--log-dir=logs", script(BAR),
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    shown = terminal.read_to_end(agent)
+    for line in shown.split(b"\n"):
+        assert not (b"of 0" in line and b"of 1" in line), line
+    for rank in range(2):
+        moves = re.findall(rb"( *\d+)%% of %d" % rank, shown)
+        assert [int(move) for move in moves] == list(range(0, 101, 10))
+        if flags:
+            prefix = b"[default%d]:" % rank
+            assert len(re.findall(re.escape(prefix) + rb" *\d+%", shown)) == 11
+
+
+def test_a_killed_worker_loses_nothing_on_a_terminal(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
+    """What a worker wrote to a pseudo-terminal before SIGKILL is shown."""
+    agent = start("run", "--nproc-per-node=1", script(LAST_WORDS), variables={"DIES": "0"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    shown = terminal.read_to_end(agent)
+    text = b"\r\n".join(b"0 %07d" % n for n in range(20_000)) + b"\r\nthe end of 0"
+    assert shown.startswith(text + text)
+    assert agent.returncode == 128 + signal.SIGKILL
+
+
+def test_one_stream_on_the_terminal_and_one_not(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
+    """Stderr is a pipe where it goes to one, also if stdout is a terminal."""
+    train = script("import sys\nprint(sys.stdout.isatty(), sys.stderr.isatty())\n"
+                   "print('error', file=sys.stderr)\n")  # fmt: skip
+    agent = start("run", "--nproc-per-node=1", train, stdout=terminal.agents_end)
+    assert terminal.read_to_end(agent) == b"True False\r\n"
+    assert agent.stderr is not None
+    assert agent.stderr.read() == b"error\n"
