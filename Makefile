@@ -18,7 +18,8 @@ $(READY): pyproject.toml
 		"apt-get install python3-venv); say which with make PYTHON=/path/to/python3"; exit 1; }
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
 		{ echo "$(PYTHON) could not make a virtual environment: on Debian, apt-get install python3-venv"; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,examples,bench]'
+	@echo "setting up $(VENV): torch and the tools, a minute or two"
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,examples,bench]'
 	@touch $(READY)
 
 demo: setup  ## Train on 4 workers, kill one in the middle, watch the restart and the resume

@@ -39,7 +39,7 @@ from relight.core.messages import (
 from relight.core.ranks import Assignment, Generation, Place
 from relight.core.supervision import End as WorkerEnd
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import MachineError, exit_code_of_signal, signal_name
+from relight.errors import MachineError, exit_code_of_signal, many, signal_name
 from relight.events import (
     Ended,
     Event,
@@ -230,7 +230,7 @@ class Agent:
         if end.report:
             self.say("\n".join(end.report))
         elif end.exit_code:
-            self.say(end.reason)
+            self.say(f"error: {end.reason}")
         if end.root is not None:
             self._tell_parent(end.root)
         return end.exit_code, end.reason
@@ -360,8 +360,8 @@ class Agent:
             self.say(cause)
         if self.job.meeting is not None:
             self.say(
-                f"generation {number}: {world_size} workers on {nodes} nodes; "
-                f"this one is number {here}"
+                f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
+                f"this is node {here}"
             )
 
     def _tell_arrivals(self) -> None:

@@ -82,6 +82,12 @@ class Coordinator:
             self.groups[job] = Group(self._loop, settings, self.holds)
         return self.groups[job]
 
+    def say(self, text: str) -> None:
+        """Tell the users of all agents."""
+        for connection in self._peers:
+            connection.send(messages.to_json(messages.Note(text)))
+            connection.drain()
+
     def resign(self) -> None:
         """Send all agents away and forget their groups; go on listening."""
         for connection in list(self._peers):

@@ -76,6 +76,11 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
+def many(number: int, word: str) -> str:
+    """Return `1 node`, `2 nodes`."""
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
     """Return the entry of `known` that `word` was probably meant to be, or an empty string."""
     import difflib  # only on the way to an error message

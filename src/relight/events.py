@@ -7,6 +7,8 @@ An exit code below 0 is the number of the signal that ended a process, as in tor
 
 from typing import Any, NamedTuple
 
+from relight.errors import many
+
 
 class Formed(NamedTuple):
     """A generation was formed: this many nodes, among which this one has a place, and workers."""
@@ -115,8 +117,8 @@ def describe(event: Event) -> str:
     match event:
         case Formed():
             return (
-                f"generation {event.generation} ({event.cause}): {event.world_size} workers on "
-                f"{event.nodes} node{'s' if event.nodes > 1 else ''}, this one is number "
+                f"generation {event.generation} ({event.cause}): "
+                f"{many(event.world_size, 'worker')} on {many(event.nodes, 'node')}, this is node "
                 f"{event.group_rank}; they meet at {event.master_addr}:{event.master_port}"
             )
         case WorkerStarted():

@@ -32,6 +32,7 @@ from relight.core.messages import (
     FromAgent,
     FromCoordinator,
     Join,
+    Leave,
 )
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.group import Group
@@ -136,7 +137,7 @@ class RemoteLink:
         self._echoed_at = 0.0
         self._quiet_until = 0.0
         self._leased_until = 0.0
-        self._unfit_since = loop.now()
+        self._unfit_since: float | None = None
         self._confirmed = False
         self._closed = False
 
@@ -144,6 +145,7 @@ class RemoteLink:
         """Find the coordinator, or become it, and join."""
         self._owner = owner
         self._since = self._loop.now()
+        self._owner.say(f"job {self._meeting.job} meets at {self._meeting.where}")
         self._look_up()
 
     @property
@@ -157,6 +159,10 @@ class RemoteLink:
 
         if self._group is not None:
             self._group.step(Told(self._join.node, message))
+            if isinstance(message, Leave) and self._coordinator is not None:
+                self._coordinator.say(
+                    f"{self._join.host}, which coordinates, left: {message.reason}"
+                )
         elif self._connection is not None and self._connection.is_open:
             self._connection.send(messages.to_json(message))
 
@@ -264,8 +270,8 @@ class RemoteLink:
 
         Only binding tells for sure whether an address is ours: names lie, in both directions.
         """
-        if self._meeting.hosted is False:
-            return False
+        if self._meeting.hosted is False or self._unfit_since is not None:
+            return False  # who does not know the job's token must not found another group
         ours = [address for address, _ in self._addresses if is_ours(address)]
         if not ours and not self._host_anyway():
             return False
@@ -328,6 +334,7 @@ class RemoteLink:
             return
         announce = self._owner.announce()
         self._confirmed = announce is None
+        self._unfit_since = None
         address = self._meeting.local_addr or connection.own_address()
         self.send(self._join._replace(address=address, announce=announce))
         for message in self._owner.standing():
@@ -364,13 +371,13 @@ class RemoteLink:
             return
         if connection.refused:
             self._renew_by_refusal()
-        if not connection.unfit:
+        if connection.unfit and self._unfit_since is None:
             self._unfit_since = self._loop.now()
         if was_open:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._seek()
-        elif self._loop.now() - self._unfit_since > _UNFIT_S:
+        elif self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
             self._owner.told(End(EXIT_USAGE, f"the coordinator turns us away: {reason}", (), None))
         else:
             self._retry(reason, seconds=1.0 if connection.unfit else _RETRY_S)

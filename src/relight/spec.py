@@ -405,6 +405,12 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
             notes.append("--master-addr has no effect without --master-port: any free port is used")
         if "local-addr" in given and fixed:
             notes.append("--local-addr has no effect with --master-port or a static endpoint")
+    if static and not spec.runs_locally():
+        if spec.nnodes.least < spec.nnodes.most:
+            notes.append(f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}: the static rendezvous "
+                         f"waits for all {spec.nnodes.most} nodes")  # fmt: skip
+        if "master-addr" not in given and not spec.rdzv_endpoint.host:
+            notes.append("without --master-addr all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
         raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
     if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:

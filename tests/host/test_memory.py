@@ -10,7 +10,7 @@ from conftest import RELIGHT, Launch
 
 from relight.host.memory import OomCounters
 
-NONE_SENT = "sent neither by relight nor by the kernel for lack of memory"
+NONE_SENT = "neither relight nor the out-of-memory killer sent it"
 HUGE = "9223372036854771712"
 
 

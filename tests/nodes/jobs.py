@@ -117,7 +117,7 @@ class Job:
 
     def until_runs(self, agents: list[AgentOn], nodes: int, generation: int = 0) -> float:
         """Wait until all workers of these agents are in a generation of so many nodes."""
-        begin = re.compile(rf"generation {generation}: \d+ workers on {nodes} nodes")
+        begin = re.compile(rf"generation {generation}: \d+ workers? on {nodes} nodes?")
 
         def run(agent: AgentOn) -> bool:
             match = begin.search(agent.text)

@@ -26,7 +26,7 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, hosts: int) -> tuple[Job, list[A
 
 def generations(agent: AgentOn) -> int:
     """How many there were."""
-    return len(re.findall(r"generation \d+: \d+ workers", agent.text))
+    return len(re.findall(r"generation \d+: \d+ worker", agent.text))
 
 
 def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:

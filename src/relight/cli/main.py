@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from relight.errors import EXIT_SIGNAL_BASE, RelightError, UsageError, nearest
+from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError, nearest
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
@@ -44,7 +44,13 @@ def entry() -> NoReturn:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", closefd=False)
-    sys.exit(main(sys.argv[1:]))
+    exit_code = EXIT_OK
+    try:
+        exit_code = main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the help has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(exit_code)
 
 
 def _command(argv: list[str]) -> Callable[[list[str]], int]:

@@ -124,7 +124,7 @@ def _job(
         store_port=master.port or 0,
         cpus=_bind_cpus(spec, env, nproc),
         grace_s=_grace(spec, env),
-        run_directory=_run_directory(spec, env, command.run_id),
+        run_directory=_run_directory(spec, env, command.run_id, notes),
         keep_logs=spec.keeps_logs(),
         settings=settings,
         meeting=meeting,
@@ -132,13 +132,16 @@ def _job(
     )
 
 
-def _run_directory(spec: RunSpec, env: Environment, run_id: str) -> str:
+def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:
     if spec.log_dir == os.devnull:
         return ""
     if not spec.keeps_logs():
         return files.make_temporary_directory(env)
     base = spec.log_dir or files.own_directory(env)
-    return files.make_run_directory(os.path.abspath(base), run_id)
+    directory = files.make_run_directory(os.path.abspath(base), run_id)
+    if not spec.log_dir:
+        notes.append(f"logs are written to {directory}")
+    return directory
 
 
 def _grace(spec: RunSpec, env: Environment) -> float:
@@ -228,6 +231,8 @@ def _find_program(name: str, env: Environment) -> str | None:
 
 def _similar_file(path: str) -> str:
     folder, name = os.path.split(path)
+    if os.path.isfile(f"{path}.py"):
+        return f"did you mean {path}.py?"
     try:
         names = os.listdir(folder or ".")
     except OSError:

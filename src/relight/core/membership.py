@@ -51,7 +51,7 @@ from relight.core.messages import (
     Wait,
 )
 from relight.core.ranks import Generation, Node
-from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE
+from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 
 _WAIT_EVERY_S = 1.0
 """A node is told at most this often why it waits: many that join must not flood each other."""
@@ -156,7 +156,7 @@ class Membership:
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
             case State.RUNNING:
-                return f"generation {self.generation} runs on {len(self.order)} nodes"
+                return f"generation {self.generation} runs on {many(len(self.order), 'node')}"
             case State.STOPPING if self._active:
                 late = [self.members[node].join.host for node in sorted(self._active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"

@@ -138,19 +138,17 @@ class Supervision:
 
     def explain(self, now: float) -> str:
         """Return in words what is being waited for."""
-        alive = ", ".join(str(rank) for rank in self.alive)
+        alive = f"local rank{'s' if len(self.alive) > 1 else ''} {', '.join(map(str, self.alive))}"
         match self.state:
             case State.RUNNING:
-                return f"local ranks {alive} are running"
+                return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
             case State.STOPPING:
                 left = max(0.0, (self._deadline or now) - now)
-                return f"waiting for local ranks {alive} to stop; they are killed in {left:.0f} s"
+                return f"waiting for {alive} to stop; they are killed in {left:.0f} s"
             case State.KILLING:
-                return f"waiting for the killed local ranks {alive} to go"
+                return f"waiting for the killed {alive} to go"
             case State.ENDED:
-                return (
-                    f"the system does not let go of local ranks {alive}" if alive else "all ended"
-                )
+                return f"the system does not let go of {alive}" if self.alive else "all ended"
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -32,8 +32,8 @@ def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
     """Return why a node can't join, or nothing. `holder` is another node with its node rank."""
     if (join.least, join.most) != (settings.least, settings.most):
         return (
-            f"--nnodes={join.least}:{join.most} on {join.host}, but the job was started with "
-            f"--nnodes={settings.least}:{settings.most}"
+            f"--nnodes={_range(join.least, join.most)} on {join.host}, "
+            f"but the job was started with --nnodes={_range(settings.least, settings.most)}"
         )
     if settings.ordered and not 0 <= join.node_rank < settings.most:
         return f"--node-rank={join.node_rank} on {join.host} is not below --nnodes={settings.most}"
@@ -83,3 +83,7 @@ def duration(seconds: float) -> str:
 
 def _timeout(left_s: float) -> str:
     return f"join timeout in {duration(left_s)}"
+
+
+def _range(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least}:{most}"

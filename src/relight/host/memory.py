@@ -59,7 +59,7 @@ class OomCounters:
         found = self.kills()
         if found or self._machine_before is None:
             return found
-        return "sent neither by relight nor by the kernel for lack of memory"
+        return "neither relight nor the out-of-memory killer sent it"
 
 
 def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
