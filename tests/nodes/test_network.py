@@ -119,7 +119,7 @@ def test_a_cut_as_long_as_the_lease(lab: Lab, tmp_path: Path, host: str) -> None
 
 def in_one_group(job: Job, agents: list[AgentOn]) -> bool:
     """Whether the workers of all agents run, in the same generation of them all."""
-    latest = {re.findall(r"generation (\d+): \d+ workers on (\d+)", a.text)[-1] for a in agents}
+    latest = {re.findall(r"generation (\d+): \d+ workers? on (\d+)", a.text)[-1] for a in agents}
     sizes = {size for _, size in latest}
     return (
         len(latest) == 1

@@ -366,3 +366,20 @@ def test_a_member_that_lies(lab: Lab, tmp_path: Path, lies: list[object]) -> Non
                           for agent in agents), "the group without the liar")  # fmt: skip
     job.until(lambda: all(job.running(agent.host) for agent in agents), "workers")
     assert job.stop() == [0, 0]
+
+
+def test_who_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
+    """A node with a wrong token does not take over the endpoint when the job is done, and runs
+    nothing.
+    """
+    job = Job(lab, tmp_path, *c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=1"))
+    first = job.start("node1", RELIGHT_TOKEN="right")
+    job.until_runs([first], 1)
+    wrong = job.start("node1", RELIGHT_TOKEN="wrong")
+    job.until_says(wrong, "token is not the one")
+    job.tell("stop")
+    assert first.wait() == 0
+    time.sleep(2)  # ten attempts of the other to reach the endpoint, or to take it
+    assert not wrong.workers
+    assert wrong.process.poll() is None
+    assert "generation" not in wrong.text
