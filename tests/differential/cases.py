@@ -218,7 +218,7 @@ LOGS = (
          differs=FILES_ONLY - {"absolute-error-file"}),
     two("log-dir=/dev/null", "--log-dir=/dev/null", "-r3", "-t3",
         differs=COMMON - {"temporary-directory"}, notes=("--redirects and --tee have no effect",)),
-    Case("redirects without log-dir", ("--redirects=3",, notes=("logs are written to",)),
+    Case("redirects without log-dir", ("--redirects=3",), notes=("logs are written to",),
          differs=COMMON - {"temporary-directory", "output-through-agent"} | {"kept-logs"}),
     logged("redirects=0 and a job id", "--redirects=0", "--rdzv-id=job7", "--master-port={port}",
            differs=LOGGED - ADDRESS),
