@@ -206,6 +206,8 @@ def _become(
             text = text[os.write(fd, text) :]
     _draw_again()
     for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
+        for path in getattr(sys.modules[name], "__path__", ()):
+            sys.path_importer_cache.pop(path, None)
         del sys.modules[name]
 
 
@@ -230,7 +232,7 @@ def _reopen_streams() -> None:
         buffer = open(fd, "rb" if reading else "wb", buffering=-1 if reading else 0, closefd=False)
         raw: Any = buffer.raw if isinstance(buffer, io.BufferedReader) else buffer
         raw.name = ("<stdin>", "<stdout>", "<stderr>")[fd]
-        text.__init__(buffer, text.encoding, text.errors, "\n", False, not reading)
+        text.__init__(buffer, text.encoding, text.errors, "\n", False, True)
         text.mode = "r" if reading else "w"
 
 
