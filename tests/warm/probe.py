@@ -3,7 +3,6 @@
 What differs from one run to the next (pids, ports, addresses) is left out or replaced by a relation.
 """
 
-import atexit
 import ctypes
 import decimal
 import gc
@@ -190,7 +189,6 @@ def observe() -> dict[str, object]:
         "interactive": [hasattr(sys, "ps1"), sys.flags.inspect],
         "relight": sorted(n for n in sys.modules if n.partition(".")[0] == "relight"),
         "main module": main is sys.modules.get("__main__") and main.__dict__ is globals(),
-        "atexit": atexit._ncallbacks(),
         "logging": [logging.root.level, len(logging.root.handlers)],
         "decimal": repr(decimal.getcontext()),
         "start method": [multiprocessing.get_start_method(True),

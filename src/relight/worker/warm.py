@@ -10,6 +10,7 @@ which this process is then the spawner of `host/spawner.py`; at its end it says 
 for the next generation. When the agent is gone, it kills all workers and goes.
 """
 
+import atexit
 import gc
 import io
 import json
@@ -100,6 +101,9 @@ def serve(
     names = _read("comm").rstrip(b"\n"), _read("cmdline")
     agent = os.getppid()
     begin = time.monotonic()
+    # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
+    # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
+    atexit.register(gc.unfreeze)
     try:
         printed = preload(setup, loaded)
     except UnfitError as unfit:
@@ -108,7 +112,7 @@ def serve(
     linux.become_subreaper()
     linux.rename_process(f"warm spawner of {agent}")
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
-    gc.freeze()  # a collection in a worker must not copy the pages of all that is shared
+    gc.freeze()
     linux.die_with_parent(0)  # from here on, end in good order
     control.sendall(f"ready {modules} {seconds:.3f} {_memory_mib():.1f}\n".encode())
     try:
