@@ -25,7 +25,9 @@ def is_warm(events: str) -> bool:
     return '"event": "WorkersWarm", "warm": true' in events
 
 
-def both(launch: Launch, *arguments: str | Path, **options: object) -> "list[subprocess.CompletedProcess[str]]":
+def both(
+    launch: Launch, *arguments: str | Path, **options: object
+) -> "list[subprocess.CompletedProcess[str]]":
     """Run a job cold and warm; return both results, without relight's own lines."""
     results = []
     for preload in ("off", MODULES):
@@ -64,7 +66,9 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
         a, b = one["seen"], other["seen"]
         assert isinstance(a, dict) and isinstance(b, dict)
         differences = [
-            f"{name}: cold {a[name]!r}, warm {b.get(name)!r}" for name in a if a[name] != b.get(name)
+            f"{name}: cold {a[name]!r}, warm {b.get(name)!r}"
+            for name in a
+            if a[name] != b.get(name)
         ]
         assert not differences, "\n".join(differences)
         assert len(a) >= 40
@@ -96,7 +100,9 @@ def test_a_script_sees_the_same(form: str, launch: Launch, tmp_path: Path) -> No
         "safe path": {"PYTHONSAFEPATH": "1"},
         "dev mode": {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "ignore::ImportWarning"},
         "C locale": {"LC_ALL": "C"},
-        "pythonpath": {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])},
+        "pythonpath": {
+            "PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path)])
+        },
     }.get(form, {})
     command = "launch" if form == "launch" else "run"
 

@@ -111,7 +111,7 @@ def _watch_environment(own: set[str]) -> Any:
                 frame = sys._getframe(1)
                 while frame.f_back and frame.f_globals.get("__name__") in (
                     "os",
-                    "_collections_abc",
+                    "collections.abc",
                 ):
                     frame = frame.f_back
                 readers.setdefault(name, str(frame.f_globals.get("__name__")))
