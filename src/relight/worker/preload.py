@@ -186,7 +186,8 @@ def _is_installed(top: str, places: tuple[str, ...]) -> bool:
 def _check_files() -> None:
     places = _places()
     for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
+        path = getattr(module, "__file__", None) or ""
         ours = name.partition(".")[0] in ("relight", "sitecustomize", "__main__")
-        if path and not ours and not path.startswith(places):
+        # Some libraries have modules without a file that say otherwise (torch.ops: "_ops.py").
+        if os.path.isabs(path) and not ours and not path.startswith(places):
             raise UnfitError(f"{name} is not an installed module: {path}")
