@@ -1,7 +1,7 @@
 """Trains with DDP over gloo and says so: `<restart> <rank> <pid>` after the first step.
 
-    stay         trains until a file named `stop` appears in the working directory
-    end          ends after the first step
+stay         trains until a file named `stop` appears in the working directory
+end          ends after the first step
 """
 
 import os

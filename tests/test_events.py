@@ -16,7 +16,7 @@ EXAMPLES = [
     events.SpawnerLost(-9),
     events.PreloadStarted(77, "torch"),
     events.PreloadReady(77, 1200, 1.5, 210.0),
-    events.PreloadUnfit("wandb starts a thread"),
+    events.PreloadUnfit("wandb starts a thread", False),
     events.WorkersWarm(False, "it is not ready"),
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),

@@ -45,6 +45,7 @@ from relight.events import (
     Event,
     Formed,
     GroupStopped,
+    PreloadUnfit,
     Restarting,
     SignalReceived,
     Tick,
@@ -53,7 +54,6 @@ from relight.events import (
     WorkerStarted,
     describe,
 )
-from relight.host import spawner
 from relight.host.console import Consoles
 from relight.host.files import EventLog, attempt_directory, remove_tree
 from relight.host.logs import Logs
@@ -342,7 +342,7 @@ class Agent:
             timers = WorkerTimers(self.loop, path, self._on_late)
         all_ranks = [assignment.rank for assignment in assignments]
         scratch = "" if self.job.keep_logs else directory
-        fork = self._preload.fork if self._preload else spawner.fork
+        fork = self._preload.fork if self._preload else None
         workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process, fork)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
@@ -496,5 +496,5 @@ class Agent:
 
     def _record(self, event: Event) -> None:
         self._event_log.write(event)
-        if self.spec.verbose:
+        if self.spec.verbose or (isinstance(event, PreloadUnfit) and event.asked):
             self.say(describe(event))

@@ -78,9 +78,10 @@ class PreloadReady(NamedTuple):
 
 
 class PreloadUnfit(NamedTuple):
-    """It can't be used, or not any more, and is gone."""
+    """It can't be used, or not any more, and is gone; `asked` if the user has named the modules."""
 
     reason: str
+    asked: bool
 
 
 class WorkersWarm(NamedTuple):

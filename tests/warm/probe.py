@@ -1,6 +1,6 @@
 """Everything that a script can see of the process that runs it, as JSON in the file RESULT.
 
-What differs from one run to the next (pids, ports, addresses) is left out or replaced by a relation.
+What differs from one run to the next (pids, ports) is left out or replaced by a relation.
 """
 
 import ctypes
@@ -48,7 +48,7 @@ def descriptors() -> dict[str, str]:
             continue
         flags = status_of(int(name))
         found[name] = f"{target.partition(':')[0] if '[' in target else target} {flags}"
-        if target.startswith("/tmp") or target.startswith("/dev/pts"):
+        if target.startswith(("/tmp", "/dev/pts")):
             found[name] = f"{os.path.basename(os.path.dirname(target))} {flags}"
     return found
 
@@ -142,7 +142,7 @@ def observe() -> dict[str, object]:
         "stdin": stream("stdin"),
         "stdout": stream("stdout"),
         "stderr": stream("stderr"),
-        "stdin text": sys.stdin.readline() if os.environ["RANK"] == "0" and not sys.stdin.isatty() else "",
+        "stdin text": "" if int(os.environ["RANK"]) or sys.stdin.isatty() else sys.stdin.readline(),
         "terminal": parent_has_no_terminal(),
         "signals": {n: repr(signal.getsignal(n)) for n in range(1, 32)},
         "signal masks": status("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"),

@@ -4,13 +4,12 @@ import json
 import os
 import sys
 import time
+import venv
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Start
-
-from warm.test_faults import warm_spawner
 
 Script = Callable[..., Path]
 SOON = (
@@ -28,7 +27,7 @@ def events(logs: Path, kind: str) -> list[dict[str, object]]:
 @pytest.fixture
 def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
     def run(text: str, *, preload: bool = True, **variables: str) -> Path:
-        """Run `text` in two generations, the second when there is a warm spawner; return the logs."""
+        """Run `text` in two generations, the second with a warm spawner; return the logs."""
         path = script(
             text
             + """
@@ -46,14 +45,10 @@ sys.exit(1)
         agent = start("run", "--preload=auto", "--max-restarts=1", f"--log-dir={logs}", "-r1",
                       path, command=SOON, variables=variables)  # fmt: skip
         deadline = time.monotonic() + 60
-        while not (
-            warm_spawner(agent.pid)
-            or (list(logs.glob("*/events.jsonl")) and events(logs, "PreloadUnfit"))
-        ):
+        while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
             assert time.monotonic() < deadline
             assert agent.poll() is None
             time.sleep(0.02)
-        time.sleep(0.1)
         (tmp_path / "go").touch()
         assert agent.wait(60) == 0
         return logs
@@ -116,3 +111,23 @@ def test_the_real_sitecustomize_is_run(
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
     logs = run(BEFORE + "import sitecustomize\nassert sitecustomize.x == 5\n", PYTHONPATH=path)
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+
+
+def test_a_package_that_is_not_fit_is_left_out(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """The workers' own virtual environment counts; what starts a thread there is done without."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    thread = "import threading, time\n"
+    thread += "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    script(thread, str(installed / "noisy.py"))
+    script("", str(installed / "own.py"))
+    logs = run(
+        BEFORE + "import csv, noisy, own\nassert 'noisy' not in before",
+        PYTHON_EXEC=str(tmp_path / "env" / "bin" / "python"),
+    )
+    reasons = [str(event["reason"]) for event in events(logs, "PreloadUnfit")]
+    assert reasons == ["noisy starts a thread"]
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"

@@ -2,8 +2,10 @@
 
 Each script runs cold and warm; exit code, stdout and stderr must be equal, byte for byte.
 """
+# ruff: noqa: E501  # scripts of one line are easier to read on one line
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -189,6 +191,58 @@ def test_a_worker_ends_the_same(name: str, launch: Launch, tmp_path: Path, scrip
     assert end_of("off", launch, tmp_path, [path]) == end_of(MODULES, launch, tmp_path, [path])
 
 
+TORCH_SCRIPTS = {
+    "seeds and threads": """
+import torch
+print(torch.initial_seed(), torch.rand(2).tolist(), torch.get_num_threads(), torch.is_grad_enabled())
+print(torch.get_default_dtype(), torch.cuda.is_available(), torch.__config__.parallel_info())
+""",
+    "data loader": """
+import torch
+from torch.utils.data import DataLoader, Dataset
+class Squares(Dataset):
+    def __len__(self):
+        return 6
+    def __getitem__(self, i):
+        return i * i
+def work(*arguments):
+    print("worker", torch.utils.data.get_worker_info() is not None, flush=True)
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        loader = DataLoader(Squares(), 3, num_workers=1, multiprocessing_context=method, worker_init_fn=work)
+        print([batch.tolist() for batch in loader], flush=True)
+""",
+    "torch.multiprocessing": """
+import torch, torch.multiprocessing as mp
+def work(i, tensor):
+    tensor += i + 1
+if __name__ == "__main__":
+    tensor = torch.zeros(1).share_memory_()
+    mp.spawn(work, (tensor,), nprocs=2)
+    print(tensor.item())
+""",
+    "error in C++": "import torch\ntorch.ones(2) @ torch.ones(3)",
+    "autograd": "import torch\nx = torch.ones(64, requires_grad=True)\n(x * x).sum().backward()\nprint(x.grad.sum())",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TORCH_SCRIPTS)
+def test_torch_does_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
+    """The same with torch, preloaded and not."""
+    path = script(TORCH_SCRIPTS[name])
+    assert end_of("off", launch, tmp_path, [path]) == end_of("torch", launch, tmp_path, [path])
+
+
+@pytest.mark.slow
+def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script) -> None:
+    """The global generator of numpy is seeded anew in each worker."""
+    path = script("import numpy\nprint(numpy.random.rand())")
+    result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
+    assert "workers start warm" in result.stderr, result.stderr
+    assert len(set(result.stdout.split())) == 3
+
+
 @pytest.mark.parametrize("name", ["exception", "sys.exit(3)", "print_stack", "syntax error",
                                   "multiprocessing spawn", "multiprocessing forkserver"])  # fmt: skip
 def test_a_module_ends_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
@@ -209,8 +263,6 @@ def test_what_imports_print_is_printed_by_each_worker(
         "import sys, warnings\nprint('out')\nwarnings.warn('careful')\nsys.stderr.write('err\\n')\n"
     )
     path = script("import sys\nsys.path.append('lib')\nimport chatty\n")
-    import os
-
     variables = {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(lib)])}
     texts = []
     for preload in ("off", "chatty"):

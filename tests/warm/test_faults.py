@@ -1,10 +1,11 @@
-"""What is not fit to be forked is not used; whatever is killed, nothing is left, and the job goes on."""
+"""What is not fit to be forked is not used; whatever is killed, nothing is left of it."""
 
 import json
 import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,16 @@ PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 UNFIT = {
     "a thread": (
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
         "culprit starts a thread",
     ),
     "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
     "a file": ("f = open('/dev/null')", "culprit opens /dev/null"),
-    "a child": ("import subprocess\np = subprocess.Popen(['sleep', '0.1'])", "culprit starts a process"),
+    "a child": (
+        "import subprocess\np = subprocess.Popen(['sleep', '0.1'])",
+        "culprit starts a process",
+    ),
     "an error": ("1 / 0", "culprit can't be imported: ZeroDivisionError"),
     "an exit": ("import os\nos._exit(3)", "it was killed"),
     "sys.exit": ("import sys\nsys.exit(3)", "culprit can't be imported: SystemExit(3)"),
@@ -63,8 +68,6 @@ def test_a_module_beside_the_script_goes_before_an_installed_one(
 
 def test_a_wrapper_is_not_forked(launch: Launch, script: Script, tmp_path: Path) -> None:
     """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
-    import sys
-
     wrapper = script(f'#!/bin/sh\nexport FROM=$RANK\nexec {sys.executable} "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
     path = script("import os\nprint(os.environ['FROM'] == os.environ['RANK'])")
@@ -77,13 +80,8 @@ def test_an_isolated_interpreter_does_not_run_the_script_unasked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """Where sitecustomize is not imported, the script runs once a worker and not once more."""
-    import sys
-    import sysconfig
-
-    # A copy of the interpreter that is started with the directory of no site at all.
     wrapper = script(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
-    del sysconfig
     path = script("open('ran', 'a').write('x')")
     result = launch("run", "--preload=json", "-v", path, PYTHON_EXEC=str(wrapper))
     assert result.returncode == 0, result.stderr
@@ -176,11 +174,12 @@ sys.exit(1)
             assert agent.poll() is None
             time.sleep(0.01)
 
-    until(lambda: (tmp_path / "up0").exists())
+    until((tmp_path / "up0").exists)
     first = warm_spawner(agent.pid)
     os.kill(first, signal.SIGKILL)
-    until(lambda: (tmp_path / "up1").exists())
-    until(lambda: warm_spawner(agent.pid) not in (0, first))
+    until((tmp_path / "up1").exists)
+    log = next(logs.glob("*/events.jsonl"))
+    until(lambda: log.read_text().count('"PreloadReady"') == 2)
     (tmp_path / "go1").touch()
     assert agent.wait(60) == 0
     events = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]

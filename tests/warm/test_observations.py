@@ -5,7 +5,6 @@ import os
 import pty
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 

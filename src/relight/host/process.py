@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
-from relight.host import linux
+from relight.host import linux, spawner
 from relight.host.loop import Loop
 from relight.host.memory import OomCounters
 from relight.host.spawner import WorkerPlan
@@ -31,7 +31,7 @@ class Workers:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
         on_event: is told of each start and each end, and when (monotonic seconds).
-        fork: makes the process that holds the workers; it may be one that stays (`host/warm.py`).
+        fork: starts the process that holds the workers, or uses one that stays (`host/warm.py`).
 
     Raises:
         MachineError: the machine has no process or descriptor left.
@@ -44,7 +44,7 @@ class Workers:
         ranks: Sequence[int],
         scratch: str,
         on_event: Callable[[ProcessEvent, float], None],
-        fork: Fork,
+        fork: Fork | None = None,
     ) -> None:
         self.pids: dict[int, int] = {}
         self.ranks = tuple(ranks)
@@ -56,7 +56,7 @@ class Workers:
         self._on_event = on_event
         self._buffer = b""
         try:
-            self._pid, self._socket = fork(plans, scratch)
+            self._pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError as error:
             raise MachineError(

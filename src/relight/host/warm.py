@@ -79,6 +79,7 @@ class Preload:
         self._lent = False
         self._why_not = "its modules are not known yet" if self._learned else ""
         self._tries = _TRIES
+        self._leaves_out = False
         self._control: socket.socket | None = None
         self._pidfd = self._pid = -1
         self._buffer = b""
@@ -169,6 +170,7 @@ class Preload:
     def _start(self, *, gently: bool) -> None:
         """Start the process, in a session of its own; it dies with this one."""
         self._tries -= 1
+        self._leaves_out = False
         self._why_not = ""
         place = self._workplace
         setup = {
@@ -186,7 +188,7 @@ class Preload:
             self._pidfd = os.pidfd_open(self._pid)
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror}"
-            self._record(PreloadUnfit(self._why_not))
+            self._record(PreloadUnfit(self._why_not, not self._learned))
             return
         self._buffer = b""
         self._loop.on_readable(self._control, self._receive)
@@ -211,15 +213,26 @@ class Preload:
                 self._tries = _TRIES
                 event = PreloadReady(self._pid, int(modules), float(seconds), float(mib))
                 self._record(event)
+            elif word == "culprit" and self._learned:
+                self._leave_out(rest.partition(".")[0])
             elif word == "unfit":
-                self._tries = 0  # it would be the same again
                 self._lose(rest)
+                if self._leaves_out and self._modules and self._tries and not self._lent:
+                    self._start(gently=True)
+                else:
+                    self._tries = 0  # it would be the same again
                 return
+
+    def _leave_out(self, package: str) -> None:
+        """Do without a package that was learned."""
+        left = [name for name in self._modules if name.partition(".")[0] != package]
+        self._leaves_out = len(left) < len(self._modules)
+        self._modules = left
 
     def _lose(self, reason: str) -> None:
         """It is of no use: end it."""
         self._why_not = reason
-        self._record(PreloadUnfit(reason))
+        self._record(PreloadUnfit(reason, not self._learned))
         self._stop()
         if not self._lent:
             self._take_leave()

@@ -16,7 +16,11 @@ _MOST_PRINTED = 65536
 
 
 class UnfitError(Exception):
-    """This process must not be forked for workers; the message says why."""
+    """This process must not be forked for workers; the message says why, for which module."""
+
+    def __init__(self, module: str, message: str) -> None:
+        super().__init__(message)
+        self.module = module
 
 
 def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
@@ -46,7 +50,7 @@ def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
             __import__(name)
         except BaseException as error:
             if not setup["learned"]:
-                raise UnfitError(f"{name} can't be imported: {error!r}") from None
+                raise UnfitError(name, f"{name} can't be imported: {error!r}") from None
         _check_process(name, before | set(outputs))
     if hasattr(main, "__file__"):
         del main.__file__
@@ -69,7 +73,7 @@ def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
 def _check_process(name: str, before: "set[int]") -> None:
     for fd, target in _descriptors().items():
         if fd not in before:
-            raise UnfitError(f"{name} opens {target}")
+            raise UnfitError(name, f"{name} opens {target}")
     if _threads() > 1:
         # What a library ends before a fork, and starts again after it, does no harm.
         pid = os.fork()
@@ -77,12 +81,12 @@ def _check_process(name: str, before: "set[int]") -> None:
             os._exit(0)
         os.waitpid(pid, 0)
         if _threads() > 1:
-            raise UnfitError(f"{name} starts a thread")
+            raise UnfitError(name, f"{name} starts a thread")
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
         return
-    raise UnfitError(f"{name} starts a process")
+    raise UnfitError(name, f"{name} starts a process")
 
 
 def _threads() -> int:
@@ -123,7 +127,7 @@ def _watch_environment(own: set[str]) -> Any:
     def check() -> None:
         os.environ.__class__ = kind
         for name, reader in readers.items():
-            raise UnfitError(f"{reader} reads {name} when it is imported")
+            raise UnfitError(reader, f"{reader} reads {name} when it is imported")
 
     return check
 
@@ -142,7 +146,7 @@ def _check_shadows(argv: list[str], loaded: set[str]) -> None:
             continue  # built in: nothing goes before it
         other = PathFinder.find_spec(name, [folder])
         if other is not None and other.loader is not None and other.origin != spec.origin:
-            raise UnfitError(f"the script would import another {name}: {other.origin}")
+            raise UnfitError(name, f"the script would import another {name}: {other.origin}")
     if not known:
         sys.path_importer_cache.pop(folder, None)
 
@@ -190,4 +194,4 @@ def _check_files() -> None:
         ours = name.partition(".")[0] in ("relight", "sitecustomize", "__main__")
         # Some libraries have modules without a file that say otherwise (torch.ops: "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):
-            raise UnfitError(f"{name} is not an installed module: {path}")
+            raise UnfitError(name, f"{name} is not an installed module: {path}")

@@ -4,10 +4,10 @@ It is started with the workers' command line and environment, and `serve` is cal
 interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
 returns. The process itself never runs code of the user; it serves one generation after the other.
 
-Lines to the agent: `ready MODULES SECONDS MIB`, or `unfit REASON` and the end. From the agent, for
-each generation: a frame with plans (`host/warm.py`) and descriptors, the first of them a socket on
-which this process is then the spawner of `host/spawner.py`; at its end it says `ended` and waits
-for the next generation. When the agent is gone, it kills all workers and goes.
+Lines to the agent: `ready MODULES SECONDS MIB`, or `culprit MODULE`, `unfit REASON`, the end. From
+the agent, for each generation: a frame with plans (`host/warm.py`) and descriptors, the first of
+them a socket on which this process is then the spawner of `host/spawner.py`; at its end it says
+`ended` and waits for the next generation. When the agent is gone, it kills all workers and goes.
 """
 
 import atexit
@@ -98,7 +98,7 @@ def serve(
         variables: the environment that this process was started with.
     """
     control = socket.socket(fileno=control_fd)
-    names = _read("comm").rstrip(b"\n"), _read("cmdline")
+    short = _read("comm").rstrip(b"\n")
     agent = os.getppid()
     begin = time.monotonic()
     # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
@@ -107,7 +107,7 @@ def serve(
     try:
         printed = preload(setup, loaded)
     except UnfitError as unfit:
-        control.sendall(f"unfit {unfit}\n".encode(errors="replace"))
+        control.sendall(f"culprit {unfit.module}\nunfit {unfit}\n".encode(errors="replace"))
         os._exit(0)
     linux.become_subreaper()
     linux.rename_process(f"warm spawner of {agent}")
@@ -122,7 +122,7 @@ def serve(
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
-        _become(plan, variables, names, printed)
+        _become(plan, variables, short, printed)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())
@@ -193,13 +193,11 @@ def _exactly(control: socket.socket, size: int) -> bytes | None:
 def _become(
     plan: WorkerPlan,
     started_with: Mapping[str, str],
-    names: tuple[bytes, bytes],
+    short: bytes,
     printed: tuple[bytes, bytes],
 ) -> None:
     """Be what an interpreter is that was started for this worker and has imported the modules."""
-    short, command_line = names
-    words = [os.fsencode(word) for word in plan.argv]
-    linux.show_as(short, b"".join(word + b"\0" for word in words) if words else command_line)
+    linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
     _set_variables(plan.variables, started_with)
     sys.orig_argv[:] = plan.argv
     _, _, first, *rest = plan.argv
