@@ -55,6 +55,18 @@ def test_what_is_not_fit_is_not_used(
     assert reason in result.stderr
 
 
+def test_a_start_that_opens_something_is_not_used(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """What the interpreter's own sitecustomize leaves open can't be forked either."""
+    (tmp_path / "lib").mkdir()
+    script("f = open('/dev/null')", "lib/sitecustomize.py")
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
+    result = launch("run", "--preload=json", "-v", script("print('ran')"), PYTHONPATH=path)
+    assert result.stdout == "ran\n", result.stderr
+    assert "the start of the interpreter opens /dev/null" in result.stderr
+
+
 def test_a_module_beside_the_script_goes_before_an_installed_one(
     launch: Launch, script: Script
 ) -> None:

@@ -5,12 +5,14 @@ must not have looked at what is different for each worker; and the script would 
 """
 
 import os
+import signal
 import site
 import sys
 from importlib.machinery import PathFinder
 from typing import Any
 
 from relight.host import priority
+from relight.host.spawner import HANDLED
 
 _MOST_PRINTED = 65536
 
@@ -23,7 +25,7 @@ class UnfitError(Exception):
         self.module = module
 
 
-def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
+def preload(setup: dict[str, Any], loaded: set[str], control: int) -> tuple[bytes, bytes]:
     """Import the modules; return what they have printed to stdout and stderr.
 
     Args:
@@ -31,11 +33,13 @@ def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
             `gently`: take no time from others; `own`: the variables that each worker has for
             itself; `argv`: the workers' command line.
         loaded: the modules that any worker has loaded by now.
+        control: the descriptor of the socket to the agent.
 
     Raises:
         UnfitError: the process can't be used.
     """
-    before = _descriptors().keys()
+    before = {0, 1, 2, control}
+    _check_process("the start of the interpreter", before)
     watched = _watch_environment(set(setup["own"]))
     outputs = [os.memfd_create("printed") for _ in range(2)]
     for fd, output in enumerate(outputs, 1):
@@ -57,6 +61,9 @@ def preload(setup: dict[str, Any], loaded: set[str]) -> tuple[bytes, bytes]:
     if restore is not None:
         restore()
     watched()
+    for number in HANDLED:
+        if signal.getsignal(number) is None:
+            raise UnfitError("", f"a library has its own handler of signal {number}")
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
     for fd, output in enumerate(outputs, 1):

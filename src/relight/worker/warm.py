@@ -105,7 +105,7 @@ def serve(
     # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
     atexit.register(gc.unfreeze)
     try:
-        printed = preload(setup, loaded)
+        printed = preload(setup, loaded, control_fd)
     except UnfitError as unfit:
         control.sendall(f"culprit {unfit.module}\nunfit {unfit}\n".encode(errors="replace"))
         os._exit(0)
