@@ -131,12 +131,12 @@ class Agent:
             from relight.host import flag
 
             self._flag = flag.Flag()
+        listen(self.loop, self.spec, self._on_signal, self._pass_on, self._on_resize)
         self._preload: Preload | None = None
         if job.workplace is not None:
             from relight.host import warm
 
             self._preload = warm.Preload(self.loop, job.workplace, self.spec.preload, self._record)
-        listen(self.loop, self.spec, self._on_signal, self._pass_on, self._on_resize)
         self.link = self._make_link()
 
     def run(self) -> int:

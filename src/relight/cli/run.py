@@ -149,7 +149,9 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     # The last worker has the longest arguments, so there is room for those of the others.
     argv = commands.argv(command, nproc - 1)
     program = _find_program(command.python, command.env) or command.python
-    return Workplace(program, argv, commands.common_variables(command), own)
+    common = commands.common_variables(command)
+    variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
+    return Workplace(program, argv, variables, own)
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str) -> str:

@@ -65,9 +65,12 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
 
 
 def common_variables(command: Command) -> dict[str, str]:
-    """Return the part of the environment that is the same for all workers in all generations."""
+    """Return the environment as far as it is the same for all workers in all generations.
+
+    Variables that only a worker gets (`OF_ONE_WORKER`) may be there, from around this launcher.
+    """
     spec, env = command.spec, command.env
-    result = {name: value for name, value in env.variables.items() if name not in OF_ONE_WORKER}
+    result = dict(env.variables)
     result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
     result["TORCHELASTIC_RUN_ID"] = command.run_id
     result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
