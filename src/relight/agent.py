@@ -45,6 +45,7 @@ from relight.events import (
     Event,
     Formed,
     GroupStopped,
+    PreloadUnfit,
     Restarting,
     SignalReceived,
     Tick,
@@ -54,7 +55,7 @@ from relight.events import (
     describe,
 )
 from relight.host.console import Consoles
-from relight.host.files import EventLog, remove_tree
+from relight.host.files import EventLog, attempt_directory, remove_tree
 from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
@@ -65,7 +66,7 @@ from relight.link import LocalLink, RemoteLink
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.flag import Flag
-    from relight.host.timers import WorkerTimers
+    from relight.host.warm import Preload, Workplace
     from relight.rendezvous.meeting import Meeting
 
 
@@ -79,7 +80,7 @@ class Job(NamedTuple):
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
     of one node. `cpus` has one affinity mask a worker, or is empty. `run_directory` is empty where
-    no files may be written; it is removed at the end unless `keep_logs`.
+    no files are written; it is removed at the end unless `keep_logs`. `workplace` is for --preload.
     """
 
     command: Command
@@ -93,6 +94,7 @@ class Job(NamedTuple):
     settings: Settings
     meeting: "Meeting | None"
     facts: dict[str, str]
+    workplace: "Workplace | None"
 
 
 class Agent:
@@ -130,6 +132,11 @@ class Agent:
 
             self._flag = flag.Flag()
         listen(self.loop, self.spec, self._on_signal, self._pass_on, self._on_resize)
+        self._preload: Preload | None = None
+        if job.workplace is not None:
+            from relight.host import warm
+
+            self._preload = warm.Preload(self.loop, job.workplace, self.spec.preload, self._record)
         self.link = self._make_link()
 
     def run(self) -> int:
@@ -140,6 +147,8 @@ class Agent:
         """
         broken = True
         try:
+            if self._preload:
+                self._preload.wait(lambda: bool(self._signals))
             self.link.open(self)
             exit_code, reason = self._run()
             self._record(Ended(exit_code, reason))
@@ -147,6 +156,8 @@ class Agent:
             return exit_code
         finally:
             self.link.close(lambda: broken or bool(self._signals))
+            if self._preload:
+                self._preload.close()
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
             self.loop.close()
@@ -315,7 +326,7 @@ class Agent:
         assignments = ranks.assign(place)
         supervision = Supervision(len(assignments), self.job.grace_s)
         directory = self.job.run_directory
-        attempt = os.path.join(directory, self._attempt(generation)) if directory else ""
+        attempt = directory and attempt_directory(directory, generation.restart, generation.number)
         try:
             logs = Logs(self.loop, self.consoles, self.spec, attempt)
             plans = [self._plan(generation, assignment, logs) for assignment in assignments]
@@ -325,10 +336,15 @@ class Agent:
             ) from None
         if self._flag is not None:
             self._flag.set(False)
-        timers = self._open_timers()
-        scratch = "" if self.job.keep_logs else directory
+        timers = None
+        if path := self.job.command.timer_file:
+            from relight.host.timers import WorkerTimers
+
+            timers = WorkerTimers(self.loop, path, self._on_late)
         all_ranks = [assignment.rank for assignment in assignments]
-        workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process)
+        scratch = "" if self.job.keep_logs else directory
+        fork = self._preload.fork if self._preload else None
+        workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process, fork)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
         self.lease(self._lease)
@@ -372,22 +388,6 @@ class Agent:
         if text := explain(self._workers, self._live, self._store):
             self.say(f"after {_ARRIVED_AFTER_S} s, {text}")
 
-    def _attempt(self, generation: Generation) -> str:
-        """Return the directory of a generation's logs: torchrun's name, where it is not taken."""
-        name = f"attempt_{generation.restart}"
-        if os.path.exists(os.path.join(self.job.run_directory, name)):
-            return f"{name}_generation_{generation.number}"
-        return name
-
-    def _open_timers(self) -> "WorkerTimers | None":
-        """Return the timers of a generation if the workers may set some."""
-        path = self.job.command.timer_file
-        if not path:
-            return None
-        from relight.host.timers import WorkerTimers
-
-        return WorkerTimers(self.loop, path, self._on_late)
-
     def _on_late(self, pid: int, number: int, scope: str) -> None:
         """A worker did not release its timer in time: send it what it asked for."""
         assert self._workers is not None
@@ -400,11 +400,15 @@ class Agent:
         local_rank, command = assignment.local_rank, self.job.command
         stdout, stderr = logs.open(local_rank, commands.prefix(command, assignment))
         error_file = logs.error_file(local_rank)
-        flag = {} if self._flag is None else {self._flag.VARIABLE: self._flag.path}
+        variables = dict(commands.variables(command, generation, assignment, error_file))
+        if self._flag is not None:
+            variables[self._flag.VARIABLE] = self._flag.path
+        if self._preload:
+            variables.update(self._preload.variables(local_rank, variables))
         return WorkerPlan(
             local_rank=local_rank,
             argv=commands.argv(command, local_rank),
-            variables={**commands.variables(command, generation, assignment, error_file), **flag},
+            variables=variables,
             stdout=stdout,
             stderr=stderr,
             cpus=self.job.cpus[local_rank] if self.job.cpus else frozenset(),
@@ -461,23 +465,19 @@ class Agent:
         if self._deadline is not None:
             self._deadline.cancel()
         due = self._supervision.deadline()
-        self._deadline = None if due is None else self.loop.call_at(due, self._on_deadline)
-
-    def _on_deadline(self) -> None:
         self._deadline = None
-        self._step(Tick(), self.loop.now())
+        if due is not None:
+            self._deadline = self.loop.call_at(due, lambda: self._step(Tick(), self.loop.now()))
 
     def _on_signal(self, number: int) -> None:
         self._signals.append(number)
         event = SignalReceived(number)
         self._record(event)
-        if self._supervision is None:
-            return
-        self._step(event, self.loop.now())
-        self.say(f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}")
+        if self._supervision is not None:
+            self._step(event, self.loop.now())
+            self.say(f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}")
 
-    def _on_resize(self, number: int) -> None:
-        del number
+    def _on_resize(self, _: int) -> None:
         if self._logs is not None:
             self._logs.resize()
 
@@ -496,5 +496,5 @@ class Agent:
 
     def _record(self, event: Event) -> None:
         self._event_log.write(event)
-        if self.spec.verbose:
+        if self.spec.verbose or (isinstance(event, PreloadUnfit) and event.asked):
             self.say(describe(event))

@@ -18,10 +18,6 @@ class Environment(NamedTuple):
         """Return the value of `name`, or `default` where it is unset or empty."""
         return self.variables.get(name) or default
 
-    def default_of(self, flag: str) -> str | None:
-        """Return torchrun's variable for a flag (`PET_NPROC_PER_NODE`), or None if unset."""
-        return self.variables.get("PET_" + flag.upper().replace("-", "_"))
-
 
 def read() -> Environment:
     """Return the environment of this process."""

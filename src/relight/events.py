@@ -63,6 +63,36 @@ class SpawnerLost(NamedTuple):
     exitcode: int
 
 
+class PreloadStarted(NamedTuple):
+    """A process begins to import modules, so that workers can be forked from it."""
+
+    pid: int
+    modules: str
+
+
+class PreloadReady(NamedTuple):
+    """It has imported them; `mib` is the memory that it takes."""
+
+    pid: int
+    modules: int
+    seconds: float
+    mib: float
+
+
+class PreloadUnfit(NamedTuple):
+    """It can't be used, or not any more, and is gone; `asked` if the user has named the modules."""
+
+    reason: str
+    asked: bool
+
+
+class WorkersWarm(NamedTuple):
+    """Whether the workers of this generation are forked from it; if not, why not."""
+
+    warm: bool
+    reason: str
+
+
 class Tick(NamedTuple):
     """A deadline has passed."""
 
@@ -90,6 +120,10 @@ Event = (
     | SignalReceived
     | GroupStopped
     | SpawnerLost
+    | PreloadStarted
+    | PreloadReady
+    | PreloadUnfit
+    | WorkersWarm
     | Tick
     | Restarting
     | Ended
@@ -105,6 +139,10 @@ _TYPES: dict[str, Any] = {
         SignalReceived,
         GroupStopped,
         SpawnerLost,
+        PreloadStarted,
+        PreloadReady,
+        PreloadUnfit,
+        WorkersWarm,
         Tick,
         Restarting,
         Ended,
@@ -133,6 +171,17 @@ def describe(event: Event) -> str:
             return f"the workers of generation {event.generation} are stopped: {event.cause}"
         case SpawnerLost():
             return f"the process that holds the workers ended: {event.exitcode}"
+        case PreloadStarted():
+            return f"preload: pid {event.pid} imports {event.modules}"
+        case PreloadReady():
+            return (
+                f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "
+                f"{event.modules} modules, {event.mib:.0f} MiB"
+            )
+        case PreloadUnfit():
+            return f"preload: not used: {event.reason}"
+        case WorkersWarm():
+            return "preload: workers start " + ("warm" if event.warm else f"cold: {event.reason}")
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case Ended():

@@ -86,6 +86,7 @@ class RunSpec(NamedTuple):
     numa_binding: str
     worker_store: str
     membership_change: str
+    preload: tuple[str, ...]
     log_dir: str
     redirects: StreamChoice
     tee: StreamChoice
@@ -121,7 +122,7 @@ class RunSpec(NamedTuple):
 
 class Flag(NamedTuple):
     """One row of the command line. `parse` is None for a switch; it raises ValueError on a bad
-    value.
+    value. A default may come from `PET_<NAME>` (`from_env`) or from `variable`.
     """
 
     name: str
@@ -131,6 +132,7 @@ class Flag(NamedTuple):
     help: str
     short: str = ""
     from_env: bool = True
+    variable: str = ""
 
     @property
     def field(self) -> str:
@@ -265,6 +267,19 @@ def parse_signals(text: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(numbers))
 
 
+def parse_preload(text: str) -> tuple[str, ...]:
+    """Parse `off`, `auto`, or modules with commas between; empty means off."""
+    if text in ("", "off"):
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise ValueError(f"{name or repr('')} is no module; expected off, auto or names")
+    if "auto" in names and len(names) > 1:
+        raise ValueError("auto finds the modules by itself; leave out the names or auto")
+    return names
+
+
 def parse_grace(text: str) -> float:
     """Parse a time in seconds that may be 0."""
     seconds = _number(text)
@@ -356,6 +371,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
          "when nodes are let in: stop workers at once, or let them save (at-checkpoint)",
          from_env=False),
+    Flag("preload", parse_preload, (), "off|auto|MODULE,…",
+         "import these once and fork workers from there; not with --no-python, --run-path",
+         from_env=False, variable="RELIGHT_PRELOAD"),
     Flag("log-dir", str, "", "DIR", "base directory of log files"),
     Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "to files: " + _BOTH, short="r"),
     Flag("tee", parse_streams, StreamChoice(0), "STREAMS", "to files and console", short="t"),
@@ -447,6 +465,12 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
         raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
         notes.append("--no-python has no effect: --run-path goes before it")
+    if spec.preload:
+        notes += [
+            f"--preload has no effect with --{flag}: workers start cold"
+            for flag in ("no-python", "run-path", "numa-binding")
+            if getattr(spec, flag.replace("-", "_"))
+        ]
 
 
 def _check_logs(spec: RunSpec, notes: list[str]) -> None:

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.core.commands import OF_ONE_WORKER
 from relight.core.ranks import (
     Generation,
     Node,
@@ -79,6 +80,7 @@ def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
         "TORCHELASTIC_RESTART_COUNT": "3",
         "TORCHELASTIC_USE_AGENT_STORE": str(agent_store),
     }
+    assert {*variables, "TORCHELASTIC_ERROR_FILE"} == set(OF_ONE_WORKER)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,11 @@ def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> P
     given = set(texts)
     for flag in table.values():
         text = texts.get(flag.name)
-        variable = env.default_of(flag.name) if flag.from_env else None
+        source = flag.variable or "PET_" + flag.field.upper()
+        variable = env.variables.get(source) if flag.from_env or flag.variable else None
         if text is not None:
             values[flag.field] = _value(flag, text, f"--{flag.name}={text}")
         elif variable is not None:
-            source = "PET_" + flag.field.upper()
             values[flag.field] = _value(flag, variable, f"{source}={variable}")
             given.add(flag.name)
         else:

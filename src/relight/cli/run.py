@@ -26,6 +26,10 @@ from relight.spec import (
     parse_grace,
 )
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.warm import Workplace
+
 
 def main(argv: list[str]) -> int:
     """Run `relight run` and return the job's exit code.
@@ -129,7 +133,25 @@ def _job(
         settings=settings,
         meeting=meeting,
         facts=facts,
+        workplace=_workplace(command, nproc),
     )
+
+
+def _workplace(command: Command, nproc: int) -> "Workplace | None":
+    """Return where modules are preloaded, if they are."""
+    spec = command.spec
+    if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
+        return None
+    from relight.core import commands
+    from relight.host.warm import Workplace
+
+    own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
+    # The last worker has the longest arguments, so there is room for those of the others.
+    argv = commands.argv(command, nproc - 1)
+    program = _find_program(command.python, command.env) or command.python
+    common = commands.common_variables(command)
+    variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
+    return Workplace(program, argv, variables, own)
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:

@@ -13,6 +13,24 @@ from relight.env import Environment
 from relight.errors import signal_name
 from relight.spec import RunSpec
 
+OF_ONE_WORKER = (
+    "LOCAL_RANK",
+    "RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "TORCHELASTIC_ERROR_FILE",
+)
+"""Variables that are not the same for all workers in all generations."""
+
 
 class Command(NamedTuple):
     """What all workers of this node have in common.
@@ -46,6 +64,26 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
     return (command.python, "-u", *(("-m",) if spec.module else ()), *rest)
 
 
+def common_variables(command: Command) -> dict[str, str]:
+    """Return the environment as far as it is the same for all workers in all generations.
+
+    Variables that only a worker gets (`OF_ONE_WORKER`) may be there, from around this launcher.
+    """
+    spec, env = command.spec, command.env
+    result = dict(env.variables)
+    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
+    result["TORCHELASTIC_RUN_ID"] = command.run_id
+    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
+    result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
+    )
+    if command.timer_file:
+        result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
+    if command.threads:
+        result["OMP_NUM_THREADS"] = str(command.threads)
+    return result
+
+
 def variables(
     command: Command, generation: Generation, assignment: Assignment, error_file: str
 ) -> Mapping[str, str]:
@@ -55,7 +93,7 @@ def variables(
         UsageError: CUDA_VISIBLE_DEVICES has no device for this worker of `--virtual-local-rank`.
     """
     spec, env = command.spec, command.env
-    result = dict(env.variables)
+    result = common_variables(command)
     result.update(
         worker_variables(
             assignment,
@@ -64,17 +102,7 @@ def variables(
             virtual=spec.virtual_local_rank,
         )
     )
-    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
-    result["TORCHELASTIC_RUN_ID"] = command.run_id
     result["TORCHELASTIC_ERROR_FILE"] = error_file
-    result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
-    result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"
-    )
-    if command.timer_file:
-        result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
-    if command.threads:
-        result["OMP_NUM_THREADS"] = str(command.threads)
     if spec.virtual_local_rank:
         result["CUDA_VISIBLE_DEVICES"] = visible_device(
             env.variables.get("CUDA_VISIBLE_DEVICES"), assignment.local_rank

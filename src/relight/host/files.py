@@ -72,6 +72,12 @@ def make_temporary_directory(env: Environment) -> str:
     return directory
 
 
+def attempt_directory(run_directory: str, restart: int, generation: int) -> str:
+    """Return the directory of a generation's logs: torchrun's name, where it is not taken."""
+    path = os.path.join(run_directory, f"attempt_{restart}")
+    return f"{path}_generation_{generation}" if os.path.exists(path) else path
+
+
 def remove_tree(directory: str) -> None:
     """Remove a directory and what is in it, as far as possible."""
     for folder, folders, files in os.walk(directory, topdown=False):

@@ -52,20 +52,30 @@ def close_all_but(keep: Collection[int]) -> None:
                 pass  # the descriptor of the listing itself
 
 
+def system_call(number: int, *arguments: int) -> int:
+    """Make a system call that libc has no function for; return -1 if it failed."""
+    return _call("syscall", number, *arguments)
+
+
 def rename_process(name: str) -> None:
     """Make `name` what ps, top and pkill see of this process: its command line and its short name.
 
     The command line is overwritten in place (proc(5): arg_start and arg_end of /proc/self/stat), so
     a long name is cut to the length of the old one.
     """
-    _call("prctl", _PR_SET_NAME, name.encode()[:15] + b"\0", 0, 0, 0)
+    show_as(name.encode(), name.encode())
+
+
+def show_as(short: bytes, command_line: bytes) -> None:
+    """Set the two names of this process; the words of a command line end with zero bytes."""
+    _call("prctl", _PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
         start, end = int(fields[45]), int(fields[46])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
-            memory.write(name.encode()[: end - start - 1].ljust(end - start, b"\0"))
+            memory.write(command_line[: end - start - 1].ljust(end - start, b"\0"))
     except (OSError, ValueError, IndexError):
         return  # a nicety: some sandboxes hide these files
 

@@ -17,6 +17,7 @@ from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
 
+Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
 _CLOSE_LIMIT_S = 30.0
 
@@ -30,6 +31,7 @@ class Workers:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
         on_event: is told of each start and each end, and when (monotonic seconds).
+        fork: starts the process that holds the workers, or uses one that stays (`host/warm.py`).
 
     Raises:
         MachineError: the machine has no process or descriptor left.
@@ -42,6 +44,7 @@ class Workers:
         ranks: Sequence[int],
         scratch: str,
         on_event: Callable[[ProcessEvent, float], None],
+        fork: Fork | None = None,
     ) -> None:
         self.pids: dict[int, int] = {}
         self.ranks = tuple(ranks)
@@ -53,7 +56,7 @@ class Workers:
         self._on_event = on_event
         self._buffer = b""
         try:
-            self._pid, self._socket = spawner.fork(plans, scratch)
+            self._pid, self._socket = (fork or spawner.fork)(plans, scratch)
             self._pidfd = os.pidfd_open(self._pid)
         except OSError as error:
             raise MachineError(
@@ -115,6 +118,10 @@ class Workers:
         word, _, rest = line.partition(" ")
         if word == "broken":
             raise InternalError(f"the worker spawner (pid {self._pid}) broke: {rest}")
+        if word == "ended":  # and the process stays, for the next generation
+            self._loop.forget(self._pidfd)
+            self._gone = True
+            return
         if word in ("frozen", "thawed"):
             self.frozen = word == "frozen"
             self._on_event(WorkersFrozen(self.frozen), self._loop.now())

@@ -39,14 +39,16 @@ from relight.host import linux
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
 
-_STOPPING = (
+HANDLED = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGHUP,
     signal.SIGQUIT,
     signal.SIGUSR1,
     signal.SIGUSR2,
+    signal.SIGCHLD,
 )
+"""Signals that a spawner has handlers for."""
 
 
 class WorkerPlan(NamedTuple):
@@ -66,7 +68,15 @@ class WorkerPlan(NamedTuple):
     signal_group: bool
 
 
-class _Spawner:
+class Spawner:
+    """The parent of one generation's workers.
+
+    Args:
+        plans: the workers.
+        agent: the socket to the agent.
+        pid_of_agent: its pid.
+    """
+
     def __init__(
         self, plans: Iterable[WorkerPlan], agent: socket.socket, pid_of_agent: int
     ) -> None:
@@ -80,18 +90,18 @@ class _Spawner:
         self.frozen = False
 
     def run(self, mask: Collection[int]) -> None:
+        """Start the workers and see to them until the agent wants an end or is gone.
+
+        All signals must be blocked; `mask` is the workers' mask.
+        """
         wake_read = self._prepare()
-        # All signals are blocked until here. One that comes for a worker between its fork and its
-        # exec waits until the worker has the default actions again.
+        # One that comes for a worker between its fork and its exec waits until the worker has the
+        # default actions again.
         for plan in self.plans:
             self._start(plan, mask)
         # Without SIGCHLD nobody would wake us; whoever started the agent may have blocked it.
         signal.pthread_sigmask(signal.SIG_SETMASK, set(mask) - {signal.SIGCHLD})
-        null = os.open(os.devnull, os.O_RDWR)
-        for fd in (0, 1, 2):
-            os.dup2(null, fd)
-        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
-            os.close(fd)
+        self._let_go()
         poll = select.poll()
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
@@ -130,17 +140,30 @@ class _Spawner:
         """
         os.setsid()
         linux.become_subreaper()
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        # Handlers rather than SIG_IGN, which workers would inherit through exec.
-        for number in (*_STOPPING, signal.SIGCHLD):
-            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _do_nothing)
+        wake_read, wake_write = self.catch_signals()
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
         linux.close_all_but(keep)
         linux.rename_process(f"worker spawner of {self.pid_of_agent}")
         return wake_read
+
+    def catch_signals(self) -> tuple[int, int]:
+        """Let signals do nothing but wake; return both ends of the pipe that they write to."""
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # Handlers rather than SIG_IGN, which workers would inherit through exec.
+        for number in HANDLED:
+            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, _do_nothing)
+        return wake_read, wake_write
+
+    def _let_go(self) -> None:
+        """The workers have their descriptors: let no other process hold them."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
+            os.close(fd)
 
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> None:
         own = os.getpid()
@@ -150,12 +173,13 @@ class _Spawner:
             self.tell(f"failed {plan.local_rank} {error.errno}")
             return
         if pid == 0:
-            self._become_worker(plan, own, mask)
+            self.become_worker(plan, own, mask)
         self.local_rank_of[pid] = plan.local_rank
         self.pid_of[plan.local_rank] = pid
         self.tell(f"started {plan.local_rank} {pid}")
 
-    def _become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
+    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
+        """Go on as a worker, in a child of the spawner."""
         try:
             linux.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
@@ -166,12 +190,7 @@ class _Spawner:
                 os.sched_setaffinity(0, plan.cpus)
             os.dup2(plan.stdout, 1)
             os.dup2(plan.stderr, 2)
-            # SIGPIPE and SIGXFSZ as subprocess does it: Python ignores them for itself only.
-            for number in (*_STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
-                ignored = signal.getsignal(number) is signal.SIG_IGN
-                if not ignored or number in (signal.SIGPIPE, signal.SIGXFSZ):
-                    signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            default_signals(mask)
             os.execvpe(plan.argv[0], plan.argv, plan.variables)
         except OSError as error:
             self.tell(f"failed {plan.local_rank} {error.errno}")
@@ -235,11 +254,22 @@ class _Spawner:
             self._reap(os.WNOHANG)
 
     def tell(self, line: str) -> None:
+        """Tell the agent, if it is there."""
         try:
             self.agent.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise
+
+
+def default_signals(mask: Collection[int]) -> None:
+    """Give this process the signals that a program starts with; what was ignored stays ignored."""
+    # SIGPIPE and SIGXFSZ as subprocess does it: Python ignores them for itself only.
+    for number in (*HANDLED, signal.SIGPIPE, signal.SIGXFSZ):
+        ignored = signal.getsignal(number) is signal.SIG_IGN
+        if not ignored or number in (signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _live(
@@ -250,7 +280,7 @@ def _live(
     scratch: str,
 ) -> NoReturn:
     gc.disable()  # the agent's objects must not be finalized here, with descriptors of ours
-    spawner = _Spawner(plans, agent, pid)
+    spawner = Spawner(plans, agent, pid)
     try:
         spawner.run(mask)
         if scratch and os.getppid() != pid:

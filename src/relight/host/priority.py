@@ -1,0 +1,84 @@
+"""The lowest priority for a while, for work that may take as long as it likes.
+
+Without privileges, what is lowered can't be raised again by nice(2) or SCHED_IDLE, and processes
+that are forked later would inherit it. So SCHED_IDLE is used where a trial shows that there is a
+way back, and else the work rests most of the time. A low priority of the session's autogroup
+(sched(7)) helps as well, where there are autogroups; a worker has a session of its own.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from relight.host import linux
+
+_SHARE = 4
+"""Where there is nothing better: one part of the time for work, the rest for others."""
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
+_IDLE_CLASS = 3 << 13  # linux/ioprio.h
+
+
+def lower() -> Callable[[], None]:
+    """Take the lowest priority that can be given back; return what gives it back."""
+    idle = _can_come_back()
+    if idle:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    pacer = _Pacer()
+    if not idle:
+        sys.meta_path.insert(0, pacer)
+    _set_io(_IDLE_CLASS)
+    _set_autogroup(19)
+
+    def restore() -> None:
+        _set_autogroup(0)
+        _set_io(0)
+        if idle:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        else:
+            sys.meta_path.remove(pacer)
+
+    return restore
+
+
+class _Pacer:
+    """A finder that finds nothing, and rests before each import."""
+
+    def __init__(self) -> None:
+        self._worked = time.process_time()
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        del name, path, target
+        worked = time.process_time() - self._worked
+        if worked > 0.01:
+            time.sleep(worked * (_SHARE - 1))
+            self._worked = time.process_time()
+
+
+def _can_come_back() -> bool:
+    if os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def _set_io(priority: int) -> None:
+    if _IOPRIO_SET:
+        linux.system_call(_IOPRIO_SET, 1, 0, priority)
+
+
+def _set_autogroup(nice: int) -> None:
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(nice))
+    except OSError:
+        pass  # there are none, or they were changed a moment ago

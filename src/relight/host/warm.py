@@ -1,0 +1,337 @@
+"""The agent's hold on the process that imports modules once and is forked for each worker.
+
+`Preload.fork` stands in for `spawner.fork`: it has that process (`worker/warm.py`) start the
+workers of a generation if it is ready, and else starts them cold. There is
+at most one such process.
+
+    named modules   it starts first thing, and the first generation waits for it
+    auto            the first worker of the first generation is watched; when it has imported
+                    nothing new for a while, the process starts at the lowest priority
+    lost            it starts again, at the lowest priority, when the next generation has begun
+
+A frame, for each generation: the numbers of bytes and of descriptors, the descriptors (a socket for
+the generation, stdin, and each worker's stdout and stderr), and the plans as JSON.
+"""
+
+import json
+import mmap
+import os
+import signal
+import socket
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from relight.events import Event, PreloadReady, PreloadStarted, PreloadUnfit, WorkersWarm
+from relight.host import linux, spawner
+from relight.host.descriptors import restore_limit
+from relight.host.loop import Loop, Timer
+from relight.host.spawner import WorkerPlan
+
+AUTO = "auto"
+_FRAME = struct.Struct("!II")
+_MOST_AT_ONCE = 250
+_ANSWER_S = 10.0
+_PATIENCE_S = 120.0
+"""How long the first generation waits for named modules. Cold workers import them as well."""
+_LEARN_S = 20.0
+_QUIET_S = 5.0
+_NAMES_SIZE = 1 << 20
+_TRIES = 3
+_DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
+
+
+class Workplace(NamedTuple):
+    """What is the same for all workers of this node: the program, its arguments, variables.
+
+    `own` are the names of variables that each worker has for itself; `program` is a path.
+    """
+
+    program: str
+    argv: tuple[str, ...]
+    variables: Mapping[str, str]
+    own: tuple[str, ...]
+
+
+class Preload:
+    """Sees to it that such a process is there when it is needed.
+
+    Args:
+        loop: the agent's loop.
+        workplace: what the workers will be.
+        modules: what to import, or AUTO.
+        record: is told what happens.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        workplace: Workplace,
+        modules: Sequence[str],
+        record: Callable[[Event], None],
+    ) -> None:
+        self._loop = loop
+        self._workplace = workplace
+        self._learned = tuple(modules) == (AUTO,)
+        self._modules = [] if self._learned else list(modules)
+        self._record = record
+        self._ready = False
+        self._lent = False
+        self._why_not = "its modules are not known yet" if self._learned else ""
+        self._tries = _TRIES
+        self._leaves_out = False
+        self._control: socket.socket | None = None
+        self._pidfd = self._pid = -1
+        self._buffer = b""
+        self._generations = 0
+        self._names: tuple[int, mmap.mmap] | None = None
+        self._timer: Timer | None = None
+        if self._learned:
+            fd = os.memfd_create("relight-modules")
+            os.ftruncate(fd, _NAMES_SIZE)
+            self._names = fd, mmap.mmap(fd, _NAMES_SIZE)
+        else:
+            self._start(gently=False)
+
+    def settled(self) -> bool:
+        """Return whether there is nothing to wait for before the first generation."""
+        return self._ready or self._control is None or bool(self._generations)
+
+    def wait(self, otherwise: Callable[[], bool]) -> None:
+        """Let the process get ready before the first generation, but not for ever."""
+        if self.settled():
+            return
+        end = self._loop.now() + _PATIENCE_S
+        timer = self._loop.call_at(end, lambda: None)
+        self._loop.run_until(
+            lambda: self.settled() or otherwise() or self._loop.now() >= end,
+        )
+        timer.cancel()
+
+    def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that let a worker be watched, if it is to be."""
+        if self._names is None or local_rank or self._generations:
+            return {}
+        return _hook(f"learn:/proc/{os.getpid()}/fd/{self._names[0]}", variables)
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Have the workers started; return the pid of the process that holds them and a socket.
+
+        Raises:
+            OSError: no process or no descriptor is to be had.
+        """
+        self._take_leave()
+        self._generations += 1
+        if self._ready and self._control is not None:
+            try:
+                connection = self._send(self._control, plans, scratch)
+            except OSError as error:
+                self._lose(f"it does not answer: {error.strerror}")
+            else:
+                self._lent = True
+                self._record(WorkersWarm(True, ""))
+                return self._pid, connection
+        self._record(WorkersWarm(False, self._why_not or "it is not ready"))
+        held = spawner.fork(plans, scratch)
+        if self._names is not None and self._timer is None:
+            self._timer = self._loop.call_after(_LEARN_S, lambda: self._learn(0))
+        elif self._control is None and self._modules and self._tries:
+            self._start(gently=True)
+        return held
+
+    def close(self) -> None:
+        """End the process and return when it is gone. Its workers must be gone by now."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._stop()
+        self._take_leave()
+        if self._names is not None:
+            self._names[1].close()
+            os.close(self._names[0])
+            self._names = None
+
+    def _learn(self, size: int) -> None:
+        """Start with what the first worker has imported, once it imports nothing new."""
+        assert self._names is not None
+        memory = self._names[1]
+        end = memory.find(b"\0")
+        if end != size:
+            self._timer = self._loop.call_after(_QUIET_S, lambda: self._learn(end))
+            return
+        names = memory[:end].decode(errors="replace").split("\n")[:-1]
+        self._modules = list(dict.fromkeys(names))
+        if self._modules and self._control is None:
+            self._start(gently=True)
+        else:
+            self._why_not = "no worker could be watched"
+
+    # The process.
+
+    def _start(self, *, gently: bool) -> None:
+        """Start the process, in a session of its own; it dies with this one."""
+        self._tries -= 1
+        self._leaves_out = False
+        self._why_not = ""
+        place = self._workplace
+        setup = {
+            "agent": os.getpid(),
+            "program": place.program,
+            "argv": place.argv,
+            "modules": self._modules,
+            "learned": self._learned,
+            "gently": gently,
+            "own": place.own,
+            "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        }
+        try:
+            self._pid, self._control = _start(place, json.dumps(setup).encode())
+            self._pidfd = os.pidfd_open(self._pid)
+        except OSError as error:
+            self._why_not = f"it can't be started: {error.strerror}"
+            self._record(PreloadUnfit(self._why_not, not self._learned))
+            return
+        self._buffer = b""
+        self._loop.on_readable(self._control, self._receive)
+        names = f"{len(self._modules)} modules" if self._learned else ",".join(self._modules)
+        self._record(PreloadStarted(self._pid, names))
+
+    def _receive(self) -> None:
+        assert self._control is not None
+        try:
+            data = self._control.recv(65536)
+        except OSError:
+            data = b""
+        if not data:
+            self._lose("it was killed")
+            return
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "ready":
+                modules, seconds, mib = rest.split()
+                self._ready = True
+                self._tries = _TRIES
+                event = PreloadReady(self._pid, int(modules), float(seconds), float(mib))
+                self._record(event)
+            elif word == "culprit" and self._learned:
+                self._leave_out(rest.partition(".")[0])
+            elif word == "unfit":
+                self._lose(rest)
+                if self._leaves_out and self._modules and self._tries and not self._lent:
+                    self._start(gently=True)
+                else:
+                    self._tries = 0  # it would be the same again
+                return
+
+    def _leave_out(self, package: str) -> None:
+        """Do without a package that was learned."""
+        left = [name for name in self._modules if name.partition(".")[0] != package]
+        self._leaves_out = len(left) < len(self._modules)
+        self._modules = left
+
+    def _lose(self, reason: str) -> None:
+        """It is of no use: end it."""
+        self._why_not = reason
+        self._record(PreloadUnfit(reason, not self._learned))
+        self._stop()
+        if not self._lent:
+            self._take_leave()
+
+    def _stop(self) -> None:
+        self._ready = False
+        if self._control is not None:
+            self._loop.forget(self._control)
+            self._control.close()
+            self._control = None
+            try:
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # reaped by whoever it was lent to
+            os.close(self._pidfd)
+
+    def _take_leave(self) -> None:
+        """Reap what was stopped, unless whoever it was lent to has done so."""
+        self._lent = False
+        if self._control is None and self._pid > 0:
+            try:
+                os.waitpid(self._pid, 0)
+            except ChildProcessError:
+                pass
+            self._pid = -1
+
+    def _send(
+        self, control: socket.socket, plans: Sequence[WorkerPlan], scratch: str
+    ) -> socket.socket:
+        """Send the plans of a generation; return the agent's end of its socket."""
+        workers = [{"argv": plan.argv, "variables": dict(plan.variables)} for plan in plans]
+        payload = json.dumps({"plans": workers, "scratch": scratch}).encode()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            fds = [theirs.fileno(), 0, *(fd for p in plans for fd in (p.stdout, p.stderr))]
+            control.settimeout(_ANSWER_S)
+            try:
+                control.sendall(_FRAME.pack(len(payload), len(fds)))
+                for first in range(0, len(fds), _MOST_AT_ONCE):
+                    socket.send_fds(control, [b"f"], fds[first : first + _MOST_AT_ONCE])
+                control.sendall(payload)
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+
+def _hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that make an interpreter stop at `hook/sitecustomize.py`."""
+    folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
+    before = variables.get("PYTHONPATH")
+    hook = {"RELIGHT_HOOK": task}
+    if before is None:
+        return {**hook, "PYTHONPATH": folder}
+    both = folder + os.pathsep + before if before else folder
+    return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
+
+
+def _start(place: Workplace, setup: bytes) -> tuple[int, socket.socket]:
+    """Start the interpreter, with nothing but a socket and a file that says what to do."""
+    ours, theirs = socket.socketpair()
+    described = os.memfd_create("relight-setup")
+    os.write(described, setup)
+    agent = os.getpid()
+    fds = theirs.fileno(), described
+    variables = {**place.variables, **_hook("check:{},{}".format(*fds), place.variables)}
+    argv = (place.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _exec(agent, fds, place.program, argv, variables, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        os.close(described)
+        theirs.close()
+    return pid, ours
+
+
+def _exec(
+    agent: int,
+    fds: tuple[int, int],
+    program: str,
+    argv: tuple[str, ...],
+    variables: Mapping[str, str],
+    mask: set[int],
+) -> None:
+    try:
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() == agent:
+            os.setsid()
+            restore_limit()
+            null = os.open(os.devnull, os.O_RDWR)
+            for fd in (0, 1, 2):
+                os.dup2(null, fd)
+            for fd in fds:
+                os.set_inheritable(fd, True)
+            linux.close_all_but({0, 1, 2, *fds})
+            spawner.default_signals(mask)
+            os.execve(program, argv, variables)
+    finally:
+        os._exit(127)

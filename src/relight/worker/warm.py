@@ -1,0 +1,267 @@
+"""A process that imports modules once and is forked for each worker (docs/decisions/0011-warm.md).
+
+It is started with the workers' command line and environment, and `serve` is called before the
+interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
+returns. The process itself never runs code of the user; it serves one generation after the other.
+
+Lines to the agent: `ready MODULES SECONDS MIB`, or `culprit MODULE`, `unfit REASON`, the end. From
+the agent, for each generation: a frame with plans (`host/warm.py`) and descriptors, the first of
+them a socket on which this process is then the spawner of `host/spawner.py`; at its end it says
+`ended` and waits for the next generation. When the agent is gone, it kills all workers and goes.
+"""
+
+import atexit
+import gc
+import io
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
+
+from relight.errors import EXIT_INTERNAL
+from relight.host import linux
+from relight.host.files import remove_tree
+from relight.host.spawner import HANDLED, Spawner, WorkerPlan
+from relight.worker.preload import UnfitError, preload
+
+FRAME = struct.Struct("!II")
+"""Before the plans: how many bytes they have, and how many descriptors come with them."""
+MOST_AT_ONCE = 250
+"""Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
+
+
+class _Born(BaseException):
+    """Unwinds to `serve` in a worker."""
+
+    def __init__(self, plan: WorkerPlan) -> None:
+        self.plan = plan
+
+
+class _WarmSpawner(Spawner):
+    def __init__(
+        self, plans: list[WorkerPlan], agent: socket.socket, pid_of_agent: int, stdin: int
+    ) -> None:
+        super().__init__(plans, agent, pid_of_agent)
+        self._stdin = stdin
+        self._before = {number: signal.getsignal(number) for number in HANDLED}
+        self._pipe = (-1, -1)
+
+    def _prepare(self) -> int:
+        self._pipe = self.catch_signals()
+        return self._pipe[0]
+
+    def _let_go(self) -> None:
+        for fd in {self._stdin, *(fd for p in self.plans for fd in (p.stdout, p.stderr))}:
+            os.close(fd)
+
+    def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
+        del mask  # until it is an interpreter again
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != spawner:
+            os._exit(1)  # the spawner died before it could be watched
+        os.setsid()
+        for fd, number in ((self._stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
+            os.dup2(fd, number)
+        self._restore_signals()
+        self.agent.detach()
+        linux.close_all_but({0, 1, 2})
+        raise _Born(plan)
+
+    def end(self) -> None:
+        """A generation is over: be as before it."""
+        self._restore_signals()
+        for fd in self._pipe:
+            os.close(fd)
+        self.tell("ended")
+        self.agent.close()
+
+    def _restore_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number, action in self._before.items():
+            signal.signal(number, action)
+
+
+def serve(
+    setup: dict[str, Any], control_fd: int, loaded: set[str], variables: Mapping[str, str]
+) -> None:
+    """Import the modules, then fork workers as the agent says. Returns in workers only.
+
+    Args:
+        setup: what the agent wants (`host/warm.py`).
+        control_fd: the socket to the agent.
+        loaded: the names of the modules that any worker has loaded by now.
+        variables: the environment that this process was started with.
+    """
+    control = socket.socket(fileno=control_fd)
+    short = _read("comm").rstrip(b"\n")
+    agent = os.getppid()
+    begin = time.monotonic()
+    # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
+    # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
+    atexit.register(gc.unfreeze)
+    try:
+        printed = preload(setup, loaded, control_fd)
+    except UnfitError as unfit:
+        control.sendall(f"culprit {unfit.module}\nunfit {unfit}\n".encode(errors="replace"))
+        os._exit(0)
+    linux.become_subreaper()
+    linux.rename_process(f"warm spawner of {agent}")
+    seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
+    gc.freeze()
+    linux.die_with_parent(0)  # from here on, end in good order
+    control.sendall(f"ready {modules} {seconds:.3f} {_memory_mib():.1f}\n".encode())
+    try:
+        plan, mask = _serve_generations(control, agent)
+    except Exception as error:
+        control.sendall(f"unfit {error!r}\n".encode(errors="replace"))
+        os._exit(EXIT_INTERNAL)
+    try:
+        control.detach()
+        _become(plan, variables, short, printed)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    except Exception as error:
+        os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())
+        os._exit(EXIT_INTERNAL)
+
+
+def _serve_generations(control: socket.socket, agent: int) -> tuple[WorkerPlan, set[int]]:
+    while frame := _receive(control):
+        plans, (connection, stdin), scratch = frame
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with socket.socket(fileno=connection) as generation:
+            spawner = _WarmSpawner(plans, generation, agent, stdin)
+            try:
+                spawner.run(mask)
+            except _Born as born:
+                return born.plan, mask
+            spawner.end()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if scratch and os.getppid() != agent:
+            remove_tree(scratch)
+    os._exit(0)
+
+
+def _receive(control: socket.socket) -> tuple[list[WorkerPlan], list[int], str] | None:
+    """Return the next generation's plans, the socket and stdin for it, and its directory."""
+    header = _exactly(control, FRAME.size)
+    if header is None:
+        return None
+    size, count = FRAME.unpack(header)
+    fds: list[int] = []
+    while len(fds) < count:
+        data, some, _, _ = socket.recv_fds(control, 1, MOST_AT_ONCE)
+        if not data:
+            return None
+        fds += some
+    payload = _exactly(control, size)
+    if payload is None:
+        return None
+    frame = json.loads(payload)
+    plans = [
+        WorkerPlan(
+            local_rank=number,
+            argv=tuple(plan["argv"]),
+            variables=plan["variables"],
+            stdout=fds[2 + 2 * number],
+            stderr=fds[3 + 2 * number],
+            cpus=frozenset(),
+            signal_group=False,
+        )
+        for number, plan in enumerate(frame["plans"])
+    ]
+    return plans, fds[:2], frame["scratch"]
+
+
+def _exactly(control: socket.socket, size: int) -> bytes | None:
+    data = b""
+    while len(data) < size:
+        try:
+            more = control.recv(size - len(data))
+        except OSError:
+            more = b""
+        if not more:
+            return None
+        data += more
+    return data
+
+
+def _become(
+    plan: WorkerPlan,
+    started_with: Mapping[str, str],
+    short: bytes,
+    printed: tuple[bytes, bytes],
+) -> None:
+    """Be what an interpreter is that was started for this worker and has imported the modules."""
+    linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
+    _set_variables(plan.variables, started_with)
+    sys.orig_argv[:] = plan.argv
+    _, _, first, *rest = plan.argv
+    sys.argv[:] = ["-m", *rest[1:]] if first == "-m" else [first, *rest]
+    _reopen_streams()
+    for fd, text in zip((1, 2), printed, strict=True):
+        while text:  # what the imports had to say, as they would say it to each worker
+            text = text[os.write(fd, text) :]
+    _draw_again()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
+        for path in getattr(sys.modules[name], "__path__", ()):
+            sys.path_importer_cache.pop(path, None)
+        del sys.modules[name]
+
+
+def _set_variables(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> None:
+    """Set the worker's variables; what the interpreter and imports have changed stays changed."""
+    now = dict(os.environ)
+    changed = {name: value for name, value in now.items() if started_with.get(name) != value}
+    removed = started_with.keys() - now.keys()
+    os.environ.clear()
+    os.environ.update({name: wanted[name] for name in wanted if name not in removed})
+    os.environ.update(changed)
+
+
+def _reopen_streams() -> None:
+    """Let the standard streams see what their descriptors are now; they stay the same objects.
+
+    As the interpreter makes them under -u: output is not buffered.
+    """
+    for fd, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
+        text: Any = stream
+        reading = fd == 0
+        buffer = open(fd, "rb" if reading else "wb", buffering=-1 if reading else 0, closefd=False)
+        raw: Any = buffer.raw if isinstance(buffer, io.BufferedReader) else buffer
+        raw.name = ("<stdin>", "<stdout>", "<stderr>")[fd]
+        text.__init__(buffer, text.encoding, text.errors, "\n", False, True)
+        text.mode = "r" if reading else "w"
+
+
+def _draw_again() -> None:
+    """Take anew what a module took when it was imported; `random` does so at a fork by itself."""
+    for name in ("numpy.random", "multiprocessing.process", "threading"):
+        module: Any = sys.modules.get(name)
+        if module is None:
+            continue
+        if name == "numpy.random":
+            module.seed()
+        elif name == "threading":
+            module.main_thread()._set_native_id()
+        else:
+            module.current_process().authkey = os.urandom(32)
+
+
+def _memory_mib() -> float:
+    for line in _read("smaps_rollup").splitlines():
+        if line.startswith(b"Pss:"):
+            return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def _read(name: str) -> bytes:
+    try:
+        with open(f"/proc/self/{name}", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

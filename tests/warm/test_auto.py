@@ -1,0 +1,133 @@
+"""--preload=auto: what to import is learned from a worker, without its noticing."""
+
+import json
+import os
+import sys
+import time
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+Script = Callable[..., Path]
+SOON = (
+    sys.executable, "-c",
+    "from relight.host import warm; warm._LEARN_S, warm._QUIET_S = 0.3, 0.2\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+
+
+def events(logs: Path, kind: str) -> list[dict[str, object]]:
+    found = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]
+    return [event for event in found if event["event"] == kind]
+
+
+@pytest.fixture
+def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
+    def run(text: str, *, preload: bool = True, **variables: str) -> Path:
+        """Run `text` in two generations, the second with a warm spawner; return the logs."""
+        path = script(
+            text
+            + """
+import os, pathlib, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+if restart == "1":
+    print(*sorted({"csv", "tomllib", "own"} & before), flush=True)
+    sys.exit(0)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(1)
+"""
+        )
+        logs = tmp_path / "logs"
+        agent = start("run", "--preload=auto", "--max-restarts=1", f"--log-dir={logs}", "-r1",
+                      path, command=SOON, variables=variables)  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
+            assert time.monotonic() < deadline
+            assert agent.poll() is None
+            time.sleep(0.02)
+        (tmp_path / "go").touch()
+        assert agent.wait(60) == 0
+        return logs
+
+    return run
+
+
+BEFORE = "import sys\nbefore = set(sys.modules)\n"
+
+
+def test_the_second_generation_has_what_the_first_imported(
+    run: Callable[..., Path], script: Script
+) -> None:
+    """Installed modules that the first generation imported are there, the user's own are not."""
+    script("", "own.py")
+    logs = run(
+        BEFORE
+        + "import csv, tomllib, own\ntry:\n    import no_such_module\nexcept ImportError:\n    pass"
+    )
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv tomllib\n"
+
+
+def test_a_users_module_on_pythonpath_is_not_preloaded(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """Modules that are not installed stay the user's own, wherever they are found."""
+    (tmp_path / "lib").mkdir()
+    script("import csv", "lib/own.py")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
+    logs = run(BEFORE + "import own", PYTHONPATH=path)
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
+
+
+def test_a_watched_worker_does_not_notice(run: Callable[..., Path]) -> None:
+    """Environment, path and modules of the watched worker are as ever."""
+    logs = run(
+        BEFORE
+        + """
+import os
+assert not [name for name in os.environ if name.startswith("RELIGHT_")], os.environ
+assert not [path for path in sys.path if path.endswith("hook")], sys.path
+assert os.environ.get("PYTHONPATH") == os.environ["EXPECTED"]
+assert "sitecustomize" not in sys.modules
+assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
+""",
+        EXPECTED=os.environ.get("PYTHONPATH", ""),
+        PYTHONPATH=os.environ.get("PYTHONPATH", ""),
+    )
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+
+
+def test_the_real_sitecustomize_is_run(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """A sitecustomize of the user's takes its place, in watched and in forked workers."""
+    (tmp_path / "lib").mkdir()
+    script("import os\nx = 5", "lib/sitecustomize.py")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
+    logs = run(BEFORE + "import sitecustomize\nassert sitecustomize.x == 5\n", PYTHONPATH=path)
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+
+
+def test_a_package_that_is_not_fit_is_left_out(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """The workers' own virtual environment counts; what starts a thread there is done without."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    thread = "import threading, time\n"
+    thread += "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    script(thread, str(installed / "noisy.py"))
+    script("", str(installed / "own.py"))
+    logs = run(
+        BEFORE + "import csv, noisy, own\nassert 'noisy' not in before",
+        PYTHON_EXEC=str(tmp_path / "env" / "bin" / "python"),
+    )
+    reasons = [str(event["reason"]) for event in events(logs, "PreloadUnfit")]
+    assert reasons == ["noisy starts a thread"]
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"

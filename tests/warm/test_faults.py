@@ -1,0 +1,235 @@
+"""What is not fit to be forked is not used; whatever is killed, nothing is left of it."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+from test_orphans import marked, wait_until_gone, wait_until_up
+
+Script = Callable[..., Path]
+PYTHONPATH = os.environ.get("PYTHONPATH", "")
+
+UNFIT = {
+    "a thread": (
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+        "culprit starts a thread",
+    ),
+    "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
+    "a file": ("f = open('/dev/null')", "culprit opens /dev/null"),
+    "a child": (
+        "import subprocess\np = subprocess.Popen(['sleep', '0.1'])",
+        "culprit starts a process",
+    ),
+    "an error": ("1 / 0", "culprit can't be imported: ZeroDivisionError"),
+    "an exit": ("import os\nos._exit(3)", "it was killed"),
+    "sys.exit": ("import sys\nsys.exit(3)", "culprit can't be imported: SystemExit(3)"),
+    "its rank": ("import os\nrank = os.environ.get('RANK', '0')", "culprit reads RANK when it is"),
+    "missing": ("import no_such_module", "No module named 'no_such_module'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_is_not_fit_is_not_used(
+    what: str, launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """A module that leaves more than memory behind makes workers start cold; it is named."""
+    text, reason = UNFIT[what]
+    (tmp_path / "lib").mkdir()
+    script(text, "lib/culprit.py")
+    result = launch(
+        "run", "--preload=json,culprit,csv", "--nproc-per-node=2", "-v", script("print('ran')"),
+        PYTHONPATH=os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")]),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "ran\nran\n"
+    assert "workers start cold: " in result.stderr
+    assert reason in result.stderr
+
+
+def test_a_start_that_opens_something_is_not_used(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """What the interpreter's own sitecustomize leaves open can't be forked either."""
+    (tmp_path / "lib").mkdir()
+    script("f = open('/dev/null')", "lib/sitecustomize.py")
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
+    result = launch("run", "--preload=json", "-v", script("print('ran')"), PYTHONPATH=path)
+    assert result.stdout == "ran\n", result.stderr
+    assert "the start of the interpreter opens /dev/null" in result.stderr
+
+
+def test_a_module_beside_the_script_goes_before_an_installed_one(
+    launch: Launch, script: Script
+) -> None:
+    """A script that has a module of its own by a preloaded name gets its own."""
+    script("x = 'mine'", "csv.py")
+    path = script("import csv\nprint(csv.x)")
+    result = launch("run", "--preload=json,csv", "-v", path)
+    assert result.stdout == "mine\n", result.stderr
+    assert "the script would import another csv" in result.stderr
+
+
+def test_a_wrapper_is_not_forked(launch: Launch, script: Script, tmp_path: Path) -> None:
+    """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
+    wrapper = script(f'#!/bin/sh\nexport FROM=$RANK\nexec {sys.executable} "$@"\n', "wrap.sh")
+    wrapper.chmod(0o755)
+    path = script("import os\nprint(os.environ['FROM'] == os.environ['RANK'])")
+    result = launch("run", "--preload=json", "-v", path, PYTHON_EXEC=str(wrapper))
+    assert result.stdout == "True\n", result.stderr
+    assert "only an interpreter can be forked" in result.stderr
+
+
+def test_an_isolated_interpreter_does_not_run_the_script_unasked(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """Where sitecustomize is not imported, the script runs once a worker and not once more."""
+    wrapper = script(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', "wrap.sh")
+    wrapper.chmod(0o755)
+    path = script("open('ran', 'a').write('x')")
+    result = launch("run", "--preload=json", "-v", path, PYTHON_EXEC=str(wrapper))
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "ran").read_text() == "x"
+    assert "it starts without sitecustomize" in result.stderr
+
+
+def test_programs_start_cold(launch: Launch) -> None:
+    """--no-python says that --preload has no effect."""
+    result = launch("run", "--preload=json", "--no-python", "true")
+    assert result.returncode == 0
+    assert "--preload has no effect with --no-python" in result.stderr
+
+
+def warm_spawner(agent: int) -> int:
+    """The pid of the agent's warm spawner, 0 if it has none."""
+    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        try:
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"warm spawner of"):
+                return int(pid)
+        except OSError:
+            pass
+    return 0
+
+
+TREE = """
+import os, subprocess, sys, time
+m = sys.argv[1]
+subprocess.Popen(["sleep", m])
+subprocess.Popen(["setsid", "sleep", m])
+subprocess.Popen(["env", "-i", "setsid", "sh", "-c", f"sleep {m} & sleep {m}"])
+if sys.argv[2] == "long":
+    time.sleep(600)
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+def marker() -> str:
+    """A sleep of a length that no other process on this machine sleeps."""
+    return f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
+
+
+@pytest.mark.parametrize("life", ["long", "short"])
+@pytest.mark.parametrize("victim", ["agent", "warm spawner"])
+def test_no_orphans(victim: str, life: str, start: Start, script: Script, marker: str) -> None:
+    """SIGKILL for the agent, or for the warm spawner, at random moments: nothing is left."""
+    chance = random.Random()
+    path = script(TREE)
+    for _ in range(5):
+        agent = start("run", "--preload=json,csv", "--nproc-per-node=2", "--max-restarts=100000",
+                      "--shutdown-timeout=0.1", path, marker, life,
+                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        if life == "long" and chance.random() < 0.7:
+            wait_until_up(marker, 8)
+        time.sleep(chance.uniform(0.05, 0.6))
+        if victim == "agent":
+            agent.send_signal(signal.SIGKILL)
+        else:
+            if pid := warm_spawner(agent.pid):
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.2)
+            assert agent.poll() is None  # it goes on
+            agent.send_signal(signal.SIGTERM)
+        agent.wait(30)
+        wait_until_gone(marker, 10)
+
+
+def test_a_killed_warm_spawner_is_replaced(
+    start: Start, script: Script, tmp_path: Path, marker: str
+) -> None:
+    """SIGKILL for it in the middle of a generation: the next start is cold, the one after warm."""
+    path = script("""
+import os, pathlib, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+pathlib.Path("up" + restart).touch()
+if restart == "2":
+    sys.exit(0)
+while not os.path.exists("go" + restart):
+    time.sleep(0.01)
+sys.exit(1)
+""")
+    logs = tmp_path / "logs"
+    agent = start("run", "--preload=json,csv", "--max-restarts=3", f"--log-dir={logs}", path)
+
+    def until(condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline
+            assert agent.poll() is None
+            time.sleep(0.01)
+
+    until((tmp_path / "up0").exists)
+    first = warm_spawner(agent.pid)
+    os.kill(first, signal.SIGKILL)
+    until((tmp_path / "up1").exists)
+    log = next(logs.glob("*/events.jsonl"))
+    until(lambda: log.read_text().count('"PreloadReady"') == 2)
+    (tmp_path / "go1").touch()
+    assert agent.wait(60) == 0
+    events = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]
+    assert [e["warm"] for e in events if e["event"] == "WorkersWarm"] == [True, False, True]
+    assert marked(f"warm spawner of {agent.pid}") == []
+
+
+DDP = """
+import os, signal
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = TensorDataset(torch.arange(32.0).reshape(8, 4))
+for (batch,) in DataLoader(data, batch_size=4, num_workers=2 if restart == 10 else 0):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+if restart < 10 and dist.get_rank() == restart % 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+if dist.get_rank() == 0:
+    print("trained", restart, round(model.module.weight.sum().item(), 3), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> None:
+    """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
+    path = script(DDP)
+    result = launch("run", "--preload=torch", "--nproc-per-node=2", "--max-restarts=10", "-v", path,
+                    timeout=290)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("workers start warm") == 11
+    assert result.stdout.startswith("trained 10 ")
