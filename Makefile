@@ -42,6 +42,9 @@ unit: setup
 
 bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.warm
+	$(BIN)/python -m benchmarks.nodes
+	$(BIN)/python -m benchmarks.scale
 
 SEEDS ?= 10000
 simulate: setup  ## Run the simulated group with SEEDS seeds
