@@ -233,3 +233,13 @@ def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> No
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start warm") == 11
     assert result.stdout.startswith("trained 10 ")
+
+
+@pytest.mark.slow
+def test_many_workers(launch: Launch, script: Script) -> None:
+    """More descriptors than fit into one message reach the workers they are for."""
+    path = script("import os\nprint(os.environ['LOCAL_RANK'])")
+    result = launch("run", "--preload=json", "--nproc-per-node=140", "-v", path)
+    assert result.returncode == 0, result.stderr
+    assert "workers start warm" in result.stderr
+    assert sorted(map(int, result.stdout.split())) == list(range(140))
