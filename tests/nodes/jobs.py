@@ -94,7 +94,9 @@ class Job:
             process = self.lab[host].start(
                 [*under, *RELIGHT, "run", *self.flags, *more, *script],
                 cwd=self.directory,
-                env=clean_environment(OMP_NUM_THREADS="1", **variables),
+                env=clean_environment(
+                    **{"OMP_NUM_THREADS": "1", "TMPDIR": str(self.directory), **variables}
+                ),
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )
