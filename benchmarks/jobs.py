@@ -44,7 +44,7 @@ def memory_mib(launcher: str) -> float:
     """MiB that the launcher's processes take while 2 workers run: the sum of their PSS."""
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
         workers = {int(_line(process).split()[2]) for _ in range(2)}
-        return sum(_pss(pid) for pid in _family(process.pid) - workers) / 1024
+        return sum(pss(pid) for pid in family(process.pid) - workers) / 1024
 
 
 def idle_cpu(launcher: str) -> float:
@@ -52,7 +52,7 @@ def idle_cpu(launcher: str) -> float:
     with _job(launcher, ["--nproc-per-node=2"], "stay") as (process, _):
         workers = {int(_line(process).split()[2]) for _ in range(2)}
         time.sleep(1)  # the launch is over
-        pids = _family(process.pid) - workers
+        pids = family(process.pid) - workers
         before, begin = sum(map(_busy_s, pids)), time.monotonic()
         time.sleep(IDLE_S)
         busy = sum(map(_busy_s, pids)) - before
@@ -123,16 +123,16 @@ def _line(process: subprocess.Popen[bytes]) -> bytes:
     return line
 
 
-def _family(pid: int) -> set[int]:
+def family(pid: int) -> set[int]:
     """Return a process and all its descendants."""
     found = {pid}
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():
-            found |= _family(int(child))
+            found |= family(int(child))
     return found
 
 
-def _pss(pid: int) -> int:
+def pss(pid: int) -> int:
     """Return the KiB of memory of a process, of shared pages its part (proc(5), smaps_rollup)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):

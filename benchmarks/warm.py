@@ -24,6 +24,8 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 
+from benchmarks.jobs import family, pss
+
 WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
 _RELIGHT = [sys.executable, "-m", "relight", "run", "--log-dir=logs", "--shutdown-timeout=5"]
@@ -68,7 +70,7 @@ def launch(launcher: str, nproc: int) -> tuple[float, float]:
             _step(process)
         seconds = time.monotonic() - begin
         time.sleep(0.5)
-        return seconds, sum(map(_pss, _family(process.pid))) / 1024
+        return seconds, sum(map(pss, family(process.pid))) / 1024
 
 
 @contextmanager
@@ -125,23 +127,6 @@ def _until(condition: Callable[[], bool]) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError("no warm spawner: " + _events())
         time.sleep(0.1)
-
-
-def _family(pid: int) -> set[int]:
-    """Return a process and all its descendants."""
-    found = {pid}
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            found |= _family(int(child))
-    return found
-
-
-def _pss(pid: int) -> int:
-    """Return the KiB of memory of a process, of shared pages its part (proc(5), smaps_rollup)."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1])
-    raise RuntimeError(f"no Pss of process {pid}")
 
 
 def main() -> None:

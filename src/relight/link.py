@@ -148,11 +148,6 @@ class RemoteLink:
         self._owner.say(f"job {self._meeting.job} meets at {self._meeting.where}")
         self._look_up()
 
-    @property
-    def hosts(self) -> bool:
-        """Whether the coordinator is in this process."""
-        return self._coordinator is not None
-
     def send(self, message: FromAgent) -> None:
         """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
         from relight.core import messages

@@ -243,3 +243,15 @@ def test_a_worker_that_saves_nothing_is_stopped_in_the_end(lab: Lab, tmp_path: P
     second = job.start("node2")
     job.until_runs([first, second], 2, generation=1)
     assert job.stop() == [0, 0]
+
+
+def test_the_coordinator_host_stays_away(lab: Lab, tmp_path: Path) -> None:
+    """With one endpoint whose host is gone, the others wait for the join timeout, then end with
+    exit code 3 and leave no worker behind.
+    """
+    job, agents = begin(lab, tmp_path, "3", 3, "--rdzv-conf=last_call_timeout=2,join_timeout=3")
+    lab.cut("node1")
+    for agent in agents[1:]:
+        assert agent.wait() == 3, agent.text
+        assert "no coordinator at node1:29400" in agent.text
+    assert not job.running("node2")
