@@ -109,7 +109,7 @@ import os, signal, sys, time
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
     sys.exit(0)
 if os.environ["RANK"] == "1":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     open("stubborn", "w").close()
     time.sleep(60)
 while not os.path.exists("stubborn"):

@@ -59,7 +59,7 @@ from relight.host.files import EventLog, attempt_directory, remove_tree
 from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
-from relight.host.signals import catches_signal, listen
+from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.link import LocalLink, RemoteLink
 
@@ -455,8 +455,10 @@ class Agent:
             match effect:
                 case Signal() if self._workers.frozen or self._lease_is_over():
                     self._workers.kill()  # they would not see it, and must not go on
-                case Signal(local_ranks, number):
+                case Signal(local_ranks, number) if self._signals:
                     self._workers.signal(local_ranks, number)
+                case Signal(local_ranks, number):
+                    self._workers.stop(local_ranks, number)
                 case Kill():
                     self._workers.kill()
         if was_running and isinstance(event, WorkerExited) and event.exitcode:
@@ -485,10 +487,7 @@ class Agent:
         """Send a signal that does not stop the job to the workers that have a handler for it."""
         if self._workers is None or self._supervision is None:
             return
-        pids = self._workers.pids
-        ready = [
-            r for r in self._supervision.alive if r in pids and catches_signal(pids[r], number)
-        ]
+        ready = self._workers.catching(self._supervision.alive, number)
         self._workers.signal(ready, number)
         if self.spec.verbose:
             names = ", ".join(map(str, ready)) or "none, as none handles it"

@@ -255,3 +255,33 @@ def test_the_coordinator_host_stays_away(lab: Lab, tmp_path: Path) -> None:
         assert agent.wait() == 3, agent.text
         assert "no coordinator at node1:29400" in agent.text
     assert not job.running("node2")
+
+
+SAVES = """
+import os, signal, time
+def on_term(*_):
+    open(f"asked.{os.environ['RANK']}", "w").write(str(time.monotonic()))
+signal.signal(signal.SIGTERM, on_term)
+file = os.open(f"alive.{os.environ['RANK']}", os.O_WRONLY | os.O_CREAT)
+open(f"begun.{os.environ['RANK']}", "w").close()
+while True:
+    time.sleep(0.02)
+    os.pwrite(file, f"{time.monotonic():20.6f}".encode(), 0)
+    if os.path.exists(f"fail.{os.environ['RANK']}"):
+        raise SystemExit(3)
+"""
+
+
+def test_the_grace_time_is_the_same_everywhere(lab: Lab, tmp_path: Path) -> None:
+    """When a rank fails, all ranks of all nodes are asked to stop, and are killed, together."""
+    job = Job(lab, tmp_path, *c10d("node1", "3", "--nproc-per-node=2", "--shutdown-timeout=3"))
+    (tmp_path / "saves.py").write_text(SAVES)
+    agents = [job.start(f"node{number}", script=("saves.py",)) for number in (1, 2, 3)]
+    job.until(lambda: len(list(tmp_path.glob("begun.*"))) == 6, "all workers")
+    job.tell("fail.3")
+    assert [agent.wait() for agent in agents] == [3, 3, 3]
+    others = [rank for rank in range(6) if rank != 3]
+    asked = [float((tmp_path / f"asked.{rank}").read_text()) for rank in others]
+    killed = [float((tmp_path / f"alive.{rank}").read_text()) for rank in others]
+    assert max(asked) - min(asked) < 1
+    assert all(3 - 0.5 < k - a < 3 + 2 for a, k in zip(asked, killed, strict=True))

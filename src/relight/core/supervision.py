@@ -80,6 +80,7 @@ class Supervision:
         self.received = 0
         """The signal that the agent got, 0 for none."""
         self._size = size
+        self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
         self._asked = 0
         self._deadline: float | None = None
@@ -87,13 +88,13 @@ class Supervision:
     @property
     def alive(self) -> tuple[int, ...]:
         """Local ranks of the workers that have not ended."""
-        return tuple(rank for rank in range(self._size) if rank not in self.ends)
+        return tuple(self._alive)
 
     @property
     def failed(self) -> bool:
         """Whether some worker ended other than with 0, or could not be ended at all."""
         return any(end.exitcode for end in self.ends.values()) or (
-            self.state is State.ENDED and bool(self.alive)
+            self.state is State.ENDED and bool(self._alive)
         )
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -105,9 +106,9 @@ class Supervision:
         if self.state is State.ENDED:
             return []
         match event:
-            case WorkerExited(local_rank, exitcode) if local_rank not in self.ends:
-                self.ends[local_rank] = End(local_rank, exitcode, now, self._asked)
-                if not self.alive:
+            case WorkerExited(local_rank, exitcode) if local_rank in self._alive:
+                self._bury(local_rank, exitcode, now)
+                if not self._alive:
                     return self._become_ended()
                 if exitcode and self.state is State.RUNNING:
                     return self._become_stopping(int(signal.SIGTERM), now)
@@ -124,7 +125,7 @@ class Supervision:
                     return self._become_killing(now)
             case SpawnerLost():
                 for local_rank in self.alive:
-                    self.ends[local_rank] = End(local_rank, -signal.SIGKILL, now, self._asked)
+                    self._bury(local_rank, -signal.SIGKILL, now)
                 return self._become_ended()
             case Tick() if self._deadline is not None and now >= self._deadline:
                 if self.state is State.STOPPING:
@@ -152,10 +153,15 @@ class Supervision:
 
     def check(self) -> None:
         """Assert the invariants."""
-        assert set(self.ends) <= set(range(self._size))
+        assert set(self.ends) | set(self._alive) == set(range(self._size))
+        assert not set(self.ends) & set(self._alive)
         assert (self.state is State.RUNNING) == (self._deadline is None and not self._over())
         assert self.state is State.ENDED or self.alive
         assert not (self.state is State.RUNNING and self.failed)
+
+    def _bury(self, local_rank: int, exitcode: int, now: float) -> None:
+        del self._alive[local_rank]
+        self.ends[local_rank] = End(local_rank, exitcode, now, self._asked)
 
     def _over(self) -> bool:
         return self.state is State.ENDED

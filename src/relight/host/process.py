@@ -5,6 +5,7 @@ agent's end of the socket to it.
 """
 
 import os
+import signal
 import socket
 from collections.abc import Callable, Sequence
 
@@ -13,6 +14,7 @@ from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStart
 from relight.host import linux, spawner
 from relight.host.loop import Loop
 from relight.host.memory import OomCounters
+from relight.host.signals import catches_signal
 from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
@@ -75,6 +77,19 @@ class Workers:
         for local_rank in local_ranks:
             self._command(f"signal {local_rank} {number}")
 
+    def stop(self, local_ranks: Sequence[int], number: int) -> None:
+        """Ask workers to stop by a signal. One without a handler for it has nothing to save: if
+        the signal does not end it, it is killed.
+        """
+        self.signal(local_ranks, number)
+        waited_for = self.catching(local_ranks, number)
+        self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
+
+    def catching(self, local_ranks: Sequence[int], number: int) -> list[int]:
+        """Return which of these workers have a handler for a signal."""
+        pids = self.pids
+        return [r for r in local_ranks if r in pids and catches_signal(pids[r], number)]
+
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")
@@ -132,9 +147,9 @@ class Workers:
         if word == "started":
             self.pids[index] = int(value)
             self._on_event(WorkerStarted(index, self.ranks[index], int(value)), now)
-        elif word == "failed":
+        elif word in ("failed", "unborn"):
             self.evidence[index] = f"it could not be started: {os.strerror(int(value))}"
-            if index not in self.pids:  # it could not even be forked, so no exit will follow
+            if word == "unborn":  # so no exit will follow
                 self._on_event(WorkerExited(index, 127), now)
         else:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))

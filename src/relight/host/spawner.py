@@ -19,10 +19,12 @@ Workers may have a lease, a time until which they may run. When it is over, they
 itself stopped.
 
 Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none).
-Spawner to agent: `started RANK PID`, `failed RANK ERRNO`, `exited RANK EXITCODE TIME`, `frozen`,
-`thawed`, `broken REASON`. Times are CLOCK_MONOTONIC, the same for all processes of a machine.
+Spawner to agent: `started RANK PID`, `unborn RANK ERRNO` (no fork), `failed RANK ERRNO` (no exec),
+`exited RANK EXITCODE TIME`, `frozen`, `thawed`, `broken REASON`. Times are CLOCK_MONOTONIC, the
+same for all processes of a machine.
 """
 
+import _signal  # type: ignore[import-not-found]  # `signal` makes enums of all numbers: 0.2 ms
 import errno
 import gc
 import os
@@ -49,6 +51,9 @@ HANDLED = (
     signal.SIGCHLD,
 )
 """Signals that a spawner has handlers for."""
+_HANDLED = tuple(map(int, HANDLED))
+_IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
+"""For itself only; as subprocess does it, not for the programs that it starts."""
 
 
 class WorkerPlan(NamedTuple):
@@ -97,8 +102,7 @@ class Spawner:
         wake_read = self._prepare()
         # One that comes for a worker between its fork and its exec waits until the worker has the
         # default actions again.
-        for plan in self.plans:
-            self._start(plan, mask)
+        self.tell("\n".join([self._start(plan, mask) for plan in self.plans]))
         # Without SIGCHLD nobody would wake us; whoever started the agent may have blocked it.
         signal.pthread_sigmask(signal.SIG_SETMASK, set(mask) - {signal.SIGCHLD})
         self._let_go()
@@ -165,18 +169,18 @@ class Spawner:
         for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
             os.close(fd)
 
-    def _start(self, plan: WorkerPlan, mask: Collection[int]) -> None:
+    def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
+        """Start a worker; return what to tell of it."""
         own = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self.tell(f"failed {plan.local_rank} {error.errno}")
-            return
+            return f"unborn {plan.local_rank} {error.errno}"
         if pid == 0:
             self.become_worker(plan, own, mask)
         self.local_rank_of[pid] = plan.local_rank
         self.pid_of[plan.local_rank] = pid
-        self.tell(f"started {plan.local_rank} {pid}")
+        return f"started {plan.local_rank} {pid}"
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
         """Go on as a worker, in a child of the spawner."""
@@ -230,20 +234,24 @@ class Spawner:
 
     def _reap(self, options: int) -> bool:
         """Reap children; return False when there are none at all."""
-        while True:
-            try:
+        lines: list[str] = []
+        try:
+            while True:
                 pid, status = os.waitpid(-1, options)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            local_rank = self.local_rank_of.pop(pid, None)
-            if local_rank is not None:
-                del self.pid_of[local_rank]
-                exitcode = os.waitstatus_to_exitcode(status)
-                self.tell(f"exited {local_rank} {exitcode} {time.monotonic()!r}")
-            if not options & os.WNOHANG:
-                return True
+                if pid == 0:
+                    return True
+                local_rank = self.local_rank_of.pop(pid, None)
+                if local_rank is not None:
+                    del self.pid_of[local_rank]
+                    exitcode = os.waitstatus_to_exitcode(status)
+                    lines.append(f"exited {local_rank} {exitcode} {time.monotonic()!r}")
+                if not options & os.WNOHANG:
+                    return True
+        except ChildProcessError:
+            return False
+        finally:
+            if lines:
+                self.tell("\n".join(lines))
 
     def _end_everything(self) -> None:
         """Kill all children, and theirs as they become ours, until there are none."""
@@ -264,12 +272,12 @@ class Spawner:
 
 def default_signals(mask: Collection[int]) -> None:
     """Give this process the signals that a program starts with; what was ignored stays ignored."""
-    # SIGPIPE and SIGXFSZ as subprocess does it: Python ignores them for itself only.
-    for number in (*HANDLED, signal.SIGPIPE, signal.SIGXFSZ):
-        ignored = signal.getsignal(number) is signal.SIG_IGN
-        if not ignored or number in (signal.SIGPIPE, signal.SIGXFSZ):
-            signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number in _HANDLED:
+        if _signal.getsignal(number) != _signal.SIG_IGN:
+            _signal.signal(number, _signal.SIG_DFL)
+    for number in _IGNORED_BY_PYTHON:
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
 
 def _live(

@@ -1,0 +1,139 @@
+"""A failed generation goes as fast as its workers allow, and waits only for those with a reason.
+
+The grace times are longer than the time that a test may take: who waited for one would not pass.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+Script = Callable[..., Path]
+LONG = "--shutdown-timeout=300"
+
+# Rank 0 fails once as many others have written their files as there are.
+FAIL = """
+import os, signal, sys, time
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+if not first:
+    sys.exit(0)
+if rank == 0:
+    while sum(name.startswith("blocked.") for name in os.listdir()) < world - 1:
+        time.sleep(0.01)
+    sys.exit(3)
+def blocked():
+    open(f"blocked.{rank}", "w").close()
+"""
+IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nblocked()\ntime.sleep(1000)"
+SYSTEM_CALL = "blocked()\nos.read(os.pipe()[0], 1)"
+DESTRUCTOR = """
+class Model:
+    def __del__(self):
+        blocked()
+        time.sleep(1000)
+model = Model()
+del model
+"""
+AT_EXIT = "import atexit\natexit.register(lambda: (blocked(), time.sleep(1000)))"
+# A lock of libc that is taken twice: no signal handler of Python runs while it is waited for.
+STUCK_IN_C = """
+import ctypes
+mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+libc.pthread_mutex_lock(mutex)
+blocked()
+libc.pthread_mutex_lock(mutex)
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [IGNORES, SYSTEM_CALL, DESTRUCTOR, AT_EXIT, STUCK_IN_C],
+    ids=["ignores SIGTERM", "system call", "destructor", "atexit", "native code"],
+)
+def test_who_has_nothing_to_save_is_not_waited_for(
+    body: str, launch: Launch, script: Script
+) -> None:
+    """Workers without a SIGTERM handler of their own cost a restart nothing, wherever they are."""
+    result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, script(FAIL + body))
+    assert result.returncode == 0, result.stderr
+    assert "restart 1 of 1" in result.stderr
+
+
+COLLECTIVE = """
+import os, pathlib, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+pair = dist.new_group([1, 2])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit(0)
+if dist.get_rank() == 1:
+    pathlib.Path("blocked").touch()
+    dist.all_reduce(torch.ones(1), group=pair)
+if dist.get_rank() == 2:
+    time.sleep(1000)
+while not os.path.exists("blocked"):
+    time.sleep(0.01)
+sys.exit(3)
+"""
+
+
+@pytest.mark.slow
+def test_a_collective_is_no_reason_to_wait(launch: Launch, script: Script) -> None:
+    """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
+    flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
+    result = launch("run", *flags, script(COLLECTIVE), OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.stderr
+    assert "restart 1 of 1" in result.stderr
+
+
+def test_who_saves_is_waited_for(launch: Launch, script: Script) -> None:
+    """A worker that handles SIGTERM has the grace time to finish what it writes."""
+    body = """
+def save(*_):
+    time.sleep(0.5)
+    open(f"saved.{rank}", "w").close()
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+blocked()
+time.sleep(1000)
+"""
+    path = script(FAIL + body)
+    result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, path)
+    assert result.returncode == 0, result.stderr
+    assert sorted(p.name for p in path.parent.glob("saved.*")) == ["saved.1", "saved.2"]
+
+
+def test_one_grace_time_for_all(launch: Launch, script: Script) -> None:
+    """Eight workers whose handlers never run are killed together, not one after the other."""
+    text = FAIL + "signal.signal(signal.SIGTERM, lambda *_: None)" + STUCK_IN_C
+    grace_s = 4
+    begin = time.monotonic()
+    result = launch(
+        "run",
+        "--nproc-per-node=9",
+        "--max-restarts=1",
+        f"--shutdown-timeout={grace_s}",
+        script(text),
+    )
+    assert result.returncode == 0, result.stderr
+    assert grace_s <= time.monotonic() - begin < 5 * grace_s  # one by one it would be 32 s
+
+
+def test_the_users_own_signal_waits_for_all(start: Callable[..., object], script: Script) -> None:
+    """A worker that ignores SIGTERM because it is nearly done may finish when the user stops it."""
+    import signal
+    import subprocess
+
+    path = script(
+        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('begun', flush=True)\ntime.sleep(1)\nprint('done', flush=True)\n"
+    )
+    process = start("run", LONG, path)
+    assert isinstance(process, subprocess.Popen)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"begun\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.read() == b"done\n"
+    assert process.wait(60) == 128 + signal.SIGTERM
