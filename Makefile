@@ -43,6 +43,8 @@ unit: setup
 bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.warm
+	$(BIN)/python -m benchmarks.workers
+	$(BIN)/python -m benchmarks.study
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.scale
 

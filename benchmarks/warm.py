@@ -1,14 +1,22 @@
 """Restarts and first launches with modules preloaded: `python -m benchmarks.warm [--rounds 5]`.
 
     restart   kill -9 of a worker to the first trained step of all workers of the next generation
-              (DDP, gloo): torchrun at its best setting, relight cold, with named modules, auto
+              (DDP, gloo, 2 and 4 workers): torchrun at its best setting, relight cold, with named
+              modules, auto
+    loss      two agents of `--nnodes=1:2` with a worker each; all processes of the one that does
+              not host the endpoint are killed, to the first trained step of the other's next
+              generation
     launch    start to the first trained step of 4 workers, and the memory that all processes of
               the job take then (PSS): torchrun, relight cold, relight with named modules
 
-The launchers take turns. Writes `warm.json` and `warm.md` into `benchmarks/results/`.
+The launchers take turns. Writes `warm.json`, `warm.md` and `warm.png` into `benchmarks/results/`.
+
+torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; without it a restart may meet the addresses
+of the generation before. `--preload=auto` learns sooner here than the 20 s that it waits as a rule.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -18,22 +26,28 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.jobs import family, pss
+from benchmarks.nodes import LAST_CALL, free_port
 
 WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
-_RELIGHT = [sys.executable, "-m", "relight", "run", "--log-dir=logs", "--shutdown-timeout=5"]
+LEARN_S = 6
+_SOONER = (
+    "from relight.cli.main import entry; from relight.host import warm; "
+    f"warm._LEARN_S = {LEARN_S}; entry()"
+)
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-    "cold": _RELIGHT,
-    "named": [*_RELIGHT, f"--preload={MODULES}"],
-    "auto": [*_RELIGHT, "--preload=auto"],
+    "cold": [sys.executable, "-m", "relight", "run"],
+    "named": [sys.executable, "-m", "relight", "run", f"--preload={MODULES}"],
+    "auto": [sys.executable, "-c", _SOONER, "run", "--preload=auto"],
 }
 TITLES = {
     "torchrun": "torchrun",
@@ -41,50 +55,113 @@ TITLES = {
     "named": f"relight --preload={MODULES}",
     "auto": "relight --preload=auto",
 }
+COLOURS = {"torchrun": "#8a8f98", "cold": "#f0b999", "named": "#d9622b", "auto": "#8c3a12"}
+BENCHMARKS = ("restart", "loss", "launch")
+Samples = dict[str, dict[str, list[float]]]
+LIMIT_S = 180.0
+"""After which a job is killed that does not end."""
+
+
+class Step(NamedTuple):
+    """A worker has made its first step."""
+
+    restart: int
+    rank: int
+    pid: int
+    world: int
 
 
 def restart_s(launcher: str, nproc: int) -> float:
     """Seconds from kill -9 of rank 0 to the first trained step of all of the next generation."""
-    with _job(launcher, [f"--nproc-per-node={nproc}", "--max-restarts=1"], "stay") as (process, _):
-        steps = [_step(process) for _ in range(nproc)]
-        if launcher == "auto":
-            _until(lambda: '"PreloadReady"' in _events())
-        time.sleep(1)  # whatever was to be done after the launch is done
-        pid = next(pid for _, rank, pid in steps if rank == 0)
+    flags = [f"--nproc-per-node={nproc}", "--max-restarts=1"]
+    with directory(), agent(launcher, flags, "stay") as process:
+        steps = [step(process) for _ in range(nproc)]
+        _settle(launcher, 1)
+        pid = next(each.pid for each in steps if each.rank == 0)
         begin = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         for _ in range(nproc):
-            restart, _, _ = _step(process)
-            if restart != 1:
+            if step(process).restart != 1:
                 raise RuntimeError("a step of the first generation after its end")
         seconds = time.monotonic() - begin
-        if launcher in ("named", "auto") and '"WorkersWarm", "warm": true' not in _events():
-            raise RuntimeError("the workers started cold:\n" + _events())
+        _check_warm(launcher)
+        return seconds
+
+
+def loss_s(launcher: str) -> float:
+    """Seconds from the loss of one node of two to the first trained step of what is left."""
+    common = [
+        "--nproc-per-node=1",
+        "--nnodes=1:2",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        "--rdzv-id=bench",
+    ]
+    flags = [[*common, f"--rdzv-conf={LAST_CALL},is_host={host}"] for host in (1, 0)]
+    with (
+        directory(),
+        agent(launcher, flags[0], "stay") as stays,
+        agent(launcher, flags[1], "stay", lost=True) as goes,
+    ):
+        for process in (stays, goes):
+            while step(process).world != 2:  # one of them may have begun alone
+                pass
+        _settle(launcher, 2)
+        begin = time.monotonic()
+        kill(goes)
+        while step(stays).world != 1:
+            pass
+        seconds = time.monotonic() - begin
+        _check_warm(launcher)
         return seconds
 
 
 def launch(launcher: str, nproc: int) -> tuple[float, float]:
     """Seconds from the start of a job to the first trained step of all workers, and MiB then."""
-    with _job(launcher, [f"--nproc-per-node={nproc}"], "stay") as (process, begin):
+    begin = time.monotonic()
+    with directory(), agent(launcher, [f"--nproc-per-node={nproc}"], "stay") as process:
         for _ in range(nproc):
-            _step(process)
+            step(process)
         seconds = time.monotonic() - begin
         time.sleep(0.5)
         return seconds, sum(map(pss, family(process.pid))) / 1024
 
 
-@contextmanager
-def _job(
-    launcher: str, flags: list[str], *arguments: str
-) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
-    """Start a job in a directory of its own; yield it and the time of its start; end it."""
-    before = os.getcwd()
-    directory = tempfile.mkdtemp(prefix="relight-bench-")
-    os.chdir(directory)
-    variables = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    if launcher != "torchrun":
-        del variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"]
-    begin = time.monotonic()
+def _settle(launcher: str, nodes: int) -> None:
+    """Wait until whatever is to be done after the launch is done."""
+    if launcher == "auto":
+        until(lambda: events().count('"PreloadReady"') == nodes)
+    time.sleep(1)
+
+
+def _check_warm(launcher: str) -> None:
+    if launcher in ("named", "auto") and '"WorkersWarm", "warm": true' not in events():
+        raise RuntimeError("the workers started cold:\n" + events())
+
+
+@contextlib.contextmanager
+def directory() -> Iterator[None]:
+    """Work in a directory of its own."""
+    before, path = os.getcwd(), tempfile.mkdtemp(prefix="relight-bench-")
+    os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def agent(
+    launcher: str, flags: list[str], *arguments: str, lost: bool = False
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start an agent in the working directory; end it, unless it will be `lost` by then."""
+    variables = {"OMP_NUM_THREADS": "1"}
+    if launcher == "torchrun":
+        variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    else:
+        flags = [*flags, "--log-dir=logs", "--shutdown-timeout=5"]
     process = subprocess.Popen(
         [*LAUNCHERS[launcher], *flags, WORKER, *arguments],
         env={**os.environ, **variables},
@@ -92,40 +169,58 @@ def _job(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    limit = threading.Timer(LIMIT_S, kill, [process])
+    limit.start()
     try:
-        yield process, begin
-        Path("stop").touch()
-        process.communicate(timeout=60)
-        if process.returncode:
-            raise RuntimeError(f"{launcher} ended with {process.returncode}")
+        yield process
+        if not lost:
+            Path("stop").touch()
+            process.communicate(timeout=60)
+            if process.returncode:
+                raise RuntimeError(f"{launcher} ended with {process.returncode}")
     finally:
-        process.kill()
+        limit.cancel()
+        kill(process)
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-        os.chdir(before)
-        shutil.rmtree(directory)
 
 
-def _step(process: subprocess.Popen[bytes]) -> tuple[int, int, int]:
-    """Return the next worker that has made its first step: restart, rank, pid."""
+def kill(process: "subprocess.Popen[bytes]") -> None:
+    """Kill an agent and all that it has started: the machine is gone."""
+    try:
+        pids = family(process.pid)
+    except FileNotFoundError:
+        pids = {process.pid} if process.poll() is None else set()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def step(process: "subprocess.Popen[bytes]") -> Step:
+    """Return the next worker that has made its first step."""
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
-        raise RuntimeError("the job ended before it should")
-    restart, rank, pid = map(int, line.split())
-    return restart, rank, pid
+        raise RuntimeError("the job ended before it should\n" + events())
+    return Step(*map(int, line.split()))
 
 
-def _events() -> str:
+def events() -> str:
+    """Return the event logs of the agents in this directory."""
     return "".join(path.read_text() for path in Path().glob("logs/*/events.jsonl"))
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
+def until(condition: Callable[[], bool], limit_s: float = 120) -> None:
+    """Wait until something holds.
+
+    Raises:
+        TimeoutError: it does not.
+    """
+    deadline = time.monotonic() + limit_s
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError("no warm spawner: " + _events())
+            raise TimeoutError(f"not within {limit_s:.0f} s:\n{events()}")
         time.sleep(0.1)
 
 
@@ -133,13 +228,12 @@ def main() -> None:
     """Measure, print the table, write the results."""
     parser = argparse.ArgumentParser(description="Measure warm restarts and launches.")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", choices=["restart", "launch"])
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
     parser.add_argument("--without", nargs="+", choices=list(LAUNCHERS), default=[])
     parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
-    wanted = options.only or ["restart", "launch"]
     launchers = [name for name in LAUNCHERS if name not in options.without]
-    samples: dict[str, dict[str, list[float]]] = {}
+    samples: Samples = {}
 
     def note(row: str, launcher: str, value: float) -> None:
         samples.setdefault(row, {}).setdefault(launcher, []).append(value)
@@ -147,29 +241,81 @@ def main() -> None:
 
     for number in range(options.rounds):
         for launcher in launchers[:: -1 if number % 2 else 1]:
-            if "restart" in wanted:
-                note("restart of 2 workers, s", launcher, restart_s(launcher, 2))
-            if "launch" in wanted and launcher != "auto":
+            if "restart" in options.only:
+                for nproc in (2, 4):
+                    note(f"restart of {nproc} workers, s", launcher, restart_s(launcher, nproc))
+            if "loss" in options.only:
+                note("loss of 1 node of 2, s", launcher, loss_s(launcher))
+            if "launch" in options.only and launcher != "auto":
                 seconds, mib = launch(launcher, 4)
                 note("launch of 4 workers, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
+        _write(samples, launchers, options.out)
+    print(_as_table(samples, launchers))
+
+
+def _write(samples: Samples, launchers: list[str], folder: str) -> None:
+    os.makedirs(folder, exist_ok=True)
+    Path(folder, "warm.json").write_text(json.dumps(samples, indent=1) + "\n")
+    Path(folder, "warm.md").write_text(_as_table(samples, launchers))
+    _plot(samples, os.path.join(folder, "warm.png"))
+
+
+def _as_table(samples: Samples, launchers: list[str]) -> str:
     lines = [
-        f"Medians of {options.rounds}, in turns; in brackets, least and most. {os.cpu_count()} "
-        f"processors, Python {platform.python_version()}, torch {version('torch')}.",
+        "Medians of so many samples, in turns; least and most in brackets. "
+        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
+        f"Python {platform.python_version()}, torch {version('torch')}.",
         "",
         "| | " + " | ".join(TITLES[name] for name in launchers) + " |",
         "|---" * (len(launchers) + 1) + "|",
     ]
     for row, values in samples.items():
         cells = [
-            f"{statistics.median(v):.3g} ({min(v):.3g} … {max(v):.3g})" if v else ""
+            f"{statistics.median(v):.3g} ({min(v):.3g} … {max(v):.3g}; {len(v)})" if v else ""
             for v in (values.get(name, []) for name in launchers)
         ]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    text = "\n".join(lines) + "\n"
-    print(text)
-    Path(options.out, "warm.json").write_text(json.dumps(samples, indent=1) + "\n")
-    Path(options.out, "warm.md").write_text(text)
+    return "\n".join(lines) + "\n"
+
+
+def _plot(samples: Samples, path: str) -> None:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    units = [unit for unit in ("s", "MiB") if any(row.endswith(unit) for row in samples)]
+    rows = [[row for row in samples if row.endswith(f", {unit}")] for unit in units]
+    figure, axes = pyplot.subplots(
+        1, len(units), figsize=(10, 3.6), squeeze=False,
+        gridspec_kw={"width_ratios": [len(group) + 0.5 for group in rows]},
+    )  # fmt: skip
+    for axis, unit, group in zip(axes[0], units, rows, strict=True):
+        for place, row in enumerate(group):
+            measured = sorted(samples[row].items(), key=lambda item: list(LAUNCHERS).index(item[0]))
+            for number, (launcher, values) in enumerate(measured):
+                at = place + 0.2 * (number - (len(measured) - 1) / 2)
+                median = statistics.median(values)
+                axis.bar(at, median, 0.18, color=COLOURS[launcher])
+                axis.plot([at] * len(values), values, ".", color="black", markersize=3)
+                axis.annotate(f"{median:.2g}" if median < 10 else f"{median:.0f}",
+                              (at, max(values)), ha="center", xytext=(0, 4),
+                              textcoords="offset points", fontsize=7)  # fmt: skip
+        names = [row.rpartition(",")[0].replace(" and ", "\nand ") for row in group]
+        axis.set_xticks(range(len(group)), names)
+        axis.set_ylabel("seconds" if unit == "s" else unit, fontsize=8)
+        if unit == "s":
+            axis.set_yscale("log")
+        axis.margins(y=0.12)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    titles = {**TITLES, "named": "relight --preload=torch,…"}
+    bars = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
+    figure.legend(bars, list(titles.values()), loc="upper center", ncol=4, fontsize=8,
+                  frameon=False)  # fmt: skip
+    figure.tight_layout(rect=(0, 0, 1, 0.93))
+    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,15 @@
-"""Trains with DDP over gloo and says so: `<restart> <rank> <pid>` after the first step.
+"""Trains with DDP over gloo; says `<restart> <rank> <pid> <world size>` after the first step.
 
-stay         trains until a file named `stop` appears in the working directory
-end          ends after the first step
+stay         trains a small model, with pauses, until a file named `stop` appears in the working
+             directory
+busy         the same with a model that keeps a processor busy, without pauses; rank 0 leaves in the
+             file `steps` when each step ended (doubles, seconds of the monotonic clock)
 """
 
 import os
 import sys
 import time
+from array import array
 
 import torch
 import torch.distributed as dist
@@ -15,22 +18,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 def main() -> None:
     """Train."""
-    restart, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    restart, rank, world = (
+        os.environ[name] for name in ("TORCHELASTIC_RESTART_COUNT", "RANK", "WORLD_SIZE")
+    )
+    busy = sys.argv[1] == "busy"
+    size, batch = (512, 256) if busy else (64, 8)
     dist.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    first = True
+    model = DistributedDataParallel(torch.nn.Linear(size, size))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    inputs = torch.ones(batch, size)
+    ends = array("d")
     stop = torch.zeros(1)
     while not stop.item():
         optimizer.zero_grad()
-        model(torch.ones(8, 64)).sum().backward()
+        model(inputs).sum().backward()
         optimizer.step()
-        if first:
-            os.write(1, f"{restart} {rank} {os.getpid()}\n".encode())
-        first = False
-        stop.fill_(sys.argv[1] == "end" or os.path.exists("stop"))
+        if not ends:
+            os.write(1, f"{restart} {rank} {os.getpid()} {world}\n".encode())
+        stop.fill_(os.path.exists("stop"))
         dist.all_reduce(stop)
-        time.sleep(0.02)
+        ends.append(time.monotonic())
+        if not busy:
+            time.sleep(0.02)
+    if busy and rank == "0":
+        with open("steps", "wb") as file:
+            ends.tofile(file)
     dist.destroy_process_group()
 
 

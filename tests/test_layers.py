@@ -12,14 +12,17 @@ ROOT = Path(relight.__file__).parent
 # Each layer may import itself and what stands before it.
 LAYERS = (
     ("errors",),
+    ("values",),
     ("events", "env", "spec"),
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
+    ("doctor",),
     ("group",),
     ("coordinator",),
     ("link",),
-    ("elected",),
+    ("elected", "registered"),
+    ("standby",),
     ("agent",),
     ("cli", "__main__"),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from relight.errors import UsageError
 from relight.rendezvous.conf import KEYS, Conf, conf_help, keys_of, parse, read_token
-from relight.spec import BACKENDS, parse_conf
+from relight.values import BACKENDS, parse_conf
 
 # What torch 2.13 reads from the configuration, by backend.
 TORCHRUN = {
@@ -38,11 +38,12 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
     return parse(parse_conf(text), backend, lambda path: b"content of " + path.encode())
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", TORCHRUN)
 def test_torchrun_s_keys_are_known(backend: str) -> None:
     """Every key that torchrun has with a backend is taken, and says so if it does nothing."""
     for name in TORCHRUN[backend].split():
-        _, notes = conf(f"cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}", backend)
+        given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
+        _, notes = conf(given, backend)
         notes = [note for note in notes if f" {name} has no effect" in note]
         assert bool(notes) == (name in WITHOUT_EFFECT), notes
 
@@ -105,6 +106,8 @@ def test_times_are_above_zero(name: str, value: str) -> None:
         ("protocol=ftp", "etcd", "protocol=ftp: expected http or https"),
         ("tls_cert=a", "c10d", "tls_key and tls_ca missing"),
         ("tls_cert=a,tls_ca=b", "static", "tls_key missing"),
+        ("etcd_user=a", "etcd", "etcd_user and etcd_password_file go together"),
+        ("etcd_password_file=a", "etcd-v2", "etcd_user and etcd_password_file go together"),
     ],
 )
 def test_what_is_refused(text: str, backend: str, says: str) -> None:
@@ -151,6 +154,17 @@ def test_two_names_of_a_field_of_etcd() -> None:
     assert legacy[0][-4:] == ("https", "c", "k", "a")
     assert legacy[1] == []
     assert "ssl_cert_key has no effect without ssl_cert" in conf("ssl_cert_key=k", "etcd-v2")[1][0]
+
+
+@pytest.mark.parametrize(
+    ("backend", "names"), [("etcd", "cert cacert"), ("etcd-v2", "ssl_cert ca_cert")]
+)
+def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
+    """Whoever names certificates for etcd and no protocol is told that nothing is encrypted."""
+    for name in names.split():
+        _, notes = conf(f"{name}=c", backend)
+        assert notes == [f"--rdzv-conf: {name} has no effect without protocol=https"]
+        assert conf(f"protocol=https,{name}=c", backend)[1] == []
 
 
 def test_a_key_given_twice() -> None:

@@ -43,6 +43,7 @@ OWN = {
     "relight.host.tcp_store",
     "relight.link",
     "relight.spec",
+    "relight.values",
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",

@@ -204,11 +204,13 @@ class Agent:
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
-        if len(meeting.hosts) > 1:
-            from relight.elected import ElectedLink
-
-            return ElectedLink(self.loop, job.settings, join, meeting)
-        return RemoteLink(self.loop, job.settings, join, meeting)
+        if meeting.register is not None:
+            from relight.registered import RegisteredLink as Link
+        elif len(meeting.hosts) > 1:
+            from relight.elected import ElectedLink as Link  # type: ignore[assignment]
+        else:
+            Link = RemoteLink  # type: ignore[assignment,misc]  # noqa: N806
+        return Link(self.loop, job.settings, join, meeting)
 
     def _get_ready(self, failures: tuple[dict[str, Any], ...], left: tuple[int, ...]) -> None:
         """Bind a store for the next generation and say that no workers run here.
@@ -290,9 +292,6 @@ class Agent:
         self._lease = until
         if self._workers is not None:
             self._workers.lease(until or 0.0)
-
-    def _lease_is_over(self) -> bool:
-        return self._lease is not None and self.loop.now() >= self._lease
 
     def _on_stop(self, stop: Stop) -> None:
         if self._form is not None and self._form.generation.number == stop.generation:
@@ -451,9 +450,10 @@ class Agent:
         """Give an event to the supervision and carry out what it says."""
         assert self._supervision is not None and self._workers is not None
         was_running = self._supervision.state is State.RUNNING
+        frozen = self._workers.frozen or self.loop.now() >= (self._lease or float("inf"))
         for effect in self._supervision.step(event, now):
             match effect:
-                case Signal() if self._workers.frozen or self._lease_is_over():
+                case Signal() if frozen:
                     self._workers.kill()  # they would not see it, and must not go on
                 case Signal(local_ranks, number) if self._signals:
                     self._workers.signal(local_ranks, number)

@@ -56,6 +56,8 @@ class Coordinator:
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
+        self.on_job: Callable[[str, str], None] = _ignore
+        """Is told of the first node of each job, and when the last has gone."""
         raise_limit()
         self._loop = loop
         self._lost_after_s = lost_after_s
@@ -79,6 +81,7 @@ class Coordinator:
     def group(self, job: str, settings: Settings) -> Group:
         """Return the group of a job; it is made if this is its first node."""
         if job not in self.groups:
+            self.on_job(job, "its first node has come")
             self.groups[job] = Group(self._loop, settings, self.holds)
         return self.groups[job]
 
@@ -225,11 +228,12 @@ class Coordinator:
 
     def _forget_empty_groups(self) -> None:
         """A job that nobody is in any more begins anew if its nodes come back."""
-        used = {peer.group for peer in self._peers.values()} if len(self.groups) > 1 else None
-        for job, group in list(self.groups.items()):
-            if used is not None and group not in used and not group.sinks:
-                group.close()
-                del self.groups[job]
+        empty = [job for job, group in self.groups.items() if not group.sinks]
+        used = {peer.group for peer in self._peers.values()} if empty else set()
+        for job in empty:
+            if self.groups[job] not in used:
+                self.groups.pop(job).close()
+                self.on_job(job, "its nodes have gone")
 
     # Who is silent.
 
@@ -257,6 +261,10 @@ class Coordinator:
             if silent_s > self._lost_after_s:
                 connection.close()
                 self._lose(connection, f"no word for {silent_s:.1f} s")
+
+
+def _ignore(job: str, what: str) -> None:
+    del job, what
 
 
 class _Peer:

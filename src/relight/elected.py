@@ -82,6 +82,9 @@ class ElectedLink(RemoteLink):
             self._coordinator = coordinator
             return
 
+    def _look_up(self) -> None:
+        self._seek()
+
     def _seek(self) -> None:
         if self._closed or self._connection is not None or self._group is not None:
             return

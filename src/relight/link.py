@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _RETRY_S = 0.2
 _TRIES = 3
+_LOOK_UP_EVERY = 25
+"""How many times to dial before the endpoint's name is looked up again."""
 _UNFIT_S = 30.0
 """How long a job that went before, with another token, may still hold the endpoint."""
 _BURST_S = 0.05
@@ -371,11 +373,12 @@ class RemoteLink:
         if was_open:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
-            self._seek()
+            self._look_up()  # a pod that comes back has another address
         elif self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
             self._owner.told(End(EXIT_USAGE, f"the coordinator turns us away: {reason}", (), None))
         else:
-            self._retry(reason, seconds=1.0 if connection.unfit else _RETRY_S)
+            again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
+            self._retry(reason, again, 1.0 if connection.unfit else _RETRY_S)
 
     def _renew_by_refusal(self) -> None:
         """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile."""

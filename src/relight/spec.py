@@ -13,48 +13,35 @@ import signal
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from relight.errors import UsageError, nearest
-
-STDOUT, STDERR = 1, 2
-"""The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""
+from relight.errors import UsageError
+from relight.values import (
+    BACKENDS,
+    STDERR,
+    STDOUT,
+    Endpoint,
+    Nodes,
+    StreamChoice,
+    one_of,
+    parse_backend,
+    parse_conf,
+    parse_count,
+    parse_endpoint,
+    parse_filters,
+    parse_grace,
+    parse_interval,
+    parse_nodes,
+    parse_nproc,
+    parse_port,
+    parse_preload,
+    parse_ranks,
+    parse_signals,
+    parse_streams,
+)
 
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30
 UNSET_RUN_ID = "none"
 LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
-BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
-
-
-class Nodes(NamedTuple):
-    """How many nodes the job may have; equal for a job of fixed size."""
-
-    least: int
-    most: int
-
-
-class Endpoint(NamedTuple):
-    """Where the nodes meet. `port` is None where none was written; `others` are further hosts that
-    may take over.
-    """
-
-    host: str
-    port: int | None
-    others: tuple["Endpoint", ...] = ()
-
-
-class StreamChoice(NamedTuple):
-    """Which streams of which local rank: a default, and exceptions by local rank."""
-
-    default: int
-    by_rank: tuple[tuple[int, int], ...] = ()
-
-    def of(self, local_rank: int) -> int:
-        """Return the bits for one worker: 0, STDOUT, STDERR or both."""
-        return dict(self.by_rank).get(local_rank, self.default)
-
-    def any(self) -> bool:
-        """Return whether some worker has a stream chosen."""
-        return bool(self.default) or any(bits for _, bits in self.by_rank)
 
 
 class RunSpec(NamedTuple):
@@ -140,208 +127,13 @@ class Flag(NamedTuple):
         return self.name.replace("-", "_")
 
 
-def parse_nodes(text: str) -> Nodes:
-    """Parse `N` or `MIN:MAX` nodes."""
-    parts = text.split(":")
-    if len(parts) > 2:
-        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8")
-    try:
-        least, most = int(parts[0]), int(parts[-1])
-    except ValueError:
-        raise ValueError("expected N or MIN:MAX, such as 4 or 2:8") from None
-    if least < 1:
-        raise ValueError("there must be at least 1 node")
-    if least > most:
-        raise ValueError(f"the minimum, {least}, is above the maximum, {most}")
-    return Nodes(least, most)
-
-
-NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
-
-
-def parse_nproc(text: str) -> str:
-    """Parse a number of workers or one of the words; a word is resolved later, on the machine."""
-    if text in NPROC_WORDS:
-        return text
-    try:
-        count = int(text)
-    except ValueError:
-        raise ValueError(
-            f"expected a number of workers or one of {', '.join(NPROC_WORDS)}"
-        ) from None
-    if count < 1:
-        raise ValueError("there must be at least 1 worker on a node")
-    return str(count)
-
-
-def parse_endpoint(text: str) -> Endpoint:
-    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them with commas between; an
-    empty text is this machine.
-    """
-    first, *rest = text.split(",")
-    endpoint = _parse_one_endpoint(first)
-    others = tuple(map(_parse_one_endpoint, rest))
-    for other in others:
-        if not other.host:
-            raise ValueError("a host between commas is missing")
-    return endpoint._replace(others=others)
-
-
-def _parse_one_endpoint(text: str) -> Endpoint:
-    host, port = text.strip(), ""
-    if host.startswith("["):
-        host, bracket, port = host[1:].partition("]")
-        if not bracket or (port and not port.startswith(":")):
-            raise ValueError("expected [V6_ADDRESS]:PORT")
-        port = port[1:]
-    elif host.count(":") == 1:
-        host, _, port = host.partition(":")
-        if not port:
-            raise ValueError("the port after the colon is missing")
-    if any(c.isspace() or c in "/@,;[]" for c in host):
-        raise ValueError("expected HOST or HOST:PORT")
-    return Endpoint(host, parse_port(port) if port else None)
-
-
-def parse_port(text: str) -> int:
-    """Parse a TCP port; 0 means any free one."""
-    try:
-        port = int(text)
-    except ValueError:
-        raise ValueError("expected a port number") from None
-    if not 0 <= port <= 65535:
-        raise ValueError("a port is a number from 0 to 65535")
-    return port
-
-
-def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`."""
-    pairs = []
-    for part in text.split(",") if text.strip() else []:
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not (key and equals and value):
-            raise ValueError(f"expected KEY=VALUE,KEY=VALUE; {part!r} is not such a pair")
-        pairs.append((key, value))
-    return tuple(pairs)
-
-
-def parse_streams(text: str) -> StreamChoice:
-    """Parse `0` (none), `1` (stdout), `2` (stderr), `3` (both), or `RANK:STREAMS,RANK:STREAMS`."""
-    wrong = "expected 0, 1, 2 or 3, or LOCAL_RANK:STREAMS,… such as 0:3,1:2"
-    if text in ("0", "1", "2", "3"):
-        return StreamChoice(int(text))
-    pairs = []
-    for part in text.split(","):
-        rank, colon, bits = part.partition(":")
-        if not (colon and rank.isdecimal() and bits in ("0", "1", "2", "3")):
-            raise ValueError(wrong)
-        pairs.append((int(rank), int(bits)))
-    return StreamChoice(0, tuple(pairs))
-
-
-def parse_ranks(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of local ranks; empty means all."""
-    parts = text.split(",") if text else []
-    if not all(part.strip().isdecimal() for part in parts):
-        raise ValueError("expected a comma-separated list of local ranks, such as 0,1")
-    return tuple(int(part) for part in parts)
-
-
-def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated texts to look for; two commas stand for one that is meant literally."""
-    parts = text.replace(",,", "\0").split(",")
-    return tuple(part.replace("\0", ",") for part in parts if part)
-
-
-def parse_signals(text: str) -> tuple[int, ...]:
-    """Parse a comma-separated list of signal names, such as `SIGTERM,SIGUSR1`."""
-    known = [s.name for s in signal.Signals]
-    numbers = []
-    for name in (part.strip() for part in text.split(",")):
-        if name not in known:
-            raise ValueError(_not_one_of(name or "''", known))
-        number = int(signal.Signals[name])
-        if number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"{name} can't be handled by any process")
-        numbers.append(number)
-    return tuple(dict.fromkeys(numbers))
-
-
-def parse_preload(text: str) -> tuple[str, ...]:
-    """Parse `off`, `auto`, or modules with commas between; empty means off."""
-    if text in ("", "off"):
-        return ()
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in names:
-        if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{name or repr('')} is no module; expected off, auto or names")
-    if "auto" in names and len(names) > 1:
-        raise ValueError("auto finds the modules by itself; leave out the names or auto")
-    return names
-
-
-def parse_grace(text: str) -> float:
-    """Parse a time in seconds that may be 0."""
-    seconds = _number(text)
-    if seconds < 0:
-        raise ValueError("the time can't be negative")
-    return seconds
-
-
-def parse_interval(text: str) -> float:
-    """Parse a time in seconds above 0."""
-    seconds = _number(text)
-    if seconds <= 0:
-        raise ValueError("the interval must be above 0")
-    return seconds
-
-
-def parse_count(text: str) -> int:
-    """Parse a whole number that may be 0."""
-    try:
-        count = int(text)
-    except ValueError:
-        raise ValueError("expected a whole number") from None
-    if count < 0:
-        raise ValueError("the number can't be negative")
-    return count
-
-
-def one_of(*words: str) -> Callable[[str], str]:
-    """Return a parser that accepts one of `words`."""
-
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError(_not_one_of(text, words))
-        return text
-
-    return parse
-
-
-def _number(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise ValueError("expected a number of seconds") from None
-    if not seconds < float("inf"):
-        raise ValueError("expected a finite number of seconds")
-    return seconds
-
-
-def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
-    meant = nearest(word, known)
-    return f"{word} is not one of {', '.join(known)}" + (
-        f"; did you mean {meant}?" if meant else ""
-    )
-
-
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 _BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
 
 FLAGS: tuple[Flag, ...] = (
     Flag("nnodes", parse_nodes, Nodes(1, 1), "N|MIN:MAX", "nodes of the job, or their range"),
     Flag("nproc-per-node", parse_nproc, "1", "N|auto|cpu|gpu|xpu", "workers on this node"),
-    Flag("rdzv-backend", one_of(*BACKENDS), "static", "NAME", ", ".join(BACKENDS)),
+    Flag("rdzv-backend", parse_backend, "static", "NAME", ", ".join(BACKENDS)),
     Flag("rdzv-endpoint", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
          "where nodes meet; HOST1,HOST2,HOST3: the next takes over when one is lost"),
     Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),

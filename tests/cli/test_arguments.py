@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import FLAGS, Endpoint, Nodes, RunSpec, StreamChoice, check
+from relight.spec import FLAGS, RunSpec, check
+from relight.values import Endpoint, Nodes, StreamChoice
 
 
 def spec_of(*argv: str, **variables: str) -> RunSpec:
@@ -120,7 +121,8 @@ def test_defaults_from_the_environment(
         (["--nnodes=1:2:3", "x.py"], "expected N or MIN:MAX"),
         (["--nproc-per-node=0", "x.py"], "at least 1 worker"),
         (["--nproc-per-node=gpus", "x.py"], "auto, cpu, gpu, xpu"),
-        (["--rdzv-backend=c10", "x.py"], "did you mean c10d?"),
+        (["--rdzv-backend=", "x.py"], "'' is not one of static, c10d, etcd, etcd-v2, file"),
+        (["--rdzv-backend=a b", "x.py"], "is not one of static, c10d, etcd, etcd-v2, file"),
         (["--rdzv-endpoint=host:x", "x.py"], "expected a port number"),
         (["--rdzv-endpoint=host:70000", "x.py"], "0 to 65535"),
         (["--rdzv-endpoint=host:", "x.py"], "the port after the colon is missing"),

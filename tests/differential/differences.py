@@ -81,7 +81,7 @@ DIFFERENCES = {
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
                 rf"\{{work\}}/tmp/torchelastic_\{{random\}}/({_UNDER})/{_ATTEMPT}",
-                rf"\{{work\}}/tmp/relight_\{{random\}}/{_ATTEMPT}",
+                r"\{work\}/tmp/relight_\{random\}/attempt_\d+/\d+\.error\.json",
             ),
             ("left", r"\[('torchelastic_\{random\}[^']*'(, )?)+\]", r"\[\]"),
         ),

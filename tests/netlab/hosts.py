@@ -92,6 +92,8 @@ class Lab:
         self.severed: set[str] = set()
         self.blocks: set[tuple[str, str]] = set()
         self.groups: list[set[str]] = []
+        self.limits: dict[str, int] = {}
+        self.walls: dict[str, list[int]] = {}
         self.lock = threading.RLock()
 
     def __getitem__(self, name: str) -> Host:
@@ -218,8 +220,26 @@ class Lab:
             self.groups = [{self.hosts[name].name for name in group} for group in groups]
             self.apply()
 
+    def limit(self, host: str, size: int | None) -> None:
+        """Packets of more bytes that a host sends are lost without a word; None undoes it."""
+        with self.lock:
+            self.limits.pop(self.hosts[host].name, None)
+            if size is not None:
+                self.limits[host] = size
+            self.ask({"limits": self.limits})
+
+    def wall(self, host: str, ports: Iterable[int] | None) -> None:
+        """A firewall: a host takes connections and datagrams only at these ports, and answers to
+        its own; the rest is lost without a word. None undoes it.
+        """
+        with self.lock:
+            self.walls.pop(self.hosts[host].name, None)
+            if ports is not None:
+                self.walls[host] = list(ports)
+            self.ask({"walls": self.walls})
+
     def heal(self) -> None:
-        """Undo partition(), block() and cut(); delay, jitter and loss stay."""
+        """Undo partition(), block() and cut(); the rest stays."""
         with self.lock:
             self.severed, self.blocks, self.groups = set(), set(), []
             self.apply()

@@ -72,10 +72,40 @@ class AgentOn:
         return self.process.wait(PATIENCE_S)
 
 
+class OneMachine:
+    """A Lab whose hosts are all this machine, for what needs no network of its own."""
+
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __getitem__(self, name: str) -> "OneMachine":
+        return self
+
+    def start(self, command: list[str], **options: object) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            list(map(str, command)),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **options,
+        )
+        self.processes.append(process)
+        return process
+
+    def __enter__(self) -> "OneMachine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+
 class Job:
     """One job in a directory that all hosts see."""
 
-    def __init__(self, lab: Lab, directory: Path, *flags: str) -> None:
+    def __init__(self, lab: Lab | OneMachine, directory: Path, *flags: str) -> None:
         self.lab, self.directory, self.flags = lab, directory, flags
         self.agents: list[AgentOn] = []
         (directory / "train.py").write_text(WORKER)

@@ -13,6 +13,8 @@ from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError, 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
     "launch": "the same with the contract of torch.distributed.launch",
+    "coordinator": "coordinate jobs of several nodes, on a machine that need not train",
+    "doctor": "say what is wrong with this machine and the network between the nodes",
     "version": "print the version",
 }
 
@@ -66,6 +68,14 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         from relight.cli import launch
 
         return launch.main
+    if name == "coordinator":
+        from relight.cli import coordinator
+
+        return coordinator.main
+    if name == "doctor":
+        from relight.cli import doctor
+
+        return doctor.main
     if name in ("version", "--version", "-V"):
         return _version
     if name in ("help", "--help", "-h"):
@@ -85,6 +95,6 @@ def _version(_: list[str]) -> int:
 def _help(_: list[str]) -> int:
     print(USAGE + "\n")
     for name, text in COMMANDS.items():
-        print(f"  {name:10}{text}")
+        print(f"  {name:13}{text}")
     print("\nrelight COMMAND --help tells more.")
     return 0

@@ -15,16 +15,11 @@ from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError, nearest
 from relight.host import files
-from relight.spec import (
-    DEFAULT_GRACE_S,
-    FLAGS,
-    UNSET_RUN_ID,
-    Endpoint,
-    RunSpec,
-    check,
-    check_ranks,
-    parse_grace,
-)
+from relight.spec import DEFAULT_GRACE_S, FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
+from relight.values import BACKENDS, Endpoint, parse_grace
+
+_CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
+            "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +56,16 @@ def launch(
     Raises:
         RelightError: nothing was started.
     """
-    notes = check(spec, given)
+    found: list[str] = []
+    if not _CLUSTER.isdisjoint(env.variables):
+        from relight.rendezvous.zero_flags import take
+
+        spec, given, found = take(spec, given, env)
+    if spec.rdzv_backend not in BACKENDS:
+        from relight.rendezvous import registers
+
+        registers.check(spec.rdzv_backend)
+    notes = found + check(spec, given)
     python = _find_python(spec, env)
     _check_script(spec, env)
     nproc = _count_workers(spec, env)

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from relight.host.console import Consoles, Stream
 from relight.host.loop import Loop
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
-from relight.spec import STDERR, STDOUT, RunSpec
+from relight.spec import RunSpec
+from relight.values import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _LONGEST_LINE = 16 * 1024 * 1024

@@ -1,11 +1,10 @@
 """Names and addresses: the only place where a name is looked up."""
 
-import _thread
-import os
 import socket
 from collections.abc import Callable
 from typing import Any
 
+from relight.host import background
 from relight.host.loop import Loop
 
 
@@ -16,34 +15,37 @@ def resolve(
 
     There is no time limit: it is the caller who may stop waiting.
     """
-    answer: tuple[list[tuple[str, int]], str] = [], f"{host} can't be looked up"
-    readable, writable = os.pipe2(os.O_CLOEXEC)
 
-    def look_up() -> None:
-        nonlocal answer
-        try:
-            found = socket.getaddrinfo(_quick(host), port, type=socket.SOCK_STREAM)
-            answer = list(dict.fromkeys((str(e[4][0]), port) for e in found)), ""
-        except OSError as error:
-            answer = [], f"{host} does not resolve: {error.strerror or error}"
-        except (ValueError, OverflowError):
-            answer = [], f"{host!r} is no host name"
-        finally:
-            os.close(writable)
+    def look_up() -> list[tuple[str, int]]:
+        found = socket.getaddrinfo(_quick(host), port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys((str(entry[4][0]), port) for entry in found))
 
-    def finish() -> None:
-        loop.forget(readable)
-        os.close(readable)
-        done(*answer)
+    def finish(found: list[tuple[str, int]] | Exception) -> None:
+        match found:
+            case list():
+                done(found, "")
+            case OSError():
+                done([], f"{host} does not resolve: {found.strerror or found}")
+            case ValueError() | OverflowError():
+                done([], f"{host!r} is no host name")
+            case _:
+                done([], f"{host} can't be looked up: {found}")
 
-    loop.on_readable(readable, finish)
     if is_numeric(host):
-        look_up()
-        return
-    try:
-        _thread.start_new_thread(look_up, ())
-    except RuntimeError:  # no thread to be had: `answer` says so
-        os.close(writable)
+        addresses = look_up()
+        loop.call_after(0, lambda: finish(addresses))
+    else:
+        background.call(loop, look_up, finish)
+
+
+def outward_address() -> str:
+    """Return the address of this machine that packets to the outside carry, or an empty string."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("198.51.100.1", 9))  # RFC 5737: nobody's; a datagram socket sends nothing
+        except OSError:
+            return ""
+        return own_address(sock)
 
 
 def is_numeric(host: str) -> bool:

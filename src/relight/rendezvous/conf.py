@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from relight.errors import UsageError, nearest
-from relight.spec import BACKENDS
+from relight.values import BACKENDS
 
 LEAST_LOST_AFTER_S = 0.5
 """A node that is only busy must not count as lost."""
@@ -37,11 +37,14 @@ class Conf(NamedTuple):
     timeout: float | None = None
     """Static and etcd: torchrun's name for `join_timeout`, which has its value already."""
     takeover: str = "majority"
+    lease_ttl: float = 15.0
     token_file: str = ""
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
     etcd_prefix: str = "/torchelastic/p2p"
+    etcd_user: str = ""
+    etcd_password_file: str = ""
     protocol: str = "http"
     cert: str = ""
     key: str = ""
@@ -51,6 +54,11 @@ class Conf(NamedTuple):
     def lost_after_s(self) -> float:
         """A node that is silent for so long is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
+
+    @property
+    def ttl_s(self) -> float:
+        """What is held in a register is held for so long."""
+        return max(self.lease_ttl, 2 * self.lost_after_s)
 
     @property
     def lease_s(self) -> float:
@@ -144,6 +152,7 @@ def parse_store_type(text: str) -> str:
 
 
 _ETCD = ("etcd", "etcd-v2")
+_REGISTERS = (*_ETCD, "file")
 _ONLY_ETCD = "it says how to reach etcd"
 
 KEYS: tuple[Key, ...] = (
@@ -166,7 +175,11 @@ KEYS: tuple[Key, ...] = (
     Key("tls_key", str, "its private key", is_file=True),
     Key("tls_ca", str, "the authority that signed the certificates of all nodes", is_file=True),
     Key("is_host", parse_bool, "whether this node may host the coordinator; default: if it can",
-        ("c10d",), "only the c10d rendezvous is hosted by a node of choice"),
+        ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
+    Key("lease_ttl", parse_seconds,
+        "a coordinator whose machine is lost is replaced after so long; it also bears with a "
+        "register that does not answer for nearly so long", _REGISTERS,
+        "the endpoint itself is the coordinator"),
     Key("store_type", parse_store_type, "accepted: tcp",
         ("c10d",), "only the c10d rendezvous has it"),
     Key("read_timeout", parse_seconds, "how long one attempt to reach the endpoint may take",
@@ -176,6 +189,9 @@ KEYS: tuple[Key, ...] = (
     Key("timeout", parse_seconds, "as join_timeout", ("static", "etcd"), "join_timeout counts"),
     Key("etcd_prefix", str, "where etcd keeps the keys of all jobs",
         ("etcd",), "only etcd has it"),
+    Key("etcd_user", str, "a user of etcd; with etcd_password_file", _ETCD, "only etcd has users"),
+    Key("etcd_password_file", str, "file with the user's password",
+        _ETCD, "only etcd has users", is_file=True),
     Key("protocol", parse_protocol, "http or https", _ETCD, _ONLY_ETCD),
     Key("cert", str, "client certificate for etcd", ("etcd",), _ONLY_ETCD, is_file=True),
     Key("key", str, "its private key", ("etcd",), _ONLY_ETCD, is_file=True),
@@ -220,9 +236,11 @@ def parse(
         texts[name] = text
     for name, text in texts.items():
         key = KEY_BY_NAME.get(name)
+        if key is None and backend not in BACKENDS:
+            continue  # it is the plug-in's
         if key is None:
             raise _unknown(name, backend)
-        if backend not in key.backends:
+        if not has_key(backend, key):
             where = f" with --rdzv-backend={backend}" if key.backends else ""
             notes.append(f"--rdzv-conf: {name} has no effect{where}: {key.no_effect}")
             continue
@@ -241,6 +259,12 @@ def parse(
         key_name, cert_name = ("key", "cert") if backend == "etcd" else ("ssl_cert_key", "ssl_cert")
         notes.append(f"--rdzv-conf: {key_name} has no effect without {cert_name}")
     conf = Conf(**values)
+    if conf.protocol == "http":
+        notes += [
+            f"--rdzv-conf: {key.name} has no effect without protocol=https"
+            for key in KEYS
+            if key.target in ("cert", "cacert") and key.name in texts and key.target in values
+        ]
     _check_together(conf, values)
     return conf, notes
 
@@ -260,16 +284,21 @@ def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> byte
     return token
 
 
+def has_key(backend: str, key: Key) -> bool:
+    """Return whether a key has an effect with a backend. Plug-ins have those of `file`."""
+    return (backend if backend in BACKENDS else "file") in key.backends
+
+
 def keys_of(backend: str) -> tuple[str, ...]:
     """Return the names of the keys that have an effect with a backend."""
-    return tuple(key.name for key in KEYS if backend in key.backends)
+    return tuple(key.name for key in KEYS if has_key(backend, key))
 
 
 def conf_help(backend: str = "") -> list[str]:
     """Return a line a key, of one backend or of all: its name, its default and its meaning."""
     lines = []
     for key in KEYS:
-        if backend and backend not in key.backends:
+        if backend and not has_key(backend, key):
             continue
         default = Conf._field_defaults[key.target]
         shown = "" if default in (None, "") else f" ({default:g})" if _is_number(default) else ""
@@ -303,6 +332,12 @@ def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None
 
 
 def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
+    if "lease_ttl" in given and conf.lease_ttl < conf.ttl_s:
+        raise UsageError(
+            f"--rdzv-conf: lease_ttl={conf.lease_ttl:g} is less than twice the "
+            f"{conf.lost_after_s:g} s after which a silent node is lost",
+            hint="leave it out for 15 s, or lower keep_alive_interval",
+        )
     if conf.lost_after_s < LEAST_LOST_AFTER_S:
         raise UsageError(
             f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
@@ -315,3 +350,5 @@ def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
             f"--rdzv-conf: {' and '.join(missing)} missing",
             hint="tls_cert, tls_key and tls_ca go together",
         )
+    if bool(conf.etcd_user) != bool(conf.etcd_password_file):
+        raise UsageError("--rdzv-conf: etcd_user and etcd_password_file go together")

@@ -2,6 +2,7 @@
 
 c10d     all nodes have the same endpoint; whoever can bind it hosts the coordinator
 static   node rank 0 hosts it at --master-addr and --master-port
+others   who hosts it, and where, is written in a register (etcd, a file, a plug-in)
 """
 
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
+from relight.rendezvous.register import Register
 from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, RunSpec
 
 DEFAULT_ENDPOINT_PORT = 29400
@@ -24,14 +26,18 @@ TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 class Meeting(NamedTuple):
     """Where and how the nodes of a job meet.
 
-    `hosts` are all hosts of the endpoint with their ports; `alone`: one of several may take over
-    without a majority. `hosted`: whether this node hosts the endpoint; None to find out.
+    `where` is the endpoint for people. `hosts` are all hosts of it with their ports; `alone`: one
+    of several may take over without a majority. With a `register` there are none; what is held
+    there is held for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
     `local_addr` is the address that others shall use, or empty. `fixed_port`: workers find their
     store at the endpoint's port, too. `node_rank` is -1 where ranks are given out. Times in
     seconds.
     """
 
     job: str
+    where: str
+    register: Register | None
+    ttl_s: float
     hosts: tuple[tuple[str, int], ...]
     alone: bool
     hosted: bool | None
@@ -45,11 +51,6 @@ class Meeting(NamedTuple):
     dial_s: float
     close_s: float
     security: Security
-
-    @property
-    def where(self) -> str:
-        """The endpoint as people write it."""
-        return ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in self.hosts)
 
     @property
     def host(self) -> str:
@@ -69,32 +70,30 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
     """
     conf, notes = rdzv_conf.parse(spec.rdzv_conf, spec.rdzv_backend)
-    if spec.rdzv_backend not in ("c10d", "static"):
-        raise UsageError(
-            f"--rdzv-backend={spec.rdzv_backend}: not supported yet for several nodes",
-            hint="c10d needs nothing but an endpoint that all nodes reach",
-        )
     static = spec.rdzv_backend == "static"
-    hosts = _static_hosts(spec) if static else _hosts(spec)
-    host, port = hosts[0]
-    if any(port == 0 for _, port in hosts):
-        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
-    if len(set(hosts)) < len(hosts):
-        raise UsageError("--rdzv-endpoint lists a host twice")
+    hosts: tuple[tuple[str, int], ...] = ()
+    register = None
+    if static or spec.rdzv_backend == "c10d":
+        hosts = _static_hosts(spec) if static else _hosts(spec)
+        where = ",".join(f"[{h}]:{p}" if ":" in h else f"{h}:{p}" for h, p in hosts)
+    else:
+        register = _register(spec)
+        where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
     node_rank = (spec.node_rank if conf.rank is None else conf.rank) if static else -1
     if node_rank >= spec.nnodes.most:
         raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
-    secret = _secret(env, conf)
-    if not secret and host not in LOCAL_HOSTS:
-        notes.append(
-            f"no token: whoever reaches {host}:{port} can join this job ({TOKEN} sets one)"
-        )
+    secured = security(env, conf)
+    if not secured.secret and not (hosts and hosts[0][0] in LOCAL_HOSTS):
+        notes.append(f"no token: whoever reaches {where} can join this job ({TOKEN} sets one)")
     meeting = Meeting(
         job=spec.rdzv_id,
+        where=where,
+        register=register,
+        ttl_s=conf.ttl_s,
         hosts=hosts,
         alone=conf.takeover == "alone",
         hosted=node_rank == 0 if static else conf.is_host,
-        local_addr=spec.local_addr or (host if node_rank == 0 else ""),
+        local_addr=spec.local_addr or (hosts[0][0] if node_rank == 0 else ""),
         fixed_port=static,
         node_rank=node_rank,
         interval_s=conf.keep_alive_interval,
@@ -103,7 +102,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         checkpoint_s=conf.checkpoint_timeout,
         dial_s=min(_DIAL_S, conf.read_timeout),
         close_s=conf.close_timeout,
-        security=_security(secret, conf),
+        security=secured,
     )
     settings = Settings(
         least=spec.nnodes.least,
@@ -126,10 +125,32 @@ def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
             f"--nnodes={spec.nnodes.least}:{spec.nnodes.most} without --rdzv-endpoint",
             hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
         )
-    return tuple(
+    if "/" in endpoint.host:
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint}: c10d meets at HOST or HOST:PORT",
+            hint="--rdzv-backend=file meets in a directory that all nodes see",
+        )
+    hosts = tuple(
         (each.host, DEFAULT_ENDPOINT_PORT if each.port is None else each.port)
         for each in (endpoint, *endpoint.others)
     )
+    if any(port == 0 for _, port in hosts):
+        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
+    if len(set(hosts)) < len(hosts):
+        raise UsageError("--rdzv-endpoint lists a host twice")
+    return hosts
+
+
+def _register(spec: RunSpec) -> Register:
+    from relight.rendezvous import registers
+
+    endpoint = str(spec.rdzv_endpoint)
+    if not endpoint:
+        raise UsageError(
+            f"--rdzv-backend={spec.rdzv_backend} without --rdzv-endpoint",
+            hint="for etcd HOST:PORT,HOST:PORT,…; for file a directory that all nodes see",
+        )
+    return registers.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
 
 
 def _static_hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
@@ -141,16 +162,21 @@ def _static_hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
         )
     if not host:
         host, port = spec.master_addr, spec.master_port
+    if port == 0:
+        raise UsageError("port 0 at the endpoint: the other nodes can't know which one it is")
     return ((host, DEFAULT_MASTER_PORT if port is None else port),)
 
 
-def _secret(env: Environment, conf: Conf) -> bytes:
+def security(env: Environment, conf: Conf) -> Security:
+    """Return what nodes must prove to each other, from the environment and `--rdzv-conf`.
+
+    Raises:
+        UsageError: a file can't be read, or holds something else.
+    """
     if conf.token_file:
-        return rdzv_conf.read_token(conf.token_file)
-    return env.get(TOKEN).strip().encode(errors="surrogateescape")
-
-
-def _security(secret: bytes, conf: Conf) -> Security:
+        secret = rdzv_conf.read_token(conf.token_file)
+    else:
+        secret = env.get(TOKEN).strip().encode(errors="surrogateescape")
     if not conf.tls_cert:
         return Security(secret)
     from relight.host.tls import contexts

@@ -4,9 +4,9 @@ A rendezvous backend that is no endpoint of ours (etcd, a file on a shared disk,
 `Register` and nothing more. Everything else, who is in the group and when it forms, is the same for
 all of them (`core/membership`).
 
-The calls may block: a thread of its own makes them, one after the other, never two at once
-(`rendezvous/registration`). An OSError of any of them means that the register can't be reached now; it is
-asked again later. Anything that can never work (wrong password, no permission) is a UsageError.
+The calls may block: they are made in threads, one after the other, never two at once. An OSError of
+any of them means that the register can't be reached now; it is asked again later. Anything that can
+never work (wrong password, no permission) is a UsageError.
 
 Safety rests on two things. A register gives the record to one holder at a time, and takes it away
 only when its time to live has passed since the *server* last heard of the holder; the holder counts

@@ -1,0 +1,209 @@
+"""What `--preload=auto` costs the training that runs: `python -m benchmarks.study [--pairs 8]`.
+
+A pair is two runs of the same job, one with `--preload=off` and one with `auto`, one after the
+other; which is first changes from pair to pair. The job's steps keep processors busy without a
+pause:
+
+    both   2 workers (DDP, gloo)
+    one    1 worker; the other processors are idle
+
+Steps count from the 5th second of the job. Its phases are those of the run with `auto` (`before`
+the process begins to import, `import`, `after` it is ready), counted from the start of the job, and
+the same moments of the other run. What counts is the difference within pairs: their mean, with a
+95 % interval from a bootstrap, and how many pairs are above zero. Seconds lost: from the start of
+the import to the end, less what the steps made in that time would have taken at the pace of before.
+
+Nothing else should run on the machine meanwhile. How many processors others keep busy during a run
+is measured: the machine's busy time less the job's. With `--quiet 0.1` a pair with more than that
+does not count and is made again, at most as often as there are pairs; nor does one in which the run
+without an import, made first, turns out to be too short for the phases. Writes `study.json` and
+`study.md` into `benchmarks/results/` (`--out` for another directory).
+"""
+
+import argparse
+import json
+import os
+import platform
+import random
+import statistics
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.warm import agent, directory, events, step, until
+
+VARIANTS = {"both": 2, "one": 1}
+TITLES = {"both": "2 workers on 2 processors", "one": "1 worker, other processors idle"}
+FROM_S, AFTER_S, LEAST_S = 5.0, 8.0, 28.0
+PHASES = ("before", "import", "after")
+_SAMPLES = 10_000
+
+
+class Run(NamedTuple):
+    """A job: when its steps ended, and when it imported, in seconds after its start."""
+
+    ends: list[float]
+    begin: float
+    ready: float
+    mib: float
+    others: float
+    """Processors that others kept busy meanwhile."""
+
+
+class Pair(NamedTuple):
+    """Median step times in ms by phase, and seconds lost, with off and auto; of the import, the
+    seconds that it took.
+    """
+
+    variant: str
+    off: dict[str, float]
+    auto: dict[str, float]
+    import_s: float
+    mib: float
+    others: float
+
+
+def run(launcher: str, nproc: int, least_s: float) -> Run:
+    """Run a job for so long at least; `launcher` is one of those in `warm`."""
+    with directory():
+        begin, before = time.monotonic(), _others_s()
+        with agent(launcher, [f"--nproc-per-node={nproc}"], "busy") as process:
+            step(process)
+            end = begin + least_s
+            if launcher == "auto":
+                until(lambda: '"PreloadReady"' in events() or '"PreloadUnfit"' in events())
+                end = max(end, time.monotonic() + AFTER_S)
+            time.sleep(max(0.0, end - time.monotonic()))
+        others = (_others_s() - before) / (time.monotonic() - begin)
+        log = {each["event"]: each for each in map(json.loads, events().splitlines())}
+        ends = array("d")
+        ends.frombytes(Path("steps").read_bytes())
+    marks = [log[name]["t"] - begin for name in ("PreloadStarted", "PreloadReady") if name in log]
+    if launcher == "auto" and len(marks) < 2:
+        raise RuntimeError(f"the modules can't be preloaded: {log}")
+    mib = log["PreloadReady"]["mib"] if marks else 0.0
+    started, ready = marks or (0.0, 0.0)
+    return Run([at - begin for at in ends], started, ready, mib, others)
+
+
+def _others_s() -> float:
+    """Return how long processors have been busy with what is no child of this process."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+    user, nice, system, _, _, irq, softirq, steal = map(int, fields)
+    everything = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    times = os.times()
+    return everything - sum((times.user, times.system, times.children_user, times.children_system))
+
+
+def pair(variant: str, auto_first: bool, least_s: float) -> tuple[Pair | None, float]:
+    """Run a job both ways; return what came of it, and how long a run should be the next time."""
+    launchers = ("auto", "cold") if auto_first else ("cold", "auto")
+    runs = {}
+    for name in launchers:
+        runs[name] = run(name, VARIANTS[variant], least_s)
+        least_s = max(LEAST_S, runs[name].ready + AFTER_S)
+    off, auto = runs["cold"], runs["auto"]
+    enough_s = max(LEAST_S, auto.ready + AFTER_S)
+    end = min(each.ends[-1] for each in (off, auto))
+    if end < auto.ready + AFTER_S / 2:
+        return None, enough_s
+    marks = (FROM_S, auto.begin, auto.ready, end)
+    made = Pair(
+        variant,
+        _in_phases(off.ends, marks),
+        _in_phases(auto.ends, marks),
+        auto.ready - auto.begin,
+        auto.mib,
+        max(off.others, auto.others),
+    )
+    return made, enough_s
+
+
+def _in_phases(ends: list[float], marks: Sequence[float]) -> dict[str, float]:
+    """Return the median step time of each phase in ms, and `lost`, seconds after the first one."""
+    first, *_ = slices = [bisect_left(ends, mark) for mark in marks]
+    times = [after - before for before, after in pairwise(ends)]
+    found = {
+        phase: 1000 * statistics.median(times[begin:end])
+        for phase, (begin, end) in zip(PHASES, pairwise(slices), strict=True)
+    }
+    pace = (ends[slices[1]] - ends[first]) / (slices[1] - first)
+    last = slices[-1]
+    lost = ends[last] - ends[slices[1]] - pace * (last - slices[1])
+    return {**found, "lost": lost}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean, by a bootstrap."""
+    dice = random.Random(0)
+    means = sorted(statistics.fmean(dice.choices(values, k=len(values))) for _ in range(_SAMPLES))
+    return means[int(0.025 * _SAMPLES)], means[int(0.975 * _SAMPLES)]
+
+
+def main() -> None:
+    """Measure, print the tables, write the results."""
+    parser = argparse.ArgumentParser(description="Measure what --preload=auto costs a training.")
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--quiet", type=float, default=float("inf"), metavar="PROCESSORS")
+    parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
+    options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)
+    pairs: list[Pair] = []
+    least_s = dict.fromkeys(VARIANTS, LEAST_S)
+    for number in range(2 * options.pairs):
+        for variant in options.only:
+            if sum(each.variant == variant for each in pairs) == options.pairs:
+                continue
+            made, least_s[variant] = pair(variant, bool(number % 2), least_s[variant])
+            print(made, flush=True)
+            if made is not None and made.others <= options.quiet:
+                pairs.append(made)
+        content = [each._asdict() for each in pairs]
+        Path(options.out, "study.json").write_text(json.dumps(content, indent=1) + "\n")
+        Path(options.out, "study.md").write_text(_as_text(pairs))
+    print(_as_text(pairs))
+
+
+def _as_text(pairs: list[Pair]) -> str:
+    lines = [
+        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
+        f"Python {platform.python_version()}, torch {version('torch')}. Others: the "
+        "processors that what is not part of the job kept busy in the meantime.",
+    ]
+    for variant, title in TITLES.items():
+        chosen = [each for each in pairs if each.variant == variant]
+        if not chosen:
+            continue
+        imports = [each.import_s for each in chosen]
+        others = sorted(each.others for each in chosen)
+        lines += [
+            "",
+            f"{title}, {len(chosen)} pairs; the import took {statistics.median(imports):.1f} s "
+            f"({min(imports):.1f} … {max(imports):.1f}), the process then "
+            f"{statistics.median(each.mib for each in chosen):.0f} MiB; "
+            f"others {statistics.median(others):.2f} ({others[0]:.2f} … {others[-1]:.2f}):",
+            "",
+            "| | off | auto | difference within pairs | 95 % | auto is slower in |",
+            "|---|---|---|---|---|---|",
+        ]
+        rows = [(phase, f"step time, {phase}, ms") for phase in PHASES]
+        for key, name in [*rows, ("lost", "seconds lost")]:
+            off, auto = [each.off[key] for each in chosen], [each.auto[key] for each in chosen]
+            both = [b - a for a, b in zip(off, auto, strict=True)]
+            low, high = interval(both)
+            lines.append(
+                f"| {name} | {statistics.median(off):.2f} | {statistics.median(auto):.2f} "
+                f"| {statistics.fmean(both):+.2f} | {low:+.2f} … {high:+.2f} "
+                f"| {sum(each > 0 for each in both)} of {len(both)} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""`relight coordinator`: the coordinator as a process of its own, for a login or head node.
+
+It serves all jobs whose `--rdzv-endpoint` it is, each by its `--rdzv-id`, and keeps nothing on
+disk: killed and started again, it learns from the agents what runs, and no worker notices. With a
+register (etcd, a file) it serves one job, and a second one can stand by.
+"""
+
+import signal
+import socket
+import sys
+import time
+
+from relight import env as environment
+from relight.cli.arguments import Parsed, parse
+from relight.coordinator import Coordinator
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.host.loop import Loop
+from relight.host.ports import listen
+from relight.rendezvous import registers
+from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
+from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
+from relight.standby import Standby
+from relight.values import Endpoint, Nodes, parse_endpoint
+
+_LOG_EVERY_S = 10.0
+_TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
+COORDINATOR_FLAGS = (
+    Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
+         f"where to listen; all addresses of this machine, port {DEFAULT_ENDPOINT_PORT}, or any "
+         "free one with a register", from_env=False),
+    *(flag._replace(default="c10d") if flag.name == "rdzv-backend" else flag
+      for flag in FLAGS if flag.name in _TAKEN),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight coordinator` until it is asked to stop; return 0.
+
+    Raises:
+        RelightError: it can't listen there, or a setting is wrong.
+    """
+    env = environment.read()
+    parsed = parse(argv, env, COORDINATOR_FLAGS)
+    if parsed.values["help"]:
+        from relight.cli.usage import coordinator_help
+
+        print(coordinator_help(COORDINATOR_FLAGS))
+        return 0
+    if parsed.command:
+        raise UsageError(
+            f"relight coordinator takes flags only, not {parsed.command[0]}",
+            hint="relight coordinator --bind HOST:PORT",
+        )
+    meeting, notes = _meeting(parsed, env)
+    loop = Loop()
+    stopped: list[int] = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.on_signal(number, stopped.append)
+    sock, where = _listen(parsed.values["bind"], any_port=meeting.register is not None)
+    port = sock.getsockname()[1]
+    quiet_until = 0.0
+
+    def turned_away(line: str) -> None:
+        nonlocal quiet_until
+        if loop.now() >= quiet_until:  # not each of many
+            quiet_until = loop.now() + _LOG_EVERY_S
+            _say(f"turned away {line}")
+
+    coordinator = Coordinator(
+        loop, sock, meeting.security, meeting.lost_after_s, lambda c: c.close(), turned_away
+    )
+    if parsed.values["verbose"]:
+        coordinator.on_job = lambda job, what: _say(f"job {job}: {what}")
+    for note in notes:
+        _say(f"note: {note}")
+    standby = None
+    if meeting.register is not None:
+        standby = Standby(loop, meeting, coordinator, port, _say)
+    else:
+        _say(f"coordinating the jobs that meet at {where}")
+    loop.run_until(lambda: bool(stopped or (standby and standby.error)))
+    if coordinator.others:
+        _say("workers run on; their agents look for the next coordinator")
+    coordinator.close()
+    if standby is not None:
+        if standby.error is not None:
+            raise standby.error
+        standby.close()
+    loop.close()
+    return 0
+
+
+def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, list[str]]:
+    """Return how the jobs meet, as their agents see it."""
+    given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
+    backend, bind = given["rdzv-backend"], parsed.values["bind"]
+    if backend == "static":
+        raise UsageError("with the static rendezvous node rank 0 coordinates, not this command")
+    registers.check(backend)
+    if backend == "c10d":
+        if given["rdzv-endpoint"].host:
+            raise UsageError("--rdzv-endpoint is for agents; --bind says where to listen")
+        given["rdzv-endpoint"] = bind._replace(host=bind.host or socket.gethostname())
+    elif given["rdzv-id"] == UNSET_RUN_ID:
+        raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
+                         hint="a register names the coordinator of one job")  # fmt: skip
+    fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
+    fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
+    fields |= {"nnodes": Nodes(1, 2)}
+    meeting, _, notes = arrange(RunSpec(**fields, script="", script_args=()), env)
+    return meeting, notes
+
+
+def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
+    default = 0 if any_port else DEFAULT_ENDPOINT_PORT
+    port = default if bind.port is None else bind.port
+    if bind.others or "/" in bind.host or (port == 0 and not any_port):
+        raise UsageError(f"--bind={bind}: expected one HOST or HOST:PORT, which agents know")
+    address = _address(bind.host) if bind.host else ""
+    sock = listen(address, port)
+    if sock is None:
+        raise UsageError(
+            f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is taken, "
+            "or no address of this machine",
+            hint="an agent on this machine may coordinate there; give those --rdzv-conf=is_host=0",
+        )
+    return sock, str(Endpoint(bind.host or socket.gethostname(), port))
+
+
+def _address(host: str) -> str:
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        raise UsageError(f"--bind={host}: {error.strerror or error}") from None
+
+
+def _say(text: str) -> None:
+    print(f"relight: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

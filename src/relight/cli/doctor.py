@@ -1,0 +1,179 @@
+"""`relight doctor`: what is wrong with this machine, and with the network between the nodes.
+
+It takes the command line of `relight run`, so that `doctor` can stand in place of `run`. Flags that
+have nothing to do with machines and networks are accepted.
+"""
+
+import json
+import sys
+
+from relight import env as environment
+from relight.cli.arguments import Parsed, parse
+from relight.cli.usage import flag_lines
+from relight.doctor import endpoint, inspection, machine
+from relight.doctor.findings import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
+from relight.doctor.gathering import Wish, gather
+from relight.doctor.hosting import Verdict
+from relight.env import Environment
+from relight.errors import EXIT_OK, UsageError, many
+from relight.host import facts
+from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
+from relight.rendezvous.zero_flags import take
+from relight.spec import FLAGS, Flag, RunSpec, check
+from relight.values import parse_interval
+
+EXIT_FOUND = 1
+WAIT_S = 10.0
+OWN = (
+    Flag("timeout", parse_interval, WAIT_S, "S",
+         "how long to wait for more nodes after the last one came", from_env=False),
+    Flag("json", None, False, "", "print one JSON object", from_env=False),
+)  # fmt: skip
+_SHOWN = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend", "node-rank",
+          "master-addr", "master-port", "local-addr", "help", "verbose")  # fmt: skip
+_STATIC = {"node-rank", "master-addr", "master-port"}
+
+DOCTOR_FLAGS = (
+    *(flag._replace(default="c10d") if flag.name == "rdzv-backend" else flag for flag in FLAGS),
+    *OWN,
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight doctor` and return 0, or 1 if an error was found.
+
+    Raises:
+        RelightError: wrong usage.
+    """
+    env = environment.read()
+    parsed = parse(argv, env, DOCTOR_FLAGS)
+    if parsed.values["help"]:
+        print(usage())
+        return EXIT_OK
+    spec = _spec(parsed, env)
+    wait_s = float(parsed.values["timeout"])
+    python = env.get("PYTHON_EXEC", sys.executable)
+    known = _facts(spec, python)
+    seen = inspection.read(env, known)
+    verdict = _network(spec, env, wait_s, {**known, **inspection.facts_of(seen)})
+    alone = spec.runs_locally() and not spec.rdzv_endpoint.host
+    found = [*verdict.findings, *machine.judge(seen, alone=alone)]
+    if parsed.values["json"]:
+        _print_json(seen, verdict, found)
+    else:
+        _print(found, verdict, verbose=spec.verbose)
+    return EXIT_FOUND if any(finding.level == ERROR for finding in found) else EXIT_OK
+
+
+def usage() -> str:
+    """Return the help of `relight doctor`."""
+    lines = [
+        "usage: relight doctor [flags]",
+        "",
+        "Says what is wrong with this machine; with --nnodes and --rdzv-endpoint, and run on all",
+        "nodes, also what is wrong between them. It takes the command line of relight run: put",
+        "doctor in place of run.",
+        "",
+    ]
+    lines += flag_lines(flag for flag in DOCTOR_FLAGS if flag.name in _SHOWN or flag in OWN)
+    lines += [
+        "",
+        "examples:",
+        "  relight doctor",
+        "  relight doctor --nnodes=4 --rdzv-endpoint=gpu-01     (on each of the four)",
+        "  srun --nodes=4 --ntasks-per-node=1 relight doctor",
+        "",
+        "exit code: 0 nothing is wrong, or there are only warnings; 1 errors were found; "
+        "2 wrong usage",
+    ]
+    return "\n".join(lines)
+
+
+def _spec(parsed: Parsed, env: Environment) -> RunSpec:
+    """Return what a job was asked to be, or what the cluster says; there may be no script."""
+    fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
+    if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
+        fields["rdzv_backend"] = "static"
+    script, *arguments = [*parsed.command, ""][: len(parsed.command) or 1]
+    spec = RunSpec(**fields, script=script, script_args=tuple(arguments))
+    spec, given, notes = take(spec, parsed.given, env)
+    check(spec, given)
+    for note in notes:
+        print(f"relight: note: {note}", file=sys.stderr)
+    if spec.rdzv_backend not in ("c10d", "static"):
+        raise UsageError(
+            f"--rdzv-backend={spec.rdzv_backend}: the nodes meet at an endpoint that one of them "
+            "hosts",
+            hint="relight doctor --rdzv-endpoint=HOST --nnodes=N, with the host of any node",
+        )
+    return spec
+
+
+def _facts(spec: RunSpec, python: str) -> dict[str, str]:
+    found = facts.collect(
+        script=spec.script,
+        arguments=spec.script_args,
+        is_file=bool(spec.script) and not (spec.module or spec.no_python),
+        python=python,
+    )
+    if not spec.script:
+        del found["arguments"]
+    return found
+
+
+def _network(spec: RunSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
+    """Return what is wrong beyond this machine."""
+    if not spec.runs_locally():
+        meeting, _, _ = arrange(spec, env)
+        wanted = spec.nnodes.most
+
+        def say(came: list[str]) -> None:
+            if len(came) < wanted:
+                text = f"{len(came)} of {many(wanted, 'node')} came: {', '.join(came)}"
+                print(f"relight: {text}; waiting for the others", file=sys.stderr, flush=True)
+
+        return gather(Wish(meeting, spec.nnodes, wait_s, known), say)
+    found: list[Finding] = []
+    if spec.rdzv_endpoint.host:
+        for each in (spec.rdzv_endpoint, *spec.rdzv_endpoint.others):
+            port = DEFAULT_ENDPOINT_PORT if each.port is None else each.port
+            found += endpoint.judge(endpoint.look(each.host, port, 2.0))
+    return Verdict(tuple(found), ())
+
+
+def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:
+    wrong = [finding for finding in found if finding.level != OK]
+    for finding in in_order(found if verbose else wrong):
+        print("\n".join(lines_of(finding)))
+    if wrong:
+        errors = sum(finding.level == ERROR for finding in wrong)
+        warnings = sum(finding.level == WARNING for finding in wrong)
+        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; looked at {_looked(verdict)}")
+    else:
+        print(f"everything is fine: looked at {_looked(verdict)}")
+
+
+def _looked(verdict: Verdict) -> str:
+    machine = "shared memory, temporary files, limits, memory, GPUs, packages"
+    count = len(verdict.came)
+    if count < 2:
+        return machine
+    pairs = many(count * (count - 1) // 2, "pair")
+    what = "connections, packet sizes, versions, clocks"
+    return f"{machine}; {pairs} of {count} nodes: {what} (in {verdict.seconds:.1f} s)"
+
+
+def _print_json(seen: machine.Machine, verdict: Verdict, found: list[Finding]) -> None:
+    disks = {"shm": seen.shm._asdict(), "tmp": seen.tmp._asdict()}
+    print(
+        json.dumps(
+            {
+                "host": seen.host,
+                "ok": not any(finding.level == ERROR for finding in found),
+                "nodes": verdict.came,
+                "seconds": round(verdict.seconds, 3),
+                "findings": [to_object(finding) for finding in in_order(found)],
+                "machine": {**seen._asdict(), **disks, "gpus": seen.gpus._asdict()},
+            }
+        )
+    )

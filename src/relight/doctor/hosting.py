@@ -1,0 +1,280 @@
+"""The node that has the endpoint: takes the others in, lets them probe, says what was found.
+
+host -> node    came: who is there        sorry: why not you      clock: the time here
+                probe: begin, and whom    verdict: what was found
+node -> host    node: who I am            clock: what time is it  report: what I found
+"""
+
+import socket
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relight.core.messages import Malformed, Message
+from relight.doctor import network
+from relight.doctor.findings import ERROR, WARNING, Finding, bounded
+from relight.doctor.network import Node, Probe
+from relight.doctor.probes import Station, mtu_to, new_cookie
+from relight.host.connection import Connection, Listener, Security
+from relight.host.loop import Loop, Timer
+from relight.host.ports import is_loopback
+from relight.values import Nodes
+
+REPORT_S = 3.5
+"""Time for all reports after the start of the probes."""
+
+_SEGMENT = 536
+"""Bytes of a packet that every network takes: what is said here must get through where larger ones
+are lost.
+"""
+_MAX_TURNED_AWAY = 4
+_LAST_WORDS_S = 1.0
+
+
+class Verdict(NamedTuple):
+    """What was found between the nodes, which nodes came, and how long the probes took."""
+
+    findings: tuple[Finding, ...]
+    came: tuple[str, ...]
+    seconds: float = 0.0
+
+
+class Host:
+    """Hosts the meeting.
+
+    Args:
+        loop: the loop.
+        sock: bound to the endpoint and listening.
+        security: what the others must prove.
+        job: the job's id, and `nodes` how many it has; others are not taken in.
+        own: this node.
+        station: its probes.
+        wait_s: how long to wait for more nodes after the last one came.
+        say: tells the user how many have come.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        security: Security,
+        job: str,
+        nodes: Nodes,
+        own: Node,
+        station: Station,
+        wait_s: float,
+        say: Callable[[list[str]], None],
+    ) -> None:
+        self.verdict: Verdict | None = None
+        self._loop = loop
+        self._job, self._wanted = job, nodes
+        self._station = station
+        self._wait_s = wait_s
+        self._say = say
+        self._port = sock.getsockname()[1]
+        self._nodes = [own]
+        self._peers: list[Connection | None] = [None]
+        self._seen_address = ""
+        self._turned_away: dict[str, str] = {}
+        self._probes: dict[tuple[int, int], Probe] = {}
+        self._reported: set[int] = set()
+        self._probing = False
+        self._began_at = 0.0
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
+        self._listener = Listener(loop, sock, self, {"type": "hello", "sender": "doctor"}, security)
+        self._listener.on_refused = self._turn_away
+        self._timer: Timer = loop.call_after(wait_s, self._start)
+        self._tell_who_came()
+
+    def close(self) -> None:
+        """End."""
+        self._timer.cancel()
+        self._listener.close()
+        end = self._loop.call_after(_LAST_WORDS_S, lambda: None)
+        left = [peer for peer in self._peers if peer is not None]
+        while self._loop.now() < end.when and not all(map(Connection.drain, left)):
+            self._loop.run_once(None)
+        for peer in left:
+            peer.close()
+
+    # From the listener.
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        """Somebody has come."""
+        if hello.get("sender") != "doctor":
+            connection.fail("it is no `relight doctor`, and this is one")
+            return
+        theirs = hello.get("job"), hello.get("least"), hello.get("most")
+        if theirs != (self._job, *self._wanted):
+            reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={_range(self._wanted)}"
+        elif self._probing or len(self._nodes) >= self._wanted.most:
+            reason = f"{len(self._nodes)} nodes have come already, no more are asked for"
+        else:
+            return
+        connection.send({"type": "sorry", "reason": reason})
+        connection.close()
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """A node says something."""
+        try:
+            if message["type"] == "node":
+                self._take_in(connection, message)
+            elif message["type"] == "clock":
+                connection.send(
+                    {"type": "clock", "number": message.get("number"), "at": time.time()}
+                )
+            elif message["type"] == "report":
+                self._take_report(self._peers.index(connection), message)
+        except (Malformed, ValueError) as error:
+            connection.fail(f"it sent nonsense: {error}")
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """A node has gone."""
+        del reason
+        if connection not in self._peers:
+            return
+        number = self._peers.index(connection)
+        self._peers[number] = None
+        if not self._probing:
+            del self._peers[number], self._nodes[number]
+            self._tell_who_came()
+        else:
+            self._end_if_complete()
+
+    def _turn_away(self, line: str) -> None:
+        peer, _, reason = line.partition(": ")
+        if len(self._turned_away) < _MAX_TURNED_AWAY:
+            self._turned_away[peer.rpartition(":")[0].strip("[]")] = reason
+
+    def _take_in(self, connection: Connection, message: Message) -> None:
+        node = network.node_from(message)
+        if connection in self._peers:
+            raise Malformed("a second node")
+        if self._probing or len(self._nodes) >= self._wanted.most:
+            connection.close()
+            return
+        own, seen = message.get("own"), connection.peer.rpartition(":")[0].strip("[]")
+        names = {known.name for known in self._nodes}
+        count = sum(name.partition(" #")[0] == node.name for name in names)
+        self._nodes.append(
+            node._replace(
+                name=f"{node.name} #{count + 1}" if count else node.name,
+                seen_as=seen if own != seen else "",
+            )
+        )
+        self._peers.append(connection)
+        address = connection.own_address()
+        if not self._seen_address or is_loopback(self._seen_address):
+            self._seen_address = address
+        if len(self._nodes) >= self._wanted.most:
+            self._timer.cancel()
+            self._start()
+        else:
+            self._timer.cancel()
+            self._timer = self._loop.call_after(self._wait_s, self._start)
+            self._tell_who_came()
+
+    def _tell_who_came(self) -> None:
+        came = [node.name for node in self._nodes]
+        self._say(came)
+        for peer in self._peers:
+            if peer is not None:
+                peer.send({"type": "came", "hosts": came})
+
+    # Probing.
+
+    def _start(self) -> None:
+        self._probing = True
+        self._began_at = self._loop.now()
+        if len(self._nodes) == 1:
+            self._end()
+            return
+        others = [node.address for node in self._nodes[1:] if not is_loopback(node.address)]
+        self._nodes[0] = self._nodes[0]._replace(mtu=mtu_to(others[0]) if others else 0)
+        targets = [(self._address_of(n), n.tcp_port, n.udp_port) for n in self._nodes]
+        cookie = new_cookie()
+        for number, peer in enumerate(self._peers):
+            if peer is not None:
+                peer.send(
+                    {"type": "probe", "cookie": cookie.hex(), "number": number, "nodes": targets}
+                )
+        self._timer = self._loop.call_after(REPORT_S, self._end)
+        self._station.start(cookie, 0, targets, self._take_own)
+
+    def _address_of(self, node: Node) -> str:
+        """Return where to reach a node: one that came over loopback is on this machine."""
+        if not node.address or is_loopback(node.address):
+            return self._seen_address or "127.0.0.1"
+        return node.address
+
+    def _take_own(self, found: dict[int, Probe]) -> None:
+        self._probes.update({(0, target): probe for target, probe in found.items()})
+        self._nodes[0] = self._nodes[0]._replace(clock_s=0.0)
+        self._reported.add(0)
+        self._end_if_complete()
+
+    def _take_report(self, number: int, message: Message) -> None:
+        found = network.probes_from(message, number, len(self._nodes))
+        clock_s, error_s = network.clock_from(message)
+        if not self._probing or number in self._reported:
+            raise Malformed("a report that nobody asked for")
+        self._probes.update(found)
+        self._nodes[number] = self._nodes[number]._replace(clock_s=clock_s, clock_error_s=error_s)
+        self._reported.add(number)
+        self._end_if_complete()
+
+    def _end_if_complete(self) -> None:
+        gone = {number for number, peer in enumerate(self._peers) if number and peer is None}
+        if self._reported | gone >= set(range(len(self._nodes))):
+            self._end()
+
+    def _end(self) -> None:
+        if self.verdict is not None:
+            return
+        self._timer.cancel()
+        missing = [n for n in range(len(self._nodes)) if n not in self._reported]
+        findings: list[Finding] = []
+        if len(self._nodes) > 1:
+            findings = network.judge(self._nodes, self._probes, port=self._port, missing=missing)
+        came = tuple(node.name for node in self._nodes)
+        findings += [*absent(came, self._wanted), *self._strangers()]
+        seconds = self._loop.now() - self._began_at
+        self.verdict = Verdict(bounded(findings), came, seconds)
+        message = {"type": "verdict", "findings": self.verdict.findings, "came": came}
+        for peer in self._peers:
+            if peer is not None:
+                peer.send(message)
+
+    def _strangers(self) -> list[Finding]:
+        return [
+            Finding(
+                WARNING,
+                f"turned away: {reason}",
+                host,
+                "",
+                "if it is a node of the job: the same version of relight, RELIGHT_TOKEN and tls_ "
+                "settings on all nodes",
+            )
+            for host, reason in self._turned_away.items()
+        ]
+
+
+def absent(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
+    """Return what there is to say of nodes that did not come."""
+    missing = wanted.most - len(came)
+    if not missing:
+        return []
+    return [
+        Finding(
+            ERROR if len(came) < wanted.least else WARNING,
+            f"{missing} of {_range(wanted)} nodes did not come",
+            "",
+            f"these did: {', '.join(came)}" if came else "",
+            "run the same command on the others within the time of --timeout: it says what they "
+            "see of the endpoint",
+        )
+    ]
+
+
+def _range(nodes: Nodes) -> str:
+    return str(nodes.most) if nodes.least == nodes.most else f"{nodes.least}:{nodes.most}"

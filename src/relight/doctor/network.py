@@ -1,0 +1,451 @@
+"""What all nodes tried with all others -> who can't talk to whom, and why.
+
+For each pair there are two probes, one from each side. A TCP connection that fails in one direction
+alone is a firewall; where both fail, datagrams tell whether packets pass at all, and which way:
+
+    a -> b    b -> a    datagrams heard        finding
+    ok        ok                               none; large segments that stick: MTU
+    silent    ok                               b takes no connections
+    silent    silent    by both                TCP is blocked
+    silent    silent    only by a              what a sends does not reach b: one way
+    silent    silent    by none                nothing passes
+    refused                                    something rejects, or the address is another's
+    no route  silent                           no route from a to b
+    mute                                       something in between takes the connection
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relight.core import mismatches
+from relight.core.messages import Malformed, Message
+from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
+
+PASSED, SILENT, REFUSED, NO_ROUTE, MUTE = "ok", "silent", "refused", "no route", "mute"
+STUCK = "stuck"
+CLOCKS_S = 1.0
+"""Above this the lines of two nodes' logs are no longer in order."""
+
+_TCP = ("", PASSED, SILENT, REFUSED, NO_ROUTE, MUTE)
+_LARGE = ("", PASSED, STUCK)
+_MAX_NAME = 255
+_MAX_FACTS = 64
+_MAX_FACT = 4096
+_MAX_ADDRESSES = 64
+_LONGEST_S = 1e12
+
+
+class Node(NamedTuple):
+    """One node, as it describes itself.
+
+    `address` is where the others try to reach it, at `tcp_port` and `udp_port`. `resolved`: what
+    the endpoint's host is here. `udp_taken`: it hosts the endpoint, and datagrams to that port go
+    to another program. `seen_as`: the address that its connection comes from. `clock_s`: how much
+    its clock is ahead of that of the meeting place, within `clock_error_s`; None if it was not
+    found.
+    """
+
+    name: str
+    address: str
+    tcp_port: int
+    udp_port: int
+    mtu: int
+    resolved: tuple[str, ...]
+    facts: dict[str, str]
+    udp_taken: bool = False
+    seen_as: str = ""
+    clock_s: float | None = None
+    clock_error_s: float = 0.0
+
+
+class Probe(NamedTuple):
+    """What one node found about another.
+
+    `tcp`: how a connection to a free port went, `large`: how much data over it did; empty if that
+    was not tried. `answered`: the largest packet in bytes that was answered, `heard`: the largest
+    that came from there; 0 for none. `mtu`: the largest that the interface takes.
+    """
+
+    tcp: str = ""
+    large: str = ""
+    answered: int = 0
+    heard: int = 0
+    mtu: int = 0
+
+
+Probes = Mapping[tuple[int, int], Probe]
+"""By the numbers of the two nodes: who tried, and whom."""
+
+
+def node_from(message: Message) -> Node:
+    """Return the node that a message from the network describes.
+
+    Raises:
+        Malformed: it describes none.
+    """
+    facts, resolved = message.get("facts"), message.get("resolved")
+    if not (isinstance(facts, dict) and len(facts) <= _MAX_FACTS):
+        raise Malformed("no facts")
+    for pair in facts.items():
+        if not all(_is_text(text, _MAX_FACT) for text in pair):
+            raise Malformed("a fact that is none")
+    if not (isinstance(resolved, list) and len(resolved) <= _MAX_ADDRESSES):
+        raise Malformed("no addresses")
+    if not all(_is_text(text, _MAX_NAME) for text in resolved):
+        raise Malformed("an address that is none")
+    name, address = message.get("name"), message.get("address")
+    if not (_is_text(name, _MAX_NAME) and _is_text(address, _MAX_NAME) and name):
+        raise Malformed("no name")
+    taken = message.get("udp_taken")
+    if not isinstance(taken, bool):
+        raise Malformed("udp_taken is not yes or no")
+    return Node(
+        name=str(name),
+        address=str(address),
+        tcp_port=_number(message.get("tcp_port"), 65535),
+        udp_port=_number(message.get("udp_port"), 65535),
+        mtu=_number(message.get("mtu"), 1 << 20),
+        resolved=tuple(resolved),
+        facts=dict(facts),
+        udp_taken=taken,
+    )
+
+
+def probes_from(message: Message, source: int, count: int) -> dict[tuple[int, int], Probe]:
+    """Return the probes of a node in a message from the network.
+
+    Raises:
+        Malformed: they are none.
+    """
+    rows = message.get("probes")
+    if not isinstance(rows, list) or len(rows) > count:
+        raise Malformed("no list of probes")
+    found = {}
+    for row in rows:
+        if not (isinstance(row, list) and len(row) == 1 + len(Probe._fields)):
+            raise Malformed("a probe with other fields")
+        target, tcp, large = _number(row[0], count - 1), row[1], row[2]
+        if tcp not in _TCP or large not in _LARGE:
+            raise Malformed("a probe that went in no known way")
+        found[source, target] = Probe(tcp, large, *(_number(size, 1 << 20) for size in row[3:]))
+    return found
+
+
+def clock_from(message: Message) -> tuple[float | None, float]:
+    """Return how much a node's clock is ahead, and how exactly that is known.
+
+    Raises:
+        Malformed: it says something else.
+    """
+    ahead, error = message.get("clock_s"), message.get("clock_error_s")
+    if ahead is not None and not _is_time(ahead):
+        raise Malformed("no difference of clocks")
+    if not _is_time(error):
+        raise Malformed("no exactness of a clock")
+    return (None if ahead is None else float(ahead)), float(error or 0.0)
+
+
+def judge(
+    nodes: Sequence[Node], probes: Probes, *, port: int, missing: Sequence[int] = ()
+) -> list[Finding]:
+    """Return what is wrong between the nodes.
+
+    Args:
+        nodes: all that have come; the first one hosts the endpoint.
+        probes: what they tried.
+        port: that of the endpoint.
+        missing: nodes that came and did not say what they found.
+    """
+    findings = _connections(nodes, probes, port, missing)
+    if missing:
+        findings.append(
+            Finding(
+                ERROR,
+                "came to the endpoint, and did not tell what it found",
+                names_of(nodes[number].name for number in missing),
+                "it ended, or its connection did",
+                "look at what `relight doctor` printed there",
+            )
+        )
+    findings += _datagrams(nodes, probes, port)
+    findings += _mtus(nodes)
+    findings += _translated(nodes)
+    findings += _names(nodes)
+    findings += _versions(nodes)
+    findings += _clocks(nodes)
+    return findings
+
+
+def kind_of(there: Probe, back: Probe) -> str:
+    """Return what is wrong from a to b, a word of `_KINDS`; nothing if all is well, or if the other
+    direction says it.
+    """
+    if there.tcp == PASSED:
+        return "mtu" if there.large == STUCK else ""
+    if there.tcp != SILENT:
+        return there.tcp
+    if back.tcp == PASSED:
+        return "closed"
+    if back.tcp == NO_ROUTE:
+        return ""  # what answers has no way either; told for the other direction
+    a_hears = bool(there.heard or there.answered or back.answered)
+    b_hears = bool(back.heard or back.answered or there.answered)
+    if a_hears and b_hears:
+        return "blocked"
+    if a_hears:
+        return "one way"
+    if b_hears and back.tcp == SILENT:
+        return ""  # told for the other direction
+    return "nothing"
+
+
+_ROUTES = (
+    "look at the firewalls of both hosts and at the routes between them (ip route get ADDRESS)"
+)
+_PORTS = (
+    "open TCP ports {low}-{high} between the nodes (net.ipv4.ip_local_port_range), or all: gloo "
+    "and NCCL connect there; --master-port with the static rendezvous fixes only the workers' store"
+)
+_KINDS: dict[str, tuple[str, str, str]] = {
+    "closed": (
+        "connections to free ports get no answer, in the other direction they work",
+        "a firewall of the host that is called drops them, though the endpoint's port {port} is "
+        "open",
+        _PORTS,
+    ),
+    "blocked": (
+        "TCP connections to free ports get no answer, datagrams do",
+        "a firewall drops them, though the endpoint's port {port} is open",
+        _PORTS,
+    ),
+    "one way": (
+        "nothing gets through in this direction, and it does in the other",
+        "one-way: a route back is missing, or a firewall drops all from there",
+        _ROUTES,
+    ),
+    "nothing": (
+        "neither connections to free ports nor datagrams get through",
+        "a firewall drops them, or there is no route; both nodes reach the endpoint's port {port}",
+        _PORTS,
+    ),
+    REFUSED: (
+        "connections are refused at a port where the other node listens",
+        "a firewall rejects them, or another machine has that address too",
+        _PORTS + "; compare `ip addr` and `ip neigh` on both",
+    ),
+    NO_ROUTE: (
+        "there is no route",
+        "the network says that the host can't be reached",
+        _ROUTES + "; --local-addr chooses the address that others use",
+    ),
+    MUTE: (
+        "a connection is taken, and it is not the other node that answers",
+        "a proxy, a load balancer or a port mapping stands between",
+        "let the nodes reach each other directly (host network for containers)",
+    ),
+    "mtu": (
+        "small packets get through and large ones are lost",
+        "the network takes smaller packets than the interfaces send (MTU){sizes}",
+        "set the MTU of the interfaces to what the network takes{command}, or let ICMP "
+        "'fragmentation needed' through, or set sysctl net.ipv4.tcp_mtu_probing=1",
+    ),
+}
+
+
+def _connections(
+    nodes: Sequence[Node], probes: Probes, port: int, missing: Sequence[int]
+) -> list[Finding]:
+    by_kind: dict[str, list[tuple[int, int]]] = {}
+    for (a, b), there in probes.items():
+        if not there.tcp or a == b:
+            continue
+        back = probes.get((b, a))
+        if back is None or b in missing:
+            back = Probe()
+        kind = kind_of(there, back)
+        if kind:
+            by_kind.setdefault(kind, []).append((a, b))
+    low, high = _port_range(nodes)
+    findings = []
+    for kind, (what, why, remedy) in _KINDS.items():
+        if kind not in by_kind:
+            continue
+        values = {"port": port, "low": low, "high": high, "sizes": "", "command": ""}
+        if kind == "mtu":
+            values.update(_sizes(by_kind[kind], probes))
+        pairs = [(nodes[a].name, nodes[b].name) for a, b in by_kind[kind]]
+        where = pairs_of(pairs, [node.name for node in nodes])
+        findings.append(Finding(ERROR, what, where, why.format(**values), remedy.format(**values)))
+    return findings
+
+
+def _sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
+    """Return what datagrams told of the largest packet that gets through."""
+    mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
+    least = min((probes[pair].answered for pair in pairs), default=0)
+    if not mtus or not least:
+        return {"sizes": "", "command": ""}
+    return {
+        "sizes": f": {least} bytes get through, the interface sends {max(mtus)}",
+        "command": f" (ip link set dev INTERFACE mtu {least})",
+    }
+
+
+def _port_range(nodes: Sequence[Node]) -> tuple[str, str]:
+    text = nodes[0].facts.get("port range", "") if nodes else ""
+    low, _, high = text.partition("-")
+    return (low, high) if low and high else ("32768", "60999")
+
+
+def _datagrams(nodes: Sequence[Node], probes: Probes, port: int) -> list[Finding]:
+    """Heartbeats come to the endpoint as datagrams, too."""
+    if nodes and nodes[0].udp_taken:
+        return [
+            Finding(
+                WARNING,
+                f"UDP port {port} is taken by another program",
+                nodes[0].name,
+                "heartbeats then come over TCP alone, and may be late where packets are lost",
+                "end that program (ss -ulpn), or take another port for the endpoint",
+            )
+        ]
+    lost = [
+        (nodes[a].name, nodes[b].name)
+        for (a, b), probe in probes.items()
+        if b == 0 and a and probe.tcp == PASSED and not probe.answered
+    ]
+    if not lost:
+        return []
+    return [
+        Finding(
+            WARNING,
+            f"datagrams to the endpoint's UDP port {port} are lost",
+            pairs_of(lost, [node.name for node in nodes]),
+            "heartbeats then come over TCP alone, and may be late where packets are lost",
+            f"open UDP port {port} too",
+        )
+    ]
+
+
+def _mtus(nodes: Sequence[Node]) -> list[Finding]:
+    by_mtu: dict[int, list[str]] = {}
+    for node in nodes:
+        if node.mtu:
+            by_mtu.setdefault(node.mtu, []).append(node.name)
+    if len(by_mtu) < 2:
+        return []
+    values = ", ".join(f"{mtu} on {names_of(by_mtu[mtu])}" for mtu in sorted(by_mtu))
+    return [
+        Finding(
+            WARNING,
+            f"the MTU differs between the nodes: {values}",
+            "",
+            "TCP takes the smaller one; RDMA and datagrams may fail",
+            "give the interfaces of all nodes the same MTU",
+        )
+    ]
+
+
+def _translated(nodes: Sequence[Node]) -> list[Finding]:
+    return [
+        Finding(
+            WARNING,
+            f"its address is {node.address}, and it is seen as {node.seen_as}",
+            node.name,
+            "address translation: others can't connect to it, as the workers of a job do",
+            "use the host's network for containers, or --local-addr if it can be reached elsewhere",
+        )
+        for node in nodes
+        if node.seen_as and node.seen_as != node.address
+    ]
+
+
+def _names(nodes: Sequence[Node]) -> list[Finding]:
+    """The endpoint's name may lead to different machines."""
+    by_address: dict[str, list[str]] = {}
+    for node in nodes:
+        if node.resolved:
+            text = ", ".join(sorted(node.resolved))
+            by_address.setdefault(text, []).append(node.name)
+    if len(by_address) < 2:
+        return []
+    values = "; ".join(f"{text} on {names_of(by_address[text])}" for text in sorted(by_address))
+    return [
+        Finding(
+            WARNING,
+            f"the endpoint's name is not the same everywhere: {values}",
+            "",
+            "nodes may look for the coordinator on different machines",
+            "make DNS or /etc/hosts agree, or use an address in --rdzv-endpoint",
+        )
+    ]
+
+
+def _versions(nodes: Sequence[Node]) -> list[Finding]:
+    findings = []
+    known = {node.name: node.facts for node in nodes}
+    for fact in sorted({name for node in nodes for name in node.facts}):
+        if fact == "port range":
+            continue
+        hosts: dict[str, list[str]] = {}
+        for name, facts in known.items():
+            if fact in facts:
+                hosts.setdefault(facts[fact], []).append(name)
+        if len(hosts) < 2:
+            continue
+        rarest = min(hosts, key=lambda value: (len(hosts[value]), value))
+        others = {
+            name: {fact: value} for value in hosts if value != rarest for name in hosts[value]
+        }
+        lines = mismatches.compare(others, names_of(hosts[rarest]), {fact: rarest})
+        remedy = _SAME.get(fact, f"install the same {fact} on all nodes")
+        findings += [Finding(WARNING, line, "", "", remedy) for line in lines]
+    return findings
+
+
+_SAME = {
+    "script": "copy the same script to all nodes, or keep it on a shared disk",
+    "arguments": "give the script the same arguments on all nodes",
+    "GPUs": "look at CUDA_VISIBLE_DEVICES and nvidia-smi where there are fewer",
+}
+
+
+def _clocks(nodes: Sequence[Node]) -> list[Finding]:
+    known = sorted(
+        ((node.clock_s, number) for number, node in enumerate(nodes) if node.clock_s is not None),
+        key=lambda pair: (pair[0] or 0.0, pair[1]),
+    )
+    if len(known) < 2:
+        return []
+    middle_s, middle = known[(len(known) - 1) // 2]
+    findings = []
+    for clock_s, number in known:
+        ahead = (clock_s or 0.0) - (middle_s or 0.0)
+        error_s = nodes[number].clock_error_s + nodes[middle].clock_error_s
+        if abs(ahead) - error_s > CLOCKS_S:
+            word = "ahead of" if ahead > 0 else "behind"
+            findings.append(
+                Finding(
+                    WARNING,
+                    f"the clock is {abs(ahead):.1f} s {word} that of {nodes[middle].name}",
+                    nodes[number].name,
+                    "lines of the nodes' logs will not be in order; relight itself does not "
+                    "depend on clocks",
+                    "let chrony, ntpd or systemd-timesyncd set the clock (timedatectl)",
+                )
+            )
+    return findings
+
+
+def _is_text(value: object, most: int) -> bool:
+    return isinstance(value, str) and len(value) <= most and value.isprintable()
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in (int, float) and abs(float(str(value))) <= _LONGEST_S
+
+
+def _number(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise Malformed(f"{str(value)[:40]!r} is no number up to {most}")
+    return value

@@ -1,0 +1,39 @@
+"""Calls that may block, beside the loop: each in a thread of its own that ends with it."""
+
+import _thread
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+from relight.host.loop import Loop
+
+T = TypeVar("T")
+
+
+def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+    """Do `work` in a thread, then call `done` in the loop with its result or its exception.
+
+    There is no time limit: it is the caller who may stop waiting. Without a thread to be had, the
+    result is a RuntimeError.
+    """
+    results: list[T | Exception] = []
+    readable, writable = os.pipe2(os.O_CLOEXEC)
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            results.append(error)
+        finally:
+            os.close(writable)
+
+    def finish() -> None:
+        loop.forget(readable)
+        os.close(readable)
+        done(results[0] if results else RuntimeError("no thread is to be had"))
+
+    loop.on_readable(readable, finish)
+    try:
+        _thread.start_new_thread(run, ())
+    except RuntimeError:
+        os.close(writable)

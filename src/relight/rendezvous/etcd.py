@@ -1,0 +1,137 @@
+"""The register in etcd: `--rdzv-backend=etcd`, and `etcd-v2` for the older API.
+
+`etcd` speaks v3 where the cluster has it, and v2 where not. The two APIs have stores of their own,
+so all nodes must choose alike: the version of the *cluster* decides, which is the same whichever
+member is asked.
+"""
+
+from collections.abc import Mapping
+
+from relight.errors import UsageError
+from relight.rendezvous import conf as rdzv_conf
+from relight.rendezvous.conf import Conf
+from relight.rendezvous.etcd_http import (
+    Login,
+    Members,
+    Tls,
+    cluster_version,
+    parse_members,
+)
+from relight.rendezvous.etcd_v2 import V2Register
+from relight.rendezvous.etcd_v3 import V3Register
+from relight.rendezvous.names import safe_name
+from relight.rendezvous.register import Record, Register
+
+_UNHURRIED_S = 60.0
+
+
+def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+    """Return the register of a job in etcd, whatever the version; see `register.Open`."""
+    return _EitherRegister(*_prepared(endpoint, job, pairs, "etcd"))
+
+
+def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+    """Return the register of a job in etcd's v2 API; see `register.Open`."""
+    return V2Register(*_prepared(endpoint, job, pairs, "etcd-v2"))
+
+
+class _EitherRegister:
+    """The register in the API that the cluster has. It is known once a member has answered."""
+
+    def __init__(self, members: Members, key: str, login: Login) -> None:
+        self.own_address = ""
+        self._members = members
+        self._key = key
+        self._login = login
+        self._register: Register | None = None
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        """Take the record, renew it or look; see `Register`."""
+        try:
+            return self._chosen(ttl_s).hold(value, ttl_s)
+        finally:
+            self.own_address = self._members.own_address
+
+    def evict(self, record: Record) -> None:
+        """Remove the record of a dead holder; see `Register`."""
+        self._chosen(_UNHURRIED_S).evict(record)
+
+    def release(self) -> None:
+        """Give the record back if it is ours."""
+        if self._register is not None:
+            self._register.release()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._members.close()
+
+    def _chosen(self, ttl_s: float) -> Register:
+        if self._register is None:
+            self._members.hurry(ttl_s)
+            new = cluster_version(self._members) >= (3, 0)
+            register = V3Register if new else V2Register
+            self._register = register(self._members, self._key, self._login)
+        return self._register
+
+
+def _prepared(
+    endpoint: str, job: str, pairs: Mapping[str, str], backend: str
+) -> tuple[Members, str, Login]:
+    conf, _ = rdzv_conf.parse(tuple(pairs.items()), backend)
+    members = Members(parse_members(endpoint), _tls(conf, backend), conf.read_timeout)
+    key = f"/{conf.etcd_prefix.strip('/')}/{safe_name(job)}/coordinator"
+    return members, key.replace("//", "/"), _login(conf)
+
+
+def _login(conf: Conf) -> Login:
+    if not conf.etcd_user:
+        return Login()
+    path = conf.etcd_password_file
+    try:
+        password = rdzv_conf.read_file(path).rstrip(b"\r\n").decode(errors="surrogateescape")
+    except OSError as error:
+        raise UsageError(
+            f"--rdzv-conf: etcd_password_file={path}: {error.strerror or error}"
+        ) from None
+    if not password:
+        raise UsageError(f"--rdzv-conf: etcd_password_file={path}: the file is empty")
+    return Login(conf.etcd_user, password)
+
+
+def _tls(conf: Conf, backend: str) -> Tls:
+    names = (
+        ("cert", "key", "cacert") if backend == "etcd" else ("ssl_cert", "ssl_cert_key", "ca_cert")
+    )
+    if conf.protocol != "https":
+        return Tls(None, *names)
+    import ssl
+
+    cert_name, key_name, cacert_name = names
+    try:
+        context = ssl.create_default_context(cafile=conf.cacert or None)
+    except (ssl.SSLError, OSError):
+        raise UsageError(
+            f"--rdzv-conf: {cacert_name}={conf.cacert}: the file holds no certificate (PEM)"
+        ) from None
+    if conf.cert:
+        try:
+            context.load_cert_chain(conf.cert, conf.key or None, password=_no_password)
+        except (ssl.SSLError, OSError, _Locked) as error:
+            file = f"{key_name}={conf.key}" if conf.key else f"{cert_name}={conf.cert}"
+            if isinstance(error, _Locked):
+                raise UsageError(
+                    f"--rdzv-conf: {file}: the key is locked with a password"
+                ) from None
+            raise UsageError(
+                f"--rdzv-conf: {cert_name}={conf.cert}: not a certificate (PEM) with its key in "
+                f"{conf.key or 'the same file'}"
+            ) from None
+    return Tls(context, *names)
+
+
+class _Locked(Exception):  # noqa: N818
+    """A key asks for a password."""
+
+
+def _no_password() -> str:
+    raise _Locked

@@ -1,0 +1,324 @@
+"""HTTP to the members of an etcd cluster, as if they were one server.
+
+The member that answers is kept; when it fails, is too slow, or has no leader, the others are asked
+in turns. So a request may arrive twice, or late: whoever uses this must be able to tell.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from relight.errors import UsageError
+from relight.values import parse_endpoint
+
+if TYPE_CHECKING:
+    import http.client
+    import socket
+    import ssl
+
+DEFAULT_PORT = 2379
+_LONGEST_ANSWER = 64 * 1024
+_LEAST_PATIENCE_S = 0.5
+_MOST_PATIENCE_S = 2.0
+_ANOTHER_MAY_KNOW = (408, 429)
+
+
+class Login(NamedTuple):
+    """A user of etcd, or nobody."""
+
+    user: str = ""
+    password: str = ""
+
+
+class Tls(NamedTuple):
+    """How to speak TLS, and the names of the settings that say so, for hints."""
+
+    context: "ssl.SSLContext | None"
+    cert: str = "cert"
+    key: str = "key"
+    cacert: str = "cacert"
+
+
+class Answer(NamedTuple):
+    """What a member said. `body` is empty if it is no JSON object; the rest of a stream is cut."""
+
+    status: int
+    body: dict[str, Any]
+    member: str
+
+
+class Members:
+    """The members of one cluster.
+
+    Args:
+        addresses: hosts and ports.
+        tls: how to speak TLS.
+        patience_s: how long one member may take to connect, and to answer.
+
+    Attributes:
+        own_address: the address of this machine from which a member was reached, or empty.
+    """
+
+    def __init__(
+        self, addresses: Sequence[tuple[str, int]], tls: Tls, patience_s: float = _MOST_PATIENCE_S
+    ) -> None:
+        self.own_address = ""
+        self._addresses = list(dict.fromkeys(addresses))
+        self._tls = tls
+        self._most_patience_s = self._patience_s = min(_MOST_PATIENCE_S, patience_s)
+        self._turn = 0
+        self._connection: http.client.HTTPConnection | None = None
+        self._answered = False
+
+    def hurry(self, ttl_s: float) -> None:
+        """Leave time for a second member: what is asked for now is worthless after `ttl_s`."""
+        self._patience_s = min(self._most_patience_s, max(_LEAST_PATIENCE_S, ttl_s / 2))
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Return the first answer that is not a member's own trouble.
+
+        Raises:
+            OSError: no member has one now.
+            UsageError: none ever will.
+        """
+        failures: list[str] = []
+        hopeless: list[UsageError] = []
+        for _ in self._addresses:
+            try:
+                answer = self._ask_one(method, path, body, headers or {})
+            except UsageError as error:
+                hopeless.append(error)
+                failures.append(error.message)
+            except OSError as error:
+                failures.append(f"etcd at {self._member}: {error}")
+            else:
+                self._answered = True
+                if answer.status < 500 and answer.status not in _ANOTHER_MAY_KNOW:
+                    return answer
+                failures.append(f"etcd at {answer.member}: {message_of(answer)}")
+            self.move_on()
+        if hopeless and (not self._answered or len(hopeless) == len(self._addresses)):
+            raise hopeless[0]
+        raise OSError("; ".join(dict.fromkeys(failures)))
+
+    def move_on(self) -> None:
+        """Ask the next member first from now on."""
+        self.close()
+        self._turn = (self._turn + 1) % len(self._addresses)
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    @property
+    def _member(self) -> str:
+        host, port = self._addresses[self._turn]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def _ask_one(
+        self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        import http.client
+
+        kept, self._connection = self._connection, None
+        if kept is not None:
+            try:
+                return self._exchange(kept, method, path, body, headers)
+            except TimeoutError:
+                kept.close()
+                raise OSError(f"no answer within {self._patience_s:g} s") from None
+            except (OSError, http.client.HTTPException):
+                kept.close()  # it may have been closed since the last answer: once more
+        connection = self._new_connection()
+        try:
+            connection.connect()
+            return self._exchange(connection, method, path, body, headers)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            connection.close()
+            raise self._explained(error) from None
+
+    def _new_connection(self) -> "http.client.HTTPConnection":
+        import http.client
+
+        host, port = self._addresses[self._turn]
+        if self._tls.context is None:
+            return http.client.HTTPConnection(host, port, timeout=self._patience_s)
+        return http.client.HTTPSConnection(
+            host, port, timeout=self._patience_s, context=self._tls.context
+        )
+
+    def _exchange(
+        self,
+        connection: "http.client.HTTPConnection",
+        method: str,
+        path: str,
+        body: bytes | None,
+        headers: Mapping[str, str],
+    ) -> Answer:
+        sock: socket.socket = connection.sock
+        sock.settimeout(self._patience_s)
+        self.own_address = sock.getsockname()[0]
+        connection.request(method, path, body, dict(headers))
+        with connection.getresponse() as response:
+            data = response.read(_LONGEST_ANSWER + 1)
+            reusable = response.isclosed() and not response.will_close
+        if len(data) > _LONGEST_ANSWER:
+            raise OSError("its answer is too long")
+        if reusable:
+            self._connection = connection
+        else:
+            connection.close()
+        return Answer(response.status, _parsed(data), self._member)
+
+    def _explained(self, error: Exception) -> OSError | UsageError:
+        """Say what an exception of a connection to the current member means."""
+        import http.client
+        import socket
+        import ssl
+
+        where = f"etcd at {self._member}"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return UsageError(
+                f"{where}: its certificate is not accepted: {error.verify_message}",
+                hint=f"--rdzv-conf={self._tls.cacert}=FILE names the authority that signed it; the "
+                "certificate must name the host as --rdzv-endpoint does",
+            )
+        if isinstance(error, ssl.SSLError) and _is_about_us(error.reason or ""):
+            return UsageError(
+                f"{where} does not accept our certificate, or wants one: {_words(error)}",
+                hint=f"--rdzv-conf={self._tls.cert}=FILE,{self._tls.key}=FILE",
+            )
+        if isinstance(error, ConnectionResetError | ssl.SSLError | http.client.BadStatusLine):
+            found = self._speaks_other_protocol()
+            if found:
+                other = "http" if self._tls.context else "https"
+                return UsageError(f"{where} {found}", hint=f"--rdzv-conf=protocol={other}")
+        if isinstance(error, TimeoutError):
+            return OSError(f"no answer within {self._patience_s:g} s")
+        if isinstance(
+            error, http.client.RemoteDisconnected | http.client.IncompleteRead | ssl.SSLEOFError
+        ):
+            return OSError("it closed the connection without an answer")
+        if isinstance(error, ssl.SSLError):
+            return OSError(f"no TLS with it: {_words(error)}")
+        if isinstance(error, socket.gaierror):
+            return OSError(f"the name does not resolve: {error.strerror}")
+        if isinstance(error, OSError):
+            return OSError(error.strerror or str(error))
+        return OSError(f"what listens there does not speak HTTP ({type(error).__name__})")
+
+    def _speaks_other_protocol(self) -> str:
+        """Find out whether the member speaks TLS and we do not, or the reverse.
+
+        etcd closes the connection at once in both cases, as one does that is just ending.
+        """
+        import socket
+        import ssl
+
+        try:
+            with socket.create_connection(self._addresses[self._turn], self._patience_s) as sock:
+                if self._tls.context is not None:
+                    sock.sendall(b"GET /version HTTP/1.0\r\n\r\n")
+                    plain = sock.recv(5) == b"HTTP/"
+                    return "does not use TLS" if plain else ""
+                probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+                probe.check_hostname = False
+                probe.verify_mode = ssl.CERT_NONE  # nothing is said over it
+                with probe.wrap_socket(sock):
+                    return "uses TLS"
+        except ssl.SSLError as error:
+            return "uses TLS" if "ALERT" in (error.reason or "") else ""
+        except (OSError, ValueError):
+            return ""
+
+
+def parse_members(endpoint: str) -> list[tuple[str, int]]:
+    """Return hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    try:
+        first = parse_endpoint("" if "/" in endpoint else endpoint)
+    except ValueError as error:
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint}: {error}",
+            hint=f"etcd is at HOST:PORT[,HOST:PORT…]; the port is {DEFAULT_PORT} if left out",
+        ) from None
+    if not first.host:
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint} names no host" if endpoint else "no --rdzv-endpoint",
+            hint=f"etcd is at HOST:PORT[,HOST:PORT…]; the port is {DEFAULT_PORT} if left out",
+        )
+    members = [
+        (each.host, DEFAULT_PORT if each.port is None else each.port)
+        for each in (first, *first.others)
+    ]
+    if any(port == 0 for _, port in members):
+        raise UsageError(f"--rdzv-endpoint={endpoint}: etcd can't be at port 0")
+    return members
+
+
+def cluster_version(members: Members) -> tuple[int, int]:
+    """Return the version that all members of the cluster have at least.
+
+    What one member has is no base for a decision: others may ask another.
+
+    Raises:
+        OSError: it is not known now.
+    """
+    answer = members.ask("GET", "/version")
+    text = answer.body.get("etcdcluster")
+    if answer.status == 200 and isinstance(text, str):
+        major, _, rest = text.partition(".")
+        minor = rest.partition(".")[0]
+        if major.isdecimal() and minor.isdecimal() and text.isascii() and len(text) < 100:
+            return int(major), int(minor)
+        if text == "not_decided":
+            raise OSError(f"etcd at {answer.member} is starting: no version yet")
+    raise OSError(f"what answers at {answer.member} is not etcd: it has no /version")
+
+
+def message_of(answer: Answer) -> str:
+    """Return the error in an answer, in etcd's words."""
+    error = answer.body.get("error")
+    if isinstance(error, dict):
+        error = error.get("message")
+    for text in (answer.body.get("message"), error):
+        if isinstance(text, str) and text:
+            cause = answer.body.get("cause")
+            return (f"{text}: {cause}" if isinstance(cause, str) and cause else text)[:300]
+    return f"HTTP status {answer.status}"
+
+
+def nonsense(answer: Answer) -> OSError:
+    """Return the error for an answer that etcd would not give."""
+    return OSError(f"what answers at {answer.member} does not answer as etcd does")
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    import json
+
+    try:
+        body, _ = json.JSONDecoder().raw_decode(data.decode())
+    except (ValueError, RecursionError):
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _is_about_us(reason: str) -> bool:
+    """Whether the member has refused the handshake for what we showed, or did not show."""
+    return "ALERT" in reason and any(
+        word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "DENIED")
+    )
+
+
+def _words(error: "ssl.SSLError") -> str:
+    return (error.reason or "unknown").lower().replace("_", " ")

@@ -1,0 +1,188 @@
+"""The register in etcd's v2 API, for servers below 3 and those started with --enable-v2.
+
+The record is a key with a time to live. Its createdIndex is the record's revision: modifiedIndex
+changes with each renewal. The stored text is another one at each taking, so whoever compares it
+can't meet a successor.
+
+The members count the time by their wall clocks: that of the member which was asked against that of
+the leader. In a cluster whose clocks differ, a record lapses that much too early or too late; v3
+has no such weakness.
+
+No answer to a request does not mean that it was not carried out, or will not be: the text also
+holds a token of its writer.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from relight.errors import UsageError
+from relight.rendezvous.etcd_http import Answer, Login, Members, message_of, nonsense
+from relight.rendezvous.register import NOBODY, Record
+
+_TRIES = 5
+_NOT_FOUND = 100
+_COMPARE_FAILED = 101
+_EXISTS = 105
+_NO_PERMISSION = 110
+
+
+class _Found(NamedTuple):
+    """What is in the key. `revision` is 0 where there is none."""
+
+    token: str = ""
+    value: str = ""
+    revision: int = 0
+    text: str = ""
+
+
+class V2Register:
+    """The record of one job.
+
+    Args:
+        members: the cluster.
+        key: the key of the record.
+        login: who we are there.
+    """
+
+    def __init__(self, members: Members, key: str, login: Login) -> None:
+        import os
+        from urllib.parse import quote
+
+        self.own_address = ""
+        self._members = members
+        self._key = key
+        self._path = "/v2/keys" + quote(key, errors="surrogateescape")
+        self._login = login
+        self._token = os.urandom(16).hex()
+        self._turn = 0
+        self._asked = False
+        self._ours = _Found()
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        """Take the record, renew it or look; see `Register`."""
+        self._members.hurry(ttl_s)
+        try:
+            return self._record(self._hold(value, math.ceil(ttl_s)) if value else self._look())
+        finally:
+            self.own_address = self._members.own_address
+
+    def evict(self, record: Record) -> None:
+        """Remove the record of a dead holder; see `Register`."""
+        found = self._look()
+        if found.revision and str(found.revision) == record.revision:
+            self._remove(found)
+
+    def release(self) -> None:
+        """Give the record back if it is ours."""
+        if self._asked:
+            found = self._look()
+            self._asked, self._ours = False, _Found()
+            if found.token == self._token:
+                self._remove(found)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._members.close()
+
+    def _record(self, found: _Found) -> Record:
+        if not found.revision:
+            return NOBODY
+        return Record(found.value, str(found.revision), found.token == self._token)
+
+    def _hold(self, value: str, seconds: int) -> _Found:
+        found = self._ours if self._ours.revision else self._look()
+        self._ours = _Found()
+        for _ in range(_TRIES):
+            if found.revision and found.token != self._token:
+                return found
+            written = self._write(found, value, seconds)
+            if written is not None:
+                self._ours = written
+                return written
+            found = self._look()
+        raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
+
+    def _write(self, found: _Found, value: str, seconds: int) -> _Found | None:
+        """Take the key, or renew it, if it is as it was found; None if it was not."""
+        fields = {"ttl": str(seconds)}
+        if not found.revision:
+            self._asked = True
+            fields |= {"prevExist": "false", "value": self._text(value)}
+        elif found.value == value:
+            fields |= {"prevValue": found.text, "refresh": "true"}
+        else:
+            fields |= {"prevValue": found.text, "value": self._text(value)}
+        return self._call("PUT", fields)
+
+    def _text(self, value: str) -> str:
+        import json
+
+        self._turn += 1
+        return json.dumps({"token": self._token, "turn": self._turn, "value": value})
+
+    def _look(self) -> _Found:
+        return self._call("GET", {"quorum": "true"}) or _Found()
+
+    def _remove(self, found: _Found) -> None:
+        self._call("DELETE", {"prevValue": found.text})
+
+    def _call(self, method: str, fields: dict[str, str]) -> _Found | None:
+        """Make one call; return what is in the key, or None if it is not as was asked for."""
+        import base64
+        from urllib.parse import urlencode
+
+        headers = {}
+        if self._login.user:
+            pair = ":".join(self._login).encode(errors="surrogateescape")
+            headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
+        form = urlencode(fields)
+        if method == "PUT":
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            answer = self._members.ask("PUT", self._path, form.encode(), headers)
+        else:
+            answer = self._members.ask(method, f"{self._path}?{form}", None, headers)
+        if answer.status in (200, 201):
+            return self._found(answer) if method != "DELETE" else None
+        if answer.body.get("errorCode") in (_NOT_FOUND, _COMPARE_FAILED, _EXISTS):
+            return None
+        raise self._error(answer)
+
+    def _found(self, answer: Answer) -> _Found:
+        import json
+
+        node: Any = answer.body.get("node")
+        if not isinstance(node, dict):
+            raise nonsense(answer)
+        try:
+            text, revision = node["value"], node["createdIndex"]
+            stored = json.loads(text)
+            token, value = stored["token"], stored["value"]
+        except (LookupError, TypeError, ValueError, RecursionError):
+            revision = 0
+        whole = isinstance(revision, int) and revision > 0
+        if not whole or not isinstance(token, str) or not isinstance(value, str):
+            raise OSError(
+                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
+            )
+        return _Found(token, value, revision, text)
+
+    def _error(self, answer: Answer) -> Exception:
+        """Return what a refusal means."""
+        code, where = answer.body.get("errorCode"), f"etcd at {answer.member}"
+        if answer.status == 404 and code is None:
+            return UsageError(
+                f"{where} has no v2 API",
+                hint="start it with --enable-v2 (etcd below 3.6), or use --rdzv-backend=etcd",
+            )
+        if answer.status == 401 or code == _NO_PERMISSION:
+            if not self._login.user:
+                return UsageError(
+                    f"{where} wants a user and a password",
+                    hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
+                )
+            return UsageError(
+                f"{where} refuses user {self._login.user}: the password is wrong, or the user may "
+                f"not read and write {self._key}"
+            )
+        self._members.move_on()
+        return OSError(f"{where}: {message_of(answer)}")

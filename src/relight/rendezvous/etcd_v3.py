@@ -1,0 +1,305 @@
+"""The register in etcd's v3 API, over its JSON gateway.
+
+The record is a key with a lease. The server alone counts the lease's time. The create_revision of
+the key is the record's revision. etcd grants no lease below one and a half of its election timeouts
+(2 s with its defaults): then a dead holder is noticed later than was asked for, never earlier.
+
+No answer to a request does not mean that it was not carried out, or will not be. So the key also
+holds a token of its writer, and what it is to be is compared with what it is until they agree.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+from relight.errors import UsageError
+from relight.rendezvous.etcd_http import (
+    Answer,
+    Login,
+    Members,
+    cluster_version,
+    message_of,
+    nonsense,
+)
+from relight.rendezvous.register import NOBODY, Record
+
+_TRIES = 5
+_LEASE_ENDED = 5
+_NO_PERMISSION = 7
+_UNAUTHENTICATED = 16
+_TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
+
+
+class _Found(NamedTuple):
+    """What is in the key. `revision` is 0 where there is none."""
+
+    token: str = ""
+    value: str = ""
+    revision: int = 0
+    lease: int = 0
+
+
+class _LeaseEnded(Exception):  # noqa: N818
+    """The lease that was to be used is over."""
+
+
+class V3Register:
+    """The record of one job.
+
+    Args:
+        members: the cluster.
+        key: the key of the record.
+        login: who we are there.
+    """
+
+    def __init__(self, members: Members, key: str, login: Login) -> None:
+        import os
+
+        self.own_address = ""
+        self._members = members
+        self._key = key
+        self._login = login
+        self._token = os.urandom(16).hex()
+        self._held = False
+        self._lease = 0
+        self._lease_s = 0
+        self._session = ""
+        self._base = ""
+        self._base_works = False
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        """Take the record, renew it or look; see `Register`."""
+        self._members.hurry(ttl_s)
+        try:
+            return self._record(self._hold(value, math.ceil(ttl_s)) if value else self._look())
+        finally:
+            self.own_address = self._members.own_address
+
+    def evict(self, record: Record) -> None:
+        """Remove the record of a dead holder; see `Register`."""
+        if record.revision.isdecimal() and int(record.revision):
+            self._remove(int(record.revision))
+
+    def release(self) -> None:
+        """Give the record back if it is ours."""
+        if not self._lease:
+            return  # nothing that was asked for can have made it ours
+        found = self._look()
+        self._held = False
+        if found.token == self._token:
+            self._remove(found.revision)
+        self._revoke(self._lease)  # a request that is still on its way finds no lease
+        self._lease = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._members.close()
+
+    def _record(self, found: _Found) -> Record:
+        if not found.revision:
+            return NOBODY
+        return Record(found.value, str(found.revision), found.token == self._token)
+
+    def _hold(self, value: str, seconds: int) -> _Found:
+        old = self._lease
+        # The lease first: if the key is there after it was renewed, it stays as long as the lease.
+        renewed = self._renewed(seconds) if self._held else 0
+        found = self._look()
+        for _ in range(_TRIES):
+            if found.revision and found.token != self._token:
+                self._held = False
+                return found
+            try:
+                renewed = renewed or self._renewed(seconds) or self._grant(seconds)
+                if found == (self._token, value, found.revision, renewed) and found.revision:
+                    self._held = True
+                    if old not in (0, renewed):
+                        self._revoke(old)
+                    return found
+                found = self._write(found.revision, value, renewed)
+            except _LeaseEnded:
+                renewed = self._lease = 0
+                found = self._look()
+        raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
+
+    def _renewed(self, seconds: int) -> int:
+        """Return our lease, renewed, or 0 if there is none for so long a time."""
+        if not self._lease or self._lease_s != seconds:
+            return 0
+        result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
+        if not isinstance(result, dict) or not _number(result.get("TTL", "0")):
+            self._lease = 0
+        return self._lease
+
+    def _grant(self, seconds: int) -> int:
+        answer = self._call("/lease/grant", {"TTL": str(seconds)})
+        self._lease = _number(answer.body.get("ID"))
+        self._lease_s = seconds
+        if not self._lease:
+            raise nonsense(answer)
+        return self._lease
+
+    def _revoke(self, lease: int) -> None:
+        """Tidy up: a lease that nobody renews ends anyway."""
+        try:
+            self._call("/lease/revoke", {"ID": str(lease)})
+        except (_LeaseEnded, OSError):
+            pass
+
+    def _look(self) -> _Found:
+        answer = self._call("/kv/range", self._range())
+        return self._found(answer, answer.body)
+
+    def _write(self, revision: int, value: str, lease: int) -> _Found:
+        """Write the key if it has this revision; return what is in it afterwards."""
+        import json
+
+        text = json.dumps({"token": self._token, "value": value})
+        put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
+        return self._transact(revision, {"request_put": put}, {"request_range": self._range()})
+
+    def _remove(self, revision: int) -> None:
+        key = {"key": _encoded(self._key)}
+        self._transact(revision, {"request_delete_range": key}, {"request_range": self._range()})
+
+    def _transact(self, revision: int, *success: dict[str, Any]) -> _Found:
+        compare = {
+            "key": _encoded(self._key),
+            "target": "CREATE",
+            "result": "EQUAL",
+            "create_revision": str(revision),
+        }
+        failure = [{"request_range": self._range()}]
+        answer = self._call(
+            "/kv/txn", {"compare": [compare], "success": list(success), "failure": failure}
+        )
+        try:
+            last = answer.body["responses"][-1]["response_range"]
+        except (LookupError, TypeError):
+            raise nonsense(answer) from None
+        return self._found(answer, last)
+
+    def _range(self) -> dict[str, Any]:
+        return {"key": _encoded(self._key)}
+
+    def _found(self, answer: Answer, result: Any) -> _Found:
+        """Return what a range holds."""
+        import base64
+        import json
+
+        if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
+            raise nonsense(answer)
+        try:
+            if not result.get("kvs"):
+                return _Found()
+            pair = result["kvs"][0]
+            revision, lease = _number(pair["create_revision"]), _number(pair.get("lease", "0"))
+            stored = json.loads(base64.b64decode(pair["value"]))
+            token, value = stored["token"], stored["value"]
+        except (LookupError, TypeError, ValueError, RecursionError, AttributeError):
+            revision = 0
+        if not revision or not isinstance(token, str) or not isinstance(value, str):
+            raise OSError(
+                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
+            )
+        return _Found(token, value, revision, lease)
+
+    # Calls.
+
+    def _call(self, path: str, request: dict[str, Any]) -> Answer:
+        """Make one call; log in first, or again, where etcd wants it."""
+        if self._login.user and not self._session:
+            self._log_in()
+        answer = self._post(path, request)
+        if self._login.user and _is_stale(answer):
+            self._log_in()
+            answer = self._post(path, request)
+        if answer.status == 200 and "error" not in answer.body:
+            return answer
+        raise self._error(answer)
+
+    def _log_in(self) -> None:
+        name, password = self._login
+        answer = self._post("/auth/authenticate", {"name": name, "password": password})
+        token = answer.body.get("token")
+        if answer.status == 200 and isinstance(token, str) and token.isascii():
+            self._session = "".join(token.split())
+        elif "not enabled" in message_of(answer):
+            self._session = ""  # etcd lets everybody do everything
+        else:
+            raise self._error(answer)
+
+    def _post(self, path: str, request: dict[str, Any]) -> Answer:
+        import json
+
+        if not self._base:
+            self._base = _base_of(cluster_version(self._members))
+        headers = {"Content-Type": "application/json"}
+        if self._session and path != "/auth/authenticate":
+            headers["Authorization"] = self._session
+        body = json.dumps(request).encode()
+        answer = self._members.ask("POST", self._base + path, body, headers)
+        if answer.status != 404 or answer.body:
+            self._base_works = True
+            return answer
+        base, self._base = self._base, ""
+        if self._base_works:
+            raise OSError(f"etcd at {answer.member} has {base} no longer: it may be a newer one")
+        raise UsageError(
+            f"etcd at {answer.member} has no JSON gateway at {base}",
+            hint="start it without --enable-grpc-gateway=false",
+        )
+
+    def _error(self, answer: Answer) -> Exception:
+        """Return what a refusal means."""
+        code, text = _code_of(answer), message_of(answer)
+        where = f"etcd at {answer.member}"
+        if code == _LEASE_ENDED and "lease" in text:
+            return _LeaseEnded()
+        if code == _NO_PERMISSION:
+            return UsageError(
+                f"{where}: user {self._login.user} may not read and write {self._key}: {text}",
+                hint="etcdctl role grant-permission ROLE readwrite --prefix=true PREFIX; "
+                "etcd_prefix says where the keys are",
+            )
+        if "invalid user ID or password" in text:
+            return UsageError(f"{where} knows no user {self._login.user} with this password")
+        if not self._login.user and (code == _UNAUTHENTICATED or "user name is empty" in text):
+            return UsageError(
+                f"{where} wants a user and a password",
+                hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
+            )
+        self._members.move_on()
+        return OSError(f"{where}: {text}")
+
+
+def _base_of(version: tuple[int, int]) -> str:
+    """Return the gateway's path in this version of etcd and in the next."""
+    if version >= (3, 4):
+        return "/v3"
+    return "/v3beta" if version >= (3, 3) else "/v3alpha"
+
+
+def _is_stale(answer: Answer) -> bool:
+    text = message_of(answer)
+    return _code_of(answer) == _UNAUTHENTICATED or any(word in text for word in _TOKEN_TOO_OLD)
+
+
+def _code_of(answer: Answer) -> int:
+    """Return the gRPC code of an answer, 0 if it has none; streams have it one level down."""
+    error = answer.body.get("error")
+    if isinstance(error, dict):
+        return _number(error.get("grpc_code", error.get("code")))
+    return _number(answer.body.get("code"))
+
+
+def _number(value: Any) -> int:
+    """Return a 64 bit number, which JSON has as text; 0 for anything else."""
+    if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+def _encoded(text: str) -> str:
+    import base64
+
+    return base64.b64encode(text.encode(errors="surrogateescape")).decode()

@@ -1,0 +1,204 @@
+"""What a register has been told, that this process coordinates, and until when that is certain.
+
+    FREE     somebody else is written down, or nobody is
+      | `take` writes us down                               -> HOLDING, renewed from now on
+    HOLDING  `holds()` is true
+      | another one is written down, or the register has not answered for so long that our record
+        may lapse before the leases end that we gave        -> FREE, `on_lost`
+
+What is held lapses in the register when it was not renewed for `ttl_s`. That time is counted here
+from before each question was asked, less `spare_s`, so that a process which was stopped, or whose
+clock runs a little slower, lets go before a successor can be written down.
+"""
+
+import json
+from collections.abc import Callable
+from typing import NamedTuple
+
+from relight.host import background
+from relight.host.loop import Loop, Timer
+from relight.rendezvous.register import Record, Register
+
+_RENEW_S = 1.0
+_RELEASE_S = 2.0
+Answer = Record | Exception
+
+
+class Contact(NamedTuple):
+    """Where a coordinator says that it can be reached; the first address counts."""
+
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+
+    def to_text(self) -> str:
+        """Return what stands in the register."""
+        return json.dumps(self._asdict())
+
+    @classmethod
+    def of(cls, text: str) -> "Contact | None":
+        """Return the contact in a text, None if it is something else."""
+        try:
+            fields = json.loads(text)
+            host, addresses, port = fields["host"], fields["addresses"], fields["port"]
+            texts = isinstance(addresses, list) and [host, *addresses]
+            if not texts or len(texts) < 2 or not all(isinstance(each, str) for each in texts):
+                return None
+            return cls(host, tuple(addresses), port) if 0 < int(port) < 1 << 16 else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+class Holding:
+    """One process's hold on a register.
+
+    Args:
+        loop: the agent's loop.
+        register: asked in threads, one question at a time.
+        ttl_s: what is held lapses after so long.
+        spare_s: how much earlier to let go.
+        on_renewed: is told each time that it is held for longer; `until` says how long.
+        on_lost: is told why it is held no longer.
+        on_trouble: is told when the register begins not to answer.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        register: Register,
+        ttl_s: float,
+        spare_s: float,
+        *,
+        on_renewed: Callable[[], None],
+        on_lost: Callable[[str], None],
+        on_trouble: Callable[[str], None],
+    ) -> None:
+        self.register = register
+        self.until = 0.0
+        """The loop's time until which this process coordinates for certain."""
+        self._loop = loop
+        self._ttl_s = ttl_s
+        self._held_s = max(ttl_s - spare_s, ttl_s / 2)
+        self._on_renewed = on_renewed
+        self._on_lost = on_lost
+        self._on_trouble = on_trouble
+        self._value = ""
+        self._asking = False
+        self._answers = True
+        self._renewal: Timer | None = None
+        self._expiry: Timer | None = None
+
+    def holds(self) -> bool:
+        """Return whether this process is the coordinator at this moment."""
+        return self._loop.now() < self.until
+
+    def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
+        """See who is written down; if nobody is, write down what `contact` returns.
+
+        `contact` is only asked then, in a thread; an empty text writes nothing. Returns False
+        while another question is under way.
+        """
+        asked_at = self._loop.now()
+
+        def look_or_hold() -> Record:
+            found = self.register.hold("", self._ttl_s)
+            if found.ours:  # from before, when this process had to let go
+                self.register.release()
+            elif found.value:
+                return found
+            self._value = contact()
+            return self.register.hold(self._value, self._ttl_s) if self._value else found
+
+        def finish(found: Answer) -> None:
+            if isinstance(found, Record) and found.ours:
+                self._hold_from(asked_at)
+                self._renew_later()
+            done(found)
+
+        return self._ask(look_or_hold, finish)
+
+    def evict(self, record: Record, then: Callable[[], None]) -> bool:
+        """Remove the record of a process that has ended; see `Register.evict`."""
+        return self._ask(lambda: self.register.evict(record), lambda _: then())
+
+    def let_go(self) -> None:
+        """Hold nothing any more; the register learns it with the next question, or in time."""
+        self.until = 0.0
+        for timer in (self._renewal, self._expiry):
+            if timer is not None:
+                timer.cancel()
+
+    def step_down(self, then: Callable[[], None]) -> None:
+        """Let go, and tell the register at once, so that another one can be written down."""
+        self.let_go()
+        self._ask(self.register.release, lambda _: then())
+
+    def close(self) -> None:
+        """Let go, and tell the register, if it answers within 2 s."""
+        self.let_go()
+        limit = self._loop.call_after(_RELEASE_S, lambda: None)
+
+        def over() -> bool:
+            return not self._asking or self._loop.now() >= limit.when
+
+        self._loop.run_until(over)
+        self._ask(self._give_back, lambda _: None)
+        self._loop.run_until(over)
+
+    def _give_back(self) -> None:
+        try:
+            self.register.release()
+        finally:
+            self.register.close()
+
+    def _hold_from(self, asked_at: float) -> None:
+        """The register has us since then at the latest."""
+        self.until = asked_at + self._held_s
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self._expiry = self._loop.call_at(
+            self.until, lambda: self._lose("the register does not answer")
+        )
+
+    def _renew_later(self) -> None:
+        pause = min(_RENEW_S, self._ttl_s / 5)
+        self._renewal = self._loop.call_after(pause, self._renew)
+
+    def _renew(self) -> None:
+        asked_at = self._loop.now()
+
+        def on_answer(found: Answer) -> None:
+            if not self.until:
+                return
+            if isinstance(found, Exception):
+                if self._answers:
+                    self._on_trouble(str(found))
+                self._answers = False
+            elif not found.ours:
+                self._lose("another one is written down")
+                return
+            else:
+                self._answers = True
+                self._hold_from(asked_at)
+                self._on_renewed()
+            if self.until:
+                self._renew_later()
+
+        if not self._ask(lambda: self.register.hold(self._value, self._ttl_s), on_answer):
+            self._renew_later()
+
+    def _lose(self, reason: str) -> None:
+        self.let_go()
+        self._on_lost(reason)
+
+    def _ask(self, work: Callable[[], object], done: Callable[..., None]) -> bool:
+        if self._asking:
+            return False
+        self._asking = True
+
+        def finish(result: object) -> None:
+            self._asking = False
+            done(result)
+
+        background.call(self._loop, work, finish)
+        return True

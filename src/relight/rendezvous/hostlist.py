@@ -1,0 +1,98 @@
+"""Lists of hosts as Slurm and Open MPI write them, in one line.
+
+Slurm        node[1-3,07],login,rack[1-2]n[1-2]      slurm.conf(5), "host list expression"
+Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orted gets; the
+                                                     number before the colon counts digits
+"""
+
+import re
+from itertools import product
+from math import prod
+
+MOST_HOSTS = 65536
+_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_PARTS = re.compile(r"\[([^][]*)\]|([^][,]+)")
+_TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+
+
+def expand(text: str) -> list[str]:
+    """Return the hosts of a Slurm list, in its order.
+
+    Raises:
+        ValueError: it is none, or has more than `MOST_HOSTS` hosts.
+    """
+    hosts: list[str] = []
+    for word in _split(text):
+        choices: list[list[str]] = []
+        for brackets, plain in _parts(word):
+            choices.append([plain] if plain else _numbers(brackets))
+        _check(len(hosts), choices)
+        hosts += map("".join, product(*choices))
+    return hosts
+
+
+def expand_orte(text: str) -> list[str]:
+    """Return the hosts of an `orte_node_regex`: that of mpirun first, then those of its daemons.
+
+    Raises:
+        ValueError: it is none.
+    """
+    hosts: list[str] = []
+    for word in _split(re.sub(r"@[0-9,()*-]*$", "", text)):
+        choices: list[list[str]] = []
+        for brackets, plain in _parts(word):
+            digits, colon, ranges = brackets.partition(":")
+            if not plain and not (colon and digits.isdecimal()):
+                raise ValueError(f"{brackets!r} does not say how many digits")
+            numbers = [] if plain else [str(int(n)) for n in _numbers(ranges)]
+            choices.append([plain] if plain else [n.zfill(int(digits)) for n in numbers])
+        _check(len(hosts), choices)
+        hosts += map("".join, product(*choices))
+    return hosts
+
+
+def expand_tasks(text: str) -> list[int]:
+    """Return the tasks of each node: `2(x3),1` is `[2, 2, 2, 1]`.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    tasks: list[int] = []
+    for part in text.split(","):
+        match = _TASKS.fullmatch(part)
+        times = int(match[2] or 1) if match else 0
+        if match is None or len(tasks) + times > MOST_HOSTS:
+            raise ValueError(f"{part!r} is no number of tasks")
+        tasks += [int(match[1])] * times
+    return tasks
+
+
+def _split(text: str) -> list[str]:
+    """Return the words between the commas that stand outside of brackets."""
+    words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
+    if not words or ",".join(words) != text:
+        raise ValueError(f"{text!r} is no list of hosts")
+    return words
+
+
+def _parts(word: str) -> list[tuple[str, str]]:
+    return [(match[1] or "", match[2] or "") for match in _PARTS.finditer(word)]
+
+
+def _numbers(text: str) -> list[str]:
+    """Return what stands in brackets, `1-3,07`, with the leading zeros of the lower ends."""
+    numbers: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise ValueError(f"{part!r} is no range of numbers")
+        low, high = int(match[1]), int(match[2] or match[1])
+        if high < low or high - low >= MOST_HOSTS:
+            raise ValueError(f"{part!r} is no range of numbers")
+        numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
+    return numbers
+
+
+def _check(known: int, choices: list[list[str]]) -> None:
+    if known + prod(map(len, choices)) > MOST_HOSTS:
+        raise ValueError(f"more than {MOST_HOSTS} hosts")

@@ -1,0 +1,73 @@
+"""The registers by name: those of etcd and of a directory, and plug-ins.
+
+A plug-in is an entry point of the group `relight.rendezvous`, with the name of its backend, that
+leads to a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from relight.errors import UsageError, nearest
+from relight.rendezvous.register import ENTRY_POINTS, Open, Register
+from relight.values import BACKENDS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+_BUILT_IN = {
+    "etcd": ("relight.rendezvous.etcd", "open"),
+    "etcd-v2": ("relight.rendezvous.etcd", "open_v2"),
+    "file": ("relight.rendezvous.file", "open"),
+}
+
+
+def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+    """Return the register that `--rdzv-backend` names, for one job. Contacts nobody yet.
+
+    Raises:
+        UsageError: there is no such backend, or it can't use this endpoint or these settings.
+    """
+    return _find(backend)(endpoint, job, pairs)
+
+
+def check(backend: str) -> None:
+    """Refuse a name that is no backend's.
+
+    Raises:
+        UsageError: it names the known ones.
+    """
+    if backend in BACKENDS:
+        return
+    known = (*BACKENDS, *sorted(_plug_ins()))
+    if backend not in known:
+        meant = nearest(backend, known)
+        raise UsageError(
+            f"--rdzv-backend={backend} is not one of {', '.join(known)}"
+            + (f"; did you mean {meant}?" if meant else ""),
+            hint=f"a plug-in is an entry point of the group {ENTRY_POINTS}, installed for the "
+            "Python that runs relight",
+        )
+
+
+def _find(backend: str) -> Open:
+    if backend in _BUILT_IN:
+        module, name = _BUILT_IN[backend]
+        found: Open = getattr(import_module(module), name)
+        return found
+    check(backend)
+    point = _plug_ins()[backend]
+    try:
+        found = point.load()
+    except Exception as error:
+        raise UsageError(
+            f"--rdzv-backend={backend}: the plug-in {point.value} can't be loaded: {error!r}",
+            hint="it was installed for this Python, but does not work; ask its authors",
+        ) from None
+    return found
+
+
+def _plug_ins() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}

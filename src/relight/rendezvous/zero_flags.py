@@ -1,0 +1,207 @@
+"""The flags that the user did not type, from what the cluster has put into the environment.
+
+A flag, or its PET_ variable, goes before whatever a cluster says; only what is not given is filled
+in. So `srun relight run --nnodes=2:4` is elastic and meets where Slurm says.
+
+How nodes meet: a job of fixed size by the static rendezvous, as the cluster has already said which
+node is which: GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, the index of the pod, and one port
+serves agents and workers. A range of nodes (`--nnodes=2:4`) meets by c10d at the same place, which
+node 0 alone may host. The port is made from the job's id where no variable has it (`environment`).
+"""
+
+import socket
+from typing import Any, NamedTuple
+
+from relight.env import Environment
+from relight.errors import UsageError, many
+from relight.rendezvous.environment import NOTHING, Found, Number, detect
+from relight.spec import FLAG_BY_NAME, RunSpec
+from relight.values import Endpoint, Nodes
+
+_MEETING = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port",
+            "rdzv-id")  # fmt: skip
+_PLACE = {"rdzv-endpoint", "master-addr"}
+
+
+class Taken(NamedTuple):
+    """The value of a flag, and where it is from."""
+
+    flag: str
+    value: Any
+    source: str
+
+    def __str__(self) -> str:
+        value = self.value
+        if isinstance(value, Nodes):
+            value = value.most if value.least == value.most else f"{value.least}:{value.most}"
+        elif isinstance(value, Endpoint):
+            each = (value, *value.others)
+            value = ",".join(e.host if e.port is None else f"{e.host}:{e.port}" for e in each)
+        elif isinstance(value, tuple):
+            value = ",".join(map("=".join, value))
+        return f"{self.flag}={value}, from {self.source}"
+
+
+def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set[str], list[str]]:
+    """Return the spec with what the environment adds, the flags that are given now, and notes.
+
+    Args:
+        spec: what was asked for.
+        given: the flags that were written down, in a PET_ variable too.
+        env: the environment.
+
+    Raises:
+        UsageError: the environment contradicts itself, or says what can't work.
+    """
+    if spec.standalone:
+        return spec, given, []
+    indexed = "JOB_COMPLETION_INDEX" in env.variables
+    hostname = socket.getfqdn() if indexed else socket.gethostname()
+    try:
+        found = detect(env.variables, given, hostname)
+    except UsageError as error:
+        if not _is_settled(spec, given):
+            raise
+        found = NOTHING._replace(notes=(f"not taken from the environment: {error.message}",))
+    filled, taken, notes = fill(spec, given, found)
+    names = {each.flag for each in taken}
+    if spec.verbose:
+        notes += map(str, [*_given(spec, given, env), *taken])
+    # With c10d, --master-port has become the port of the endpoint.
+    used = {"master-port"} if "rdzv-endpoint" in names else set()
+    return filled, given - used | names, notes
+
+
+def fill(spec: RunSpec, given: set[str], found: Found) -> tuple[RunSpec, list[Taken], list[str]]:
+    """Put what was found where no flag is; return the spec, what was taken, and notes.
+
+    Raises:
+        UsageError: what was found can't work, with these flags or without.
+    """
+    notes = list(found.notes)
+    nodes = _nodes(spec, given, found, notes)
+    if nodes.most == 1 or not found.system:
+        return spec, [], notes
+    taken = []
+    if "nnodes" not in given and found.nnodes is not None:
+        taken.append(Taken("nnodes", nodes, found.nnodes.source))
+    own_rank = "node-rank" in given or "rank" in dict(spec.rdzv_conf)
+    if _PLACE & given:
+        fits = found.agents is None or found.agents.value == nodes.most
+        backend = spec.rdzv_backend
+        needs_rank = backend == "static" and fits and not own_rank
+    elif spec.rdzv_backend in ("static", "c10d"):
+        backend = _backend(spec, given, found, nodes)
+        needs_rank = backend == "static" and not own_rank
+        taken += _place(spec, given, found, backend, needs_rank=needs_rank)
+        if "rdzv-backend" not in given:
+            taken.append(Taken("rdzv-backend", backend, found.system))
+    else:
+        needs_rank = False
+    if needs_rank and found.node_rank is not None:
+        taken.append(Taken("node-rank", *found.node_rank))
+    if "rdzv-id" not in given and found.job is not None and taken:
+        taken.append(Taken("rdzv-id", *found.job))
+    if taken:
+        what = many(nodes.most, "node") if taken[0].flag == "nnodes" else "nodes meet"
+        how = "" if spec.verbose else " (-v: what was taken from where)"
+        notes.insert(0, f"{what}, as {found.system} says{how}")
+    changes = {FLAG_BY_NAME[each.flag].field: each.value for each in taken}
+    return spec._replace(**changes), taken, notes
+
+
+def _is_settled(spec: RunSpec, given: set[str]) -> bool:
+    """Whether flags say all, so that nothing in the environment matters."""
+    if "nnodes" not in given:
+        return False
+    ranked = "node-rank" in given or spec.rdzv_backend != "static"
+    return spec.nnodes.most == 1 or (bool(_PLACE & given) and ranked)
+
+
+def _nodes(spec: RunSpec, given: set[str], found: Found, notes: list[str]) -> Nodes:
+    """Return how many nodes the job has, or 1 where all else is to be left alone."""
+    number = found.nnodes.value if found.nnodes else 1
+    agents = found.agents.value if found.agents else number
+    crowded = agents > number or (found.here is not None and found.here.value > 1)
+    if "nnodes" not in given:
+        if crowded:
+            raise _crowded(found)
+        return Nodes(number, number)
+    if found.nnodes is None:
+        return spec.nnodes
+    if spec.nnodes.most == 1 or agents == 1:  # a job of each alone, or a larger one than this knows
+        if agents > 1:
+            notes.append(f"--nnodes=1 goes before {found.nnodes.source}: each is a job by itself")
+        return Nodes(1, 1)
+    if crowded and agents > spec.nnodes.most and not _PLACE & given:
+        raise _crowded(found)
+    if not spec.nnodes.least <= agents <= spec.nnodes.most:
+        asked = str(Taken("nnodes", spec.nnodes, "")).partition(",")[0]
+        notes.append(f"--{asked} goes before {(found.agents or found.nnodes).source}")
+    return spec.nnodes
+
+
+def _crowded(found: Found) -> UsageError:
+    assert found.nnodes is not None and found.agents is not None
+    here = found.here if found.here is not None and found.here.value > 1 else None
+    where = f", {here.value} on this host" if here else f" on {many(found.nnodes.value, 'node')}"
+    source = (here or found.agents).source
+    return UsageError(
+        f"{found.system} started relight {found.agents.value} times{where} ({source})",
+        hint=f"one a node starts all its workers: {found.remedy} relight run --nproc-per-node=N; "
+        f"--nnodes={found.agents.value} if each shall count as a node",
+    )
+
+
+def _backend(spec: RunSpec, given: set[str], found: Found, nodes: Nodes) -> str:
+    if "rdzv-backend" in given:
+        return spec.rdzv_backend
+    agents = nodes.most if found.agents is None else found.agents.value
+    fixed = nodes.least == nodes.most == agents  # with more, some are spares
+    return "static" if fixed or "node-rank" in given else "c10d"
+
+
+def _place(
+    spec: RunSpec, given: set[str], found: Found, backend: str, *, needs_rank: bool
+) -> list[Taken]:
+    """Return where the nodes meet."""
+    host, rank, port = found.host, found.node_rank, found.port
+    if host is None:
+        raise UsageError(found.no_host, hint="--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT")
+    if "master-port" in given and spec.master_port is not None:
+        port = Number(spec.master_port, "--master-port")
+    if backend == "c10d":
+        endpoint = Endpoint(host.value, port.value if port else None)
+        source = host.source if port is None else f"{host.source}, {port.source}"
+        taken = [Taken("rdzv-endpoint", endpoint, source)]
+        if rank is not None and "is_host" not in dict(spec.rdzv_conf):
+            conf = (*spec.rdzv_conf, ("is_host", "1" if found.hosts else "0"))
+            taken.append(Taken("rdzv-conf", conf, rank.source))
+        return taken
+    if needs_rank and rank is not None and rank.value == 0 and not found.hosts:
+        raise UsageError(
+            f"{rank.source} is not on {host.value}, the first host",
+            hint="--rdzv-backend=c10d goes without node ranks",
+        )
+    taken = [Taken("master-addr", *host)]
+    if port is not None and "master-port" not in given:
+        taken.append(Taken("master-port", *port))
+    return taken
+
+
+def _given(spec: RunSpec, given: set[str], env: Environment) -> list[Taken]:
+    """Return the flags about the meeting that were written down, and where."""
+    taken = []
+    for name in _MEETING:
+        flag = FLAG_BY_NAME[name]
+        variable, value = "PET_" + flag.field.upper(), getattr(spec, flag.field)
+        source = "the command line"
+        if variable in env.variables and flag.parse is not None:
+            text = env.variables[variable]
+            try:
+                source = f"{variable}={text}" if flag.parse(text) == value else source
+            except ValueError:
+                pass  # the command line goes before it
+        if name in given:
+            taken.append(Taken(name, value, source))
+    return taken

@@ -1,0 +1,1 @@
+"""Real clusters on one machine: Slurm and Open MPI."""

@@ -1,0 +1,75 @@
+"""Open MPI on the hosts of a Lab: mpirun reaches them through a script in the place of ssh."""
+
+import functools
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from netlab import Lab
+
+PACKAGE = "openmpi-bin"
+PATIENCE_S = 60.0
+
+
+@functools.cache
+def mpirun_unavailable() -> str:
+    """Why there is no mpirun on this machine; empty if it is that of Open MPI 4.
+
+    With version 5, processes on other hosts than mpirun's can't tell which one is the first.
+    """
+    path = shutil.which("mpirun")
+    if path is None:
+        return f"no mpirun (Debian: {PACKAGE})"
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+    return "" if "(Open MPI) 4" in version.stdout else "mpirun is not that of Open MPI 4"
+
+
+class Mpi:
+    """mpirun on a Lab. Its files are below one directory; its daemons end with the Lab."""
+
+    def __init__(self, lab: Lab, directory: Path) -> None:
+        self.lab, self.directory = lab, directory
+        lines = ["#!/bin/sh", "host=$1", "shift", 'case "$host" in']
+        for name in lab.hosts:
+            # As ssh does: the words are one command line for a shell there.
+            enter = shlex.join([*lab[name].entrance, "env", f"--chdir={directory}", "--"])
+            lines.append(f'{name}) exec {enter} sh -c "$*" ;;')
+        lines += ["esac", 'echo "there is no host $host" >&2', "exit 255", ""]
+        self.enter = directory / "enter"  # a program named ssh would get ssh's flags
+        self.enter.write_text("\n".join(lines))
+        self.enter.chmod(0o755)
+
+    def start(self, host: str, *arguments: str | Path, **variables: str) -> "subprocess.Popen[Any]":
+        """Start `mpirun arguments` on a host."""
+        root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        environment = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "HOME": self.directory,
+            "TMPDIR": "/tmp",  # paths of its sockets must be short
+            "OMPI_MCA_plm_rsh_agent": self.enter,
+            **root,
+            **variables,
+        }
+        return self.lab[host].start(
+            ["mpirun", "--bind-to", "none", *arguments],
+            cwd=self.directory,
+            env={name: str(value) for name, value in environment.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, host: str, *arguments: str | Path, **variables: str) -> tuple[str, int]:
+        """Run `mpirun arguments` on a host; return what was printed, and its exit code."""
+        process = self.start(host, *arguments, **variables)
+        text = process.communicate(timeout=PATIENCE_S)[0]
+        return text, process.returncode
+
+
+def slots(hosts: Sequence[str], each: int = 1) -> str:
+    """The value of --host: each host with so many slots."""
+    return ",".join(f"{host}:{each}" for host in hosts)

@@ -1,0 +1,184 @@
+"""A Slurm cluster on the hosts of a Lab: a slurmctld of its own, and one slurmd a host.
+
+    with Lab(hosts=["login", "node1", "node2"]) as lab, Slurm(lab, directory) as slurm:
+        process = slurm.start(["srun", "-N", "2", "hostname"])
+
+Configuration, state, keys and logs are below one directory; no service of the machine is used, and
+nothing outside of the directory is written. The daemons run in the foreground; those on the hosts
+end with the Lab, munged with the `with` block.
+"""
+
+import functools
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from netlab import Lab
+
+PROGRAMS = ("munged", "munge", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
+PACKAGES = "munge slurmctld slurmd slurm-client"
+PATIENCE_S = 60.0
+# They are in sbin, which is not on everybody's PATH.
+PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={controller}({controller_address})
+SlurmctldPort=6817
+SlurmdPort=6818
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={directory}/munge.socket,cred_expire=5
+CredType=cred/munge
+StateSaveLocation={directory}/state
+SlurmdSpoolDir={directory}/spool.%n
+SlurmctldPidFile={directory}/slurmctld.pid
+SlurmdPidFile={directory}/slurmd.%n.pid
+SlurmctldLogFile={directory}/slurmctld.log
+SlurmdLogFile={directory}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,requeue_delay=1
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+ReturnToService=2
+JobRequeue=1
+KillWait=3
+MinJobAge=300
+SlurmctldTimeout=10
+SlurmdTimeout=300
+SlurmdParameters=config_overrides
+{nodes}
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+@functools.cache
+def slurm_unavailable() -> str:
+    """Why there can be no Slurm on this machine; empty if there can."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
+    return f"no {', '.join(missing)} (Debian: {PACKAGES})" if missing else ""
+
+
+class Slurm:
+    """Slurm on a Lab: the first host is the login node and has slurmctld, the others have slurmd.
+
+    Each node has `cpus` CPUs, whatever the machine has.
+    """
+
+    def __init__(self, lab: Lab, directory: Path, cpus: int = 8) -> None:
+        self.lab, self.directory, self.cpus = lab, directory, cpus
+        self.login, *self.nodes = lab.hosts
+        self.munged: subprocess.Popen[Any] | None = None
+        self.environment = {
+            "PATH": PATH,
+            "SLURM_CONF": str(directory / "slurm.conf"),
+            "HOME": str(directory),
+        }
+
+    def __enter__(self) -> "Slurm":
+        try:
+            self._configure()
+            self._start_munged()
+            options = {"env": self.environment, "cwd": self.directory}
+            log = (self.directory / "daemons.txt").open("wb")
+            with log:
+                options |= {"stdout": log, "stderr": log}
+                self.lab[self.login].start(["slurmctld", "-D", "-i"], **options)
+                for node in self.nodes:
+                    self.lab[node].start(["slurmd", "-D", "-N", node], **options)
+            idle = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
+            self._until(lambda: sorted(self.run(idle)[0].split()) == sorted(self.nodes))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End munged; all else is on the hosts."""
+        if self.munged is not None:
+            self.munged.terminate()
+            try:
+                self.munged.wait(5)
+            except subprocess.TimeoutExpired:
+                self.munged.kill()
+                self.munged.wait(PATIENCE_S)
+
+    def start(self, command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[Any]":
+        """Start a command on the login node."""
+        environment = {**self.environment, **options.pop("env", {})}
+        options = {"cwd": self.directory, **options}
+        return self.lab[self.login].start(command, env=environment, **options)
+
+    def run(self, command: Sequence[str | Path], **options: Any) -> tuple[str, int]:
+        """Run a command on the login node; return what it printed, and its exit code."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = self.start(command, **pipes, **options)
+        text = process.communicate(timeout=PATIENCE_S)[0]
+        return text, process.returncode
+
+    def _configure(self) -> None:
+        for name in ("state", *(f"spool.{node}" for node in self.nodes)):
+            (self.directory / name).mkdir()
+        lines = [
+            f"NodeName={node} NodeAddr={self.lab[node].address} CPUs={self.cpus} Boards=1 "
+            f"SocketsPerBoard=1 CoresPerSocket={self.cpus} ThreadsPerCore=1 State=UNKNOWN"
+            for node in self.nodes
+        ]
+        text = CONFIGURATION.format(
+            controller=self.login,
+            controller_address=self.lab[self.login].address,
+            directory=self.directory,
+            nodes="\n".join(lines),
+        )
+        (self.directory / "slurm.conf").write_text(text)
+
+    def _start_munged(self) -> None:
+        key = self.directory / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
+        files |= {"log-file": "munged.log", "seed-file": "munge.seed"}
+        flags = [f"--{name}={self.directory / file}" for name, file in files.items()]
+        munged = shutil.which("munged", path=PATH)
+        assert munged is not None
+        with (self.directory / "munged.txt").open("wb") as log:
+            self.munged = subprocess.Popen(
+                [munged, "--foreground", "--force", "--num-threads=2", *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._until((self.directory / "munge.socket").exists)
+
+    def _until(self, condition: Any) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            if time.monotonic() > end:
+                raise AssertionError(f"Slurm did not start:\n{self.logs()}")
+            time.sleep(0.05)
+
+    def logs(self) -> str:
+        """The ends of what the daemons have written."""
+        paths = sorted([*self.directory.glob("*.log"), *self.directory.glob("*.txt")])
+        return "\n".join(f"--- {p.name}\n{p.read_text(errors='replace')[-1500:]}" for p in paths)

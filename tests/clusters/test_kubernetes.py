@@ -1,0 +1,111 @@
+"""`relight run` without a flag in pods, and with ranks for nodes.
+
+The pods are hosts of a Lab, and their variables are written here as the controllers write them:
+there is no package with a Kubernetes API server, so that none runs in these tests.
+"""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+from netlab import Lab, lab_unavailable
+
+from clusters.workers import RELIGHT_RUN, SHELL, Worker, seen, write
+
+pytestmark = pytest.mark.slow
+PODS = ["train-0", "train-1", "train-2"]
+SERVICE = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+def pytorchjob(index: int) -> dict[str, str]:
+    """Kubeflow's training operator since 1.7: PET_ variables beside the older ones."""
+    return {**old_pytorchjob(index), "WORLD_SIZE": "6", "PET_NPROC_PER_NODE": "2",
+            "PET_NNODES": "3", "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "train-0",
+            "PET_MASTER_PORT": "23456", "MASTER_ADDR": "train-0"}  # fmt: skip
+
+
+def old_pytorchjob(index: int) -> dict[str, str]:
+    """Before: one process a pod, and the master is told `localhost`."""
+    address = "train-0" if index else "localhost"
+    return {**SERVICE, "MASTER_ADDR": address, "MASTER_PORT": "23456", "WORLD_SIZE": "3",
+            "RANK": str(index), "PYTHONUNBUFFERED": "1"}  # fmt: skip
+
+
+def trainjob(index: int) -> dict[str, str]:
+    """Kubeflow's trainer 2, on JobSet."""
+    return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "PET_NNODES": "3",
+            "PET_NPROC_PER_NODE": "2", "PET_NODE_RANK": str(index), "PET_MASTER_ADDR": "train-0",
+            "PET_MASTER_PORT": "29400"}  # fmt: skip
+
+
+def indexed_job(index: int) -> dict[str, str]:
+    """A Job with completionMode: Indexed, and a variable of the user's."""
+    return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "NNODES": "3"}
+
+
+def elastic_job(index: int) -> dict[str, str]:
+    """The same with a range of nodes."""
+    return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "PET_NNODES": "2:3"}
+
+
+def jobset(index: int) -> dict[str, str]:
+    """A JobSet, with the variables of JobSet's example for PyTorch."""
+    return {**SERVICE, "JOB_COMPLETION_INDEX": str(index), "RANK": str(index), "NNODES": "3",
+            "MASTER_ADDR": "train-0", "MASTER_PORT": "3389"}  # fmt: skip
+
+
+def ranks(index: int) -> dict[str, str]:
+    """No Kubernetes: some other launcher with a rank for each node."""
+    return {"MASTER_ADDR": "train-0", "MASTER_PORT": "12345", "WORLD_SIZE": "3", "RANK": str(index)}
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Three pods."""
+    reason = lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with Lab(hosts=PODS) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize(
+    ("controller", "nproc", "port"),
+    [
+        (pytorchjob, 2, "23456"),
+        (old_pytorchjob, 1, "23456"),
+        (trainjob, 2, "29400"),
+        (indexed_job, 1, ""),
+        (elastic_job, 1, ""),
+        (jobset, 1, "3389"),
+        (ranks, 1, "12345"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_pods_are_one_job(lab: Lab, tmp_path: Path, controller, nproc: int, port: str) -> None:
+    """The pods make one job, ranked by their index; workers meet at the port that is open."""
+    write(tmp_path)
+    processes = [
+        lab[pod].start(
+            [*RELIGHT_RUN, "-v", "worker.py"],
+            cwd=tmp_path,
+            env=clean_environment(**SHELL, **controller(index)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for index, pod in enumerate(PODS)
+    ]
+    texts = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], "\n".join(texts)
+    workers: list[Worker] = seen("".join(texts))
+    assert [worker.rank for worker in workers] == list(range(3 * nproc)), "\n".join(texts)
+    assert {(worker.world, worker.nodes) for worker in workers} == {(3 * nproc, 3)}
+    assert [worker.host for worker in workers] == [pod for pod in PODS for _ in range(nproc)]
+    assert len({(worker.job, worker.master) for worker in workers}) == 1
+    if port:
+        assert {worker.master for worker in workers} == {f"train-0:{port}"}
+    for text in texts:
+        assert ", from " in text.partition("meets at")[0]

@@ -1,0 +1,108 @@
+"""`relight run` without a flag under a real mpirun, on the hosts of a Lab."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from netlab import Lab, lab_unavailable
+
+from clusters.mpi import Mpi, mpirun_unavailable, slots
+from clusters.workers import RELIGHT_RUN, SHELL, seen, write
+
+pytestmark = pytest.mark.slow
+# Open MPI packs names into a pattern: digits inside of them, and of different lengths.
+NODES = ["gpu-a9-07", "gpu-a10-07", "gpu-a10-08", "node1"]
+
+
+@pytest.fixture
+def mpi(tmp_path: Path) -> Iterator[Mpi]:
+    """A login node and four others."""
+    reason = mpirun_unavailable() or lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    write(tmp_path)
+    with Lab(hosts=["login", *NODES]) as lab:
+        yield Mpi(lab, tmp_path)
+
+
+def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tuple[str, int]:
+    """Run `mpirun flags relight run more worker.py` on a host."""
+    return mpi.run(host, *flags, *RELIGHT_RUN, *more, "worker.py", **SHELL)
+
+
+@pytest.mark.parametrize("start", ["login", NODES[0]], ids=["from outside", "from its first node"])
+def test_mpirun_with_no_flag(mpi: Mpi, start: str) -> None:
+    """One process a host makes one job, in mpirun's order, wherever mpirun itself runs."""
+    text, code = relight(mpi, start, "--host", slots(NODES), more=("-v", "--nproc-per-node=2"))
+    assert code == 0, text
+    workers = seen(text)
+    assert [worker.rank for worker in workers] == list(range(8)), text
+    assert {(worker.world, worker.nodes) for worker in workers} == {(8, 4)}
+    assert [worker.host for worker in workers] == [node for node in NODES for _ in range(2)]
+    assert all(worker.place == str(worker.group_rank) for worker in workers)
+    assert len({(worker.job, worker.master) for worker in workers}) == 1
+    assert workers[0].job.startswith("mpi-")
+    assert text.count("nnodes=4, from OMPI_") == 4
+    assert "node-rank=3, from OMPI_COMM_WORLD_RANK=3" in text
+
+
+@pytest.mark.parametrize(
+    ("start", "listed", "used"),
+    [
+        (NODES[0], NODES, NODES[:3]),
+        ("login", NODES, NODES[:2]),
+        ("login", NODES[::-1], NODES[:1:-1]),
+        (NODES[1], NODES[2:], NODES[2:]),
+    ],
+    ids=["its own and two of three", "two of four", "the other way round", "only others"],
+)
+def test_some_of_the_hosts(mpi: Mpi, start: str, listed: list[str], used: list[str]) -> None:
+    """Fewer processes than hosts, and a mpirun beside the job, do not confuse who is first."""
+    flags = ("-np", str(len(used)), "--host", slots(listed))
+    text, code = relight(mpi, start, *flags)
+    assert code == 0, text
+    assert [worker.host for worker in seen(text)] == used, text
+    assert {worker.world for worker in seen(text)} == {len(used)}
+
+
+def test_many_slots(mpi: Mpi) -> None:
+    """Hosts with many slots: one process each by --map-by ppr:1:node."""
+    flags = ("--map-by", "ppr:1:node", "--host", slots(NODES[:3], 8))
+    text, code = relight(mpi, "login", *flags)
+    assert code == 0, text
+    assert [worker.host for worker in seen(text)] == NODES[:3], text
+
+
+def test_several_agents_on_a_host(mpi: Mpi) -> None:
+    """One process a slot is refused with the remedy."""
+    text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
+    assert code == 2 and not seen(text), text
+    assert "2 on this host (OMPI_COMM_WORLD_LOCAL_SIZE=2)" in text
+    assert "mpirun --map-by ppr:1:node" in text
+
+
+def test_several_agents_that_are_meant(mpi: Mpi) -> None:
+    """On one machine, --nnodes says that each process is a node."""
+    text, code = relight(mpi, "node1", "-np", "3", "--host", "node1:3", more=("--nnodes=3",))
+    assert code == 0, text
+    assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_flags_go_before(mpi: Mpi) -> None:
+    """A range of nodes and an endpoint of the user's are kept."""
+    more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=2")
+    text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
+    assert code == 0, text
+    assert [worker.world for worker in seen(text)] == [2, 2], text
+    more = ("--rdzv-backend=c10d", f"--rdzv-endpoint={NODES[1]}:29411", "--rdzv-id=mine")
+    text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
+    assert code == 0, text
+    assert [(worker.world, worker.job) for worker in seen(text)] == [(2, "mine")] * 2, text
+    assert f"meets at {NODES[1]}:29411" in text
+
+
+def test_the_exit_code_passes_through(mpi: Mpi) -> None:
+    """What the job ended with is what mpirun ends with."""
+    flags = ("--host", slots(NODES[:2]))
+    text, code = mpi.run("login", *flags, *RELIGHT_RUN, "--no-python", "sh", "-c", "exit 17")
+    assert code == 17, text

@@ -1,0 +1,213 @@
+"""`relight run` without a flag under a real Slurm: a slurmctld, and a slurmd on each of 4 hosts."""
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from netlab import Lab, lab_unavailable
+
+from clusters.slurm import PATIENCE_S, Slurm, slurm_unavailable
+from clusters.workers import RELIGHT_RUN, SHELL, seen, write
+from relight.rendezvous import hostlist
+
+pytestmark = pytest.mark.slow
+NODES = ["node1", "node2", "node3", "node4"]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """Slurm on four nodes and a login node."""
+    reason = slurm_unavailable() or lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("slurm")
+    write(directory)
+    with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory) as slurm:
+        yield slurm
+
+
+def relight(slurm: Slurm, *command: str, **variables: str) -> tuple[str, int]:
+    """Run `srun … relight run … worker.py`; the words of `command` before `--` are srun's."""
+    cut = command.index("--")
+    flags, more = command[:cut], command[cut + 1 :]
+    return slurm.run([*flags, *RELIGHT_RUN, *more], env={**SHELL, **variables})
+
+
+def test_srun_with_no_flag(slurm: Slurm) -> None:
+    """One task a node is all it takes: one job, ranks in Slurm's order, and -v says from where."""
+    text, code = relight(slurm, "srun", "-N4", "--", "-v", "--nproc-per-node=2", "worker.py")
+    assert code == 0, text
+    workers = seen(text)
+    assert [worker.rank for worker in workers] == list(range(8)), text
+    assert {(worker.world, worker.nodes) for worker in workers} == {(8, 4)}
+    assert [worker.host for worker in workers] == sorted(NODES * 2)
+    assert all(worker.place == str(worker.group_rank) for worker in workers)
+    assert len({worker.master for worker in workers}) == 1
+    assert {w.job for w in workers} == {re.search(r"rdzv-id=(\S+),", text)[1]}
+    for said in (
+        "nnodes=4, from SLURM_STEP_NUM_NODES=4",
+        "master-addr=node1, from SLURM_STEP_NODELIST=node[1-4]",
+        "node-rank=3, from SLURM_NODEID=3",
+    ):
+        assert text.count(said) == (1 if "rank" in said else 4), said
+
+
+def test_nodes_of_a_choice(slurm: Slurm) -> None:
+    """Nodes in an order of the user's are ranked as Slurm ranks them."""
+    text, code = relight(slurm, "srun", "-N3", "-w", "node4,node2,node3", "--", "worker.py")
+    assert code == 0, text
+    assert [w.host for w in seen(text)] == ["node2", "node3", "node4"], text
+    assert all(worker.place == str(worker.group_rank) for worker in seen(text))
+
+
+def test_a_range_of_nodes(slurm: Slurm) -> None:
+    """--nnodes=MIN:MAX stays, and the nodes meet where Slurm says."""
+    more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=2", "worker.py")
+    text, code = relight(slurm, "srun", "-N3", "--", *more)
+    assert code == 0, text
+    assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
+
+
+def test_the_exit_code_passes_through(slurm: Slurm) -> None:
+    """What the job ended with is what srun ends with."""
+    text, code = relight(slurm, "srun", "-N2", "--", "--no-python", "sh", "-c", "exit 17")
+    assert code == 17, text
+
+
+def test_several_agents_on_a_node(slurm: Slurm) -> None:
+    """One task a worker is refused with the remedy, unless the user says that each is a node."""
+    tasks = ("srun", "-N2", "--ntasks-per-node=2")
+    text, code = relight(slurm, *tasks, "--", "worker.py")
+    assert code == 2 and not seen(text), text
+    assert "2 on this host (SLURM_STEP_TASKS_PER_NODE=2(x2))" in text
+    assert "srun --ntasks-per-node=1" in text
+    text, code = relight(slurm, *tasks, "--", "--nnodes=4", "worker.py")
+    assert code == 0, text
+    workers = seen(text)
+    assert [worker.rank for worker in workers] == [0, 1, 2, 3]
+    assert [worker.host for worker in workers] == ["node1", "node1", "node2", "node2"]
+    text, code = relight(slurm, *tasks, "--", "--nnodes=1", "worker.py")
+    assert code == 0, text
+    assert [worker.world for worker in seen(text)] == [1, 1, 1, 1]
+
+
+def test_flags_go_before(slurm: Slurm) -> None:
+    """An endpoint, a backend, an id that were written down are those of the job."""
+    more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
+    text, code = relight(slurm, "srun", "-N2", "--", *more)
+    assert code == 0, text
+    assert {worker.job for worker in seen(text)} == {"mine"}
+    assert {worker.world for worker in seen(text)} == {2}
+    assert "meets at node2:29411" in text
+
+
+def test_without_srun_it_is_one_node(slurm: Slurm) -> None:
+    """In salloc's shell and in a batch script relight runs on one node, and says so."""
+    text, code = relight(slurm, "salloc", "-N3", "--", "worker.py")
+    assert code == 0, text
+    assert [worker.world for worker in seen(text)] == [1], text
+    assert "SLURM_JOB_NUM_NODES=3, but srun did not start this" in text
+
+
+def batch(slurm: Slurm, name: str, text: str, *flags: str) -> tuple[str, Path]:
+    """Submit a batch script; return the job's id, and where its output goes."""
+    script, output = slurm.directory / f"{name}.sh", slurm.directory / f"{name}.txt"
+    script.write_text(f"#!/bin/sh\n{text}\n")
+    command = ["sbatch", "--parsable", "-N4", "-o", str(output), "--open-mode=append", *flags]
+    said, code = slurm.run([*command, str(script)], env=SHELL)
+    assert code == 0, said
+    return said.strip(), output
+
+
+def until_state(slurm: Slurm, job: str, *states: str) -> str:
+    """Wait until a job is in one of some states; return what Slurm says about it."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        said, _ = slurm.run(["scontrol", "show", "job", job])
+        match = re.search(r"JobState=(\w+)", said)
+        if match and match[1] in states:
+            return said
+        assert time.monotonic() < end, f"{said}\n{slurm.logs()}"
+        time.sleep(0.1)
+
+
+def test_steps_of_a_batch_job_are_jobs(slurm: Slurm) -> None:
+    """Two steps at once, on two nodes each, do not meet; nor does a later one of all nodes."""
+    run = " ".join(RELIGHT_RUN) + " worker.py"
+    half = "srun -N2 -n2 --exact"
+    text = f"{run}\n{half} {run} &\n{half} {run} &\nwait\nsrun -N4 {run}"
+    job, output = batch(slurm, "steps", text)
+    until_state(slurm, job, "COMPLETED", "FAILED")
+    workers = seen(output.read_text())
+    worlds = {w.job: [v.world for v in workers if v.job == w.job] for w in workers}
+    alone = [name for name in worlds if not name.startswith("slurm-")]
+    assert [worlds.pop(name) for name in alone] == [[1]], output.read_text()
+    assert worlds == {
+        f"slurm-{job}-0": [2, 2],
+        f"slurm-{job}-1": [2, 2],
+        f"slurm-{job}-2": [4, 4, 4, 4],
+    }
+
+
+def test_a_requeued_job_does_not_meet_its_past(slurm: Slurm) -> None:
+    """The second try of a job has another id, and runs."""
+    first = slurm.directory / "first"
+    wait = f"[ -e {first} ] || {{ touch {first}; sleep 100; }}"
+    run = " ".join(RELIGHT_RUN)
+    text = f"srun {run} worker.py\n[ -e {first} ] || srun {run} --no-python sh -c '{wait}'"
+    job, output = batch(slurm, "requeue", text, "--requeue")
+    end = time.monotonic() + PATIENCE_S
+    while not first.exists():
+        assert time.monotonic() < end, output.read_text()
+        time.sleep(0.05)
+    said, code = slurm.run(["scontrol", "requeue", job])
+    assert code == 0, said
+    until_state(slurm, job, "COMPLETED", "FAILED")
+    jobs = {worker.job: worker.world for worker in seen(output.read_text())}
+    assert jobs == {f"slurm-{job}-0": 4, f"slurm-{job}-0-1": 4}, output.read_text()
+
+
+def test_variables_that_sbatch_handed_down(slurm: Slurm) -> None:
+    """A batch script submitted by a step of other nodes has that step's variables: refused."""
+    output = slurm.directory / "inner.txt"
+    script = slurm.directory / "inner.sh"
+    script.write_text(f"#!/bin/sh\n{' '.join(RELIGHT_RUN)} worker.py\n")
+    inner = f"[ $SLURM_PROCID = 1 ] || sbatch --wait -N1 -w node4 -o {output} {script}"
+    text, code = slurm.run(["srun", "-N2", "-w", "node1,node2", "sh", "-c", inner], env=SHELL)
+    assert code == 2, text
+    assert "may be left from the step that called sbatch" in output.read_text()
+
+
+@given(st.data())
+@settings(
+    max_examples=15,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_host_lists_as_scontrol_reads_them(slurm: Slurm, data: st.DataObject) -> None:
+    """A list of hosts means what Slurm's own program says."""
+    text = data.draw(hostlists())
+    said, code = slurm.run(["scontrol", "show", "hostnames", text])
+    assert code == 0, said
+    assert hostlist.expand(text) == said.split()
+
+
+@st.composite
+def hostlists(draw: st.DrawFn) -> str:
+    """A list such as node[1-3,07],login."""
+    words = []
+    for number in range(draw(st.integers(1, 4))):
+        word = f"{'abcd'[number]}{draw(st.sampled_from(['', 'node', 'gpu-', 'x-y']))}"
+        ranges = []
+        for _ in range(draw(st.integers(0, 3))):
+            low = draw(st.integers(0, 200))
+            high = low + draw(st.integers(0, 12))
+            width = draw(st.integers(1, 4))
+            wide = f"{low:0{width}}-{high:0{width}}"
+            ranges.append(wide if high > low else f"{low:0{width}}")
+        words.append(word + (f"[{','.join(ranges)}]" if ranges else ""))
+    return ",".join(words)

@@ -1,0 +1,1 @@
+"""Tests of `relight doctor`: judgements by table, faults on real hosts."""

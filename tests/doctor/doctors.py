@@ -1,0 +1,95 @@
+"""Runs `relight doctor` on hosts of a Lab, at the same time, and reads what each found."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from conftest import RELIGHT, clean_environment
+from netlab import Lab
+
+PATIENCE_S = 60.0
+PORT = 29400
+
+# A clock that is wrong, an interpreter and a torch of another version: what product code reads is
+# changed before it starts.
+CHANGED = """
+import sys, time
+ahead = float(sys.argv.pop(1))
+version = sys.argv.pop(1)
+real = time.time
+time.time = lambda: real() + ahead
+if version:
+    sys.version_info = (*map(int, version.split(".")), "final", 0)
+from relight.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+class Report:
+    """What one doctor said."""
+
+    def __init__(self, host: str, code: int, out: str, err: str, seconds: float) -> None:
+        self.host, self.code, self.out, self.err, self.seconds = host, code, out, err, seconds
+        self.whole = json.loads(out) if out.startswith("{") else {}
+
+    @property
+    def findings(self) -> list[dict[str, str]]:
+        return self.whole["findings"]
+
+    def of(self, level: str) -> list[str]:
+        """The findings of a level, each as `where: what`."""
+        return [f"{f['where']}: {f['what']}" for f in self.findings if f["level"] == level]
+
+    def one(self, words: str, level: str = "error") -> dict[str, str]:
+        """The only finding with these words; it has a remedy."""
+        found = [f for f in self.findings if words in f"{f['where']}: {f['what']} {f['why']}"]
+        assert len(found) == 1, (words, self.findings)
+        assert found[0]["level"] == level, found
+        assert found[0]["remedy"], found
+        return found[0]
+
+    def __repr__(self) -> str:
+        return f"{self.host} {self.code}\n{self.out}\n{self.err}"
+
+
+def commands(hosts: Sequence[str], *flags: str, count: int | None = None) -> dict[str, list[str]]:
+    """The usual command line for each of these hosts."""
+    usual = [*RELIGHT, "doctor", "--json", f"--nnodes={count or len(hosts)}",
+             f"--rdzv-endpoint=node1:{PORT}", *flags]  # fmt: skip
+    return dict.fromkeys(hosts, usual)
+
+
+def changed(command: Sequence[str], *, ahead_s: float = 0, version: str = "") -> list[str]:
+    """The same command line with another clock, or another Python."""
+    return [sys.executable, "-c", CHANGED, str(ahead_s), version, *command[len(RELIGHT) :]]
+
+
+def diagnose(
+    lab: Lab,
+    command: Mapping[str, Sequence[str]],
+    directory: Path,
+    variables: Mapping[str, str] | None = None,
+) -> dict[str, Report]:
+    """Run doctors at the same time, one a host, to their ends."""
+    begin = time.monotonic()
+    env = clean_environment(**{"TMPDIR": str(directory), **(variables or {})})
+    started = {
+        host: lab[host].start(
+            words,
+            cwd=directory,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for host, words in command.items()
+    }
+    reports = {}
+    for host, process in started.items():
+        out, err = process.communicate(timeout=PATIENCE_S)
+        seconds = time.monotonic() - begin
+        reports[host] = Report(host, process.returncode, out, err, seconds)
+    return reports

@@ -1,0 +1,354 @@
+"""Each fault of the network is found on real hosts, with its name and a remedy."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT
+from netlab import Lab, lab_unavailable
+
+from doctor.doctors import PORT, changed, commands, diagnose
+
+pytestmark = pytest.mark.slow
+
+SQUATTER = """
+import socket, sys
+server = socket.create_server(("::", int(sys.argv[1])), family=socket.AF_INET6, dualstack_ipv6=True)
+print("ready", flush=True)
+while True:
+    connection, _ = server.accept()
+    connection.recv(1000)
+    connection.sendall(b"HTTP/1.1 400 Bad Request\\r\\n\\r\\n")
+    connection.close()
+"""
+THREE = ("node1", "node2", "node3")
+
+
+@pytest.fixture
+def lab() -> Iterator[Lab]:
+    """Three hosts that see each other."""
+    reason = lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with Lab(hosts=THREE) as lab:
+        yield lab
+
+
+def test_a_healthy_network(lab: Lab, tmp_path: Path) -> None:
+    """Where nothing is wrong nothing is found, all nodes agree on who came, and it is quick."""
+    reports = diagnose(lab, commands(THREE), tmp_path)
+    for report in reports.values():
+        assert report.code == 0, report
+        assert report.of("error") == report.of("warning") == [], report
+        assert sorted(report.whole["nodes"]) == list(THREE)
+
+
+def test_it_reads_like_this(lab: Lab, tmp_path: Path) -> None:
+    """People get one line that says what was looked at, or a line a finding with its remedy."""
+    plain = {
+        host: [word for word in words if word != "--json"]
+        for host, words in commands(THREE).items()
+    }
+    for report in diagnose(lab, plain, tmp_path).values():
+        assert report.out.startswith("everything is fine: looked at shared memory"), report
+        assert report.out.count("\n") == 1
+        assert "3 pairs of 3 nodes" in report.out
+    lab.wall("node2", [PORT])
+    for report in diagnose(lab, plain, tmp_path).values():
+        first, remedy, *_, last = report.out.splitlines()
+        assert first.startswith("error    all others -> node2: "), report
+        assert remedy.startswith("         -> open TCP ports 32768-60999"), report
+        assert last.startswith("1 error, 0 warnings; looked at "), report
+        assert report.code == 1
+
+
+def test_a_firewall(lab: Lab, tmp_path: Path) -> None:
+    """A host that takes connections at the endpoint's port alone is named; so are the ports."""
+    lab.wall("node2", [PORT])
+    reports = diagnose(lab, commands(THREE), tmp_path)
+    for report in reports.values():
+        finding = report.one("in the other direction they work")
+        assert finding["where"] == "all others -> node2"
+        assert "32768-60999" in finding["remedy"]
+        assert "--master-port" in finding["remedy"]
+        assert len(report.of("error")) == 1
+        assert report.code == 1
+
+
+def test_a_firewall_at_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+    """The endpoint's own host may be the one that lets in nothing else."""
+    lab.wall("node1", [PORT])
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        assert report.one("in the other direction")["where"] == "all others -> node1", report
+
+
+def test_nothing_between_two(lab: Lab, tmp_path: Path) -> None:
+    """Two nodes that both reach the endpoint and not each other are the only finding, within the 5
+    seconds that were promised.
+    """
+    lab.partition(["node2"], ["node3"])
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        assert report.of("error") == [
+            "node2 -> node3; node3 -> node2: neither connections to free ports nor datagrams get "
+            "through"
+        ], report
+        assert report.whole["seconds"] < 5
+
+
+def test_one_way(lab: Lab, tmp_path: Path) -> None:
+    """Where packets pass in one direction alone, it says which one is dead."""
+    lab.block("node3", "node2")
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        finding = report.one("nothing gets through in this direction")
+        assert finding["where"] == "node3 -> node2", report
+        assert len(report.of("error")) == 1, report
+
+
+@pytest.mark.parametrize(("host", "size"), [("node3", 1450), ("node1", 600)])
+def test_large_packets_are_lost(lab: Lab, tmp_path: Path, host: str, size: int) -> None:
+    """A network that takes smaller packets than the interfaces send is found, with the size that
+    it takes; the endpoint's own network included, over which all hear of it.
+    """
+    lab.limit(host, size)
+    words = commands(THREE)
+    words["node2"] = changed(words["node2"], version="3.9.18", ahead_s=90)  # more to hear of
+    for report in diagnose(lab, words, tmp_path).values():
+        finding = report.one("large ones are lost")
+        assert finding["where"] == f"{host} -> all others", report
+        known = {1450: 1450, 600: 576}[size]
+        assert f"{known} bytes get through, the interface sends 9000" in finding["why"]
+        assert f"mtu {known}" in finding["remedy"]
+        assert report.code == 1
+
+
+def test_the_mtu_of_an_interface(lab: Lab, tmp_path: Path) -> None:
+    """An interface with another MTU than the rest is a warning."""
+    lab["node2"].start(["ip", "link", "set", "eth0", "mtu", "1500"]).wait(10)
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        finding = report.one("the MTU differs", level="warning")
+        assert "1500 on node2, 9000 on node1, node3" in finding["what"]
+        assert report.code == 0
+
+
+def test_a_clock(lab: Lab, tmp_path: Path) -> None:
+    """A clock that is wrong is a warning that says by how much."""
+    words = commands(THREE)
+    words["node3"] = changed(words["node3"], ahead_s=-90)
+    for report in diagnose(lab, words, tmp_path).values():
+        finding = report.one("the clock is", level="warning")
+        assert finding["where"] == "node3"
+        assert finding["what"].startswith(("the clock is 90.0 s behind", "the clock is 89.9 s"))
+        assert "does not depend on clocks" in finding["why"]
+        assert report.code == 0
+
+
+def test_a_clock_far_away(lab: Lab, tmp_path: Path) -> None:
+    """A slow network is not taken for a wrong clock: half of the round trip is taken off."""
+    lab.set(delay_ms=200)
+    words = commands(("node1", "node2"))
+    words["node2"] = changed(words["node2"], ahead_s=3)
+    for report in diagnose(lab, words, tmp_path).values():
+        finding = report.one("the clock is", level="warning")
+        assert finding["where"] == "node2"
+        assert 2.85 < float(finding["what"].split()[3]) < 3.15
+        assert report.of("error") == []
+
+
+def test_versions(lab: Lab, tmp_path: Path) -> None:
+    """Versions that differ are told, with the hosts."""
+    words = commands(THREE)
+    words["node2"] = changed(words["node2"], version="3.9.18")
+    for report in diagnose(lab, words, tmp_path).values():
+        finding = report.one("Python differs", level="warning")
+        assert "3.9.18 on node2" in finding["what"]
+        assert "on node1, node3" in finding["what"]
+
+
+def test_a_script_that_differs(lab: Lab, tmp_path: Path) -> None:
+    """With a whole command line of `relight run`, scripts and arguments are compared too."""
+    words = commands(THREE)
+    for host in words:
+        script = tmp_path / host / "train.py"
+        script.parent.mkdir()
+        script.write_text("print(2)\n" if host == "node1" else "print(1)\n")
+        words[host] = [*words[host], "--max-restarts=3", str(script), "--lr", host[:4]]
+    for report in diagnose(lab, words, tmp_path).values():
+        assert "on node1" in report.one("the script's content differs", level="warning")["what"]
+        assert not [f for f in report.findings if "arguments" in f["what"]], report
+
+
+def test_a_squatter(lab: Lab, tmp_path: Path) -> None:
+    """A program at the endpoint's port is told from outside by what it answers, on its machine by
+    its name.
+    """
+    process = lab["node1"].start(
+        [sys.executable, "-c", SQUATTER, str(PORT)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    reports = diagnose(lab, commands(THREE, "--timeout=2"), tmp_path)
+    for report in reports.values():
+        finding = report.one(f"port {PORT} is taken")
+        assert "it is a web server" in finding["why"]
+        assert report.code == 1
+    assert f"(pid {process.pid})" in reports["node1"].one("is taken")["why"]
+    assert "pid" not in reports["node2"].one("is taken")["why"]
+
+
+def test_a_squatter_on_the_udp_port(lab: Lab, tmp_path: Path) -> None:
+    """A program that has the endpoint's UDP port is a warning: heartbeats have another way."""
+    take = "import socket, sys; s = socket.socket(10, 2); s.bind(('::', 29400)); print(); input()"
+    process = lab["node1"].start(
+        [sys.executable, "-c", take], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        assert report.one("UDP port 29400 is taken", level="warning")["where"] == "node1"
+        assert report.of("error") == []
+
+
+def test_a_name_that_does_not_resolve(lab: Lab, tmp_path: Path) -> None:
+    """A node that does not know the endpoint's name says so; the others say who did not come."""
+    words = commands(THREE, "--timeout=2")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.77.0.3 node3\n")
+    words["node3"] = with_hosts(hosts, words["node3"])
+    reports = diagnose(lab, words, tmp_path)
+    assert "the name node1 does not resolve" in reports["node3"].one("does not resolve")["what"]
+    for name in ("node1", "node2"):
+        finding = reports[name].one("1 of 3 nodes did not come")
+        assert "node1, node2" in finding["why"]
+    assert [report.code for report in reports.values()] == [1, 1, 1]
+
+
+def test_a_name_that_is_loopback(lab: Lab, tmp_path: Path) -> None:
+    """A node where the endpoint's name leads to itself, as Debian's 127.0.1.1, is told so."""
+    words = commands(THREE, "--timeout=2")
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n127.0.1.1 node1\n10.77.0.3 node3\n")
+    words["node3"] = with_hosts(hosts, words["node3"])
+    reports = diagnose(lab, words, tmp_path)
+    finding = reports["node3"].one("the endpoint is this machine itself (127.0.1.1)")
+    assert "/etc/hosts" in finding["why"]
+    assert reports["node1"].of("error") == [": 1 of 3 nodes did not come"]
+
+
+def test_a_name_that_leads_elsewhere(lab: Lab, tmp_path: Path) -> None:
+    """Nodes for which the endpoint's name has other addresses are told."""
+    words = commands(THREE)
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
+    words["node3"] = with_hosts(hosts, words["node3"])
+    for report in diagnose(lab, words, tmp_path).values():
+        finding = report.one("the endpoint's name is not the same everywhere", level="warning")
+        assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
+
+
+def test_an_endpoint_that_is_cut_off(lab: Lab, tmp_path: Path) -> None:
+    """Silence, and a refusal, are told apart: a firewall or a dead machine, and a dead program."""
+    lab.block("node2", "node1")
+    words = commands(("node1", "node2"), "--timeout=2")
+    reports = diagnose(lab, words, tmp_path)
+    assert "no answer" in reports["node2"].one("nothing comes back")["what"]
+    lab.heal()
+    alone = diagnose(lab, {"node2": words["node2"]}, tmp_path)["node2"]
+    assert "the connection is refused" in alone.one("nothing listens at port 29400")["what"]
+    lab.wall("node1", [33434])
+    alone = diagnose(lab, {"node2": words["node2"]}, tmp_path)["node2"]
+    assert "10.77.0.1 lives: a firewall drops what comes to port 29400" in alone.out
+    assert alone.one("no answer")["remedy"].startswith("open TCP port 29400")
+
+
+def test_no_route(lab: Lab, tmp_path: Path) -> None:
+    """A network that says that there is no way is believed."""
+    for command in ("ip -6 route add unreachable fd77::2", "ip route add unreachable 10.77.0.2"):
+        lab["node3"].start(command.split()).wait(10)
+    for report in diagnose(lab, commands(THREE), tmp_path).values():
+        assert report.one("there is no route")["where"] == "node3 -> node2", report
+
+
+def test_a_job_is_running(lab: Lab, tmp_path: Path) -> None:
+    """A coordinator at the endpoint is no squatter, and the nodes are told why they don't meet."""
+    run = [*RELIGHT, "run", "--nnodes=2", "--rdzv-backend=c10d", "--no-python"]
+    job = lab["node1"].start([*run, f"--rdzv-endpoint=node1:{PORT}", "true"], cwd=tmp_path,
+                             stderr=subprocess.PIPE, text=True)  # fmt: skip
+    assert job.stderr is not None
+    while "1 of" not in job.stderr.readline():
+        pass
+    reports = diagnose(lab, commands(("node2",), "--timeout=1", count=2), tmp_path)
+    assert reports["node2"].one("a coordinator has the endpoint", level="warning")
+    assert reports["node2"].code == 0
+    assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
+
+
+def test_a_token(lab: Lab, tmp_path: Path) -> None:
+    """Who has another token is told so and named; with the same one nothing is wrong."""
+    words = commands(THREE, "--timeout=2")
+    token = tmp_path / "token"
+    token.write_text("good")
+    with_token = {host: [*w, f"--rdzv-conf=token_file={token}"] for host, w in words.items()}
+    for report in diagnose(lab, with_token, tmp_path).values():
+        assert report.of("error") == report.of("warning") == [], report
+    with_token["node3"] = words["node3"]
+    reports = diagnose(lab, with_token, tmp_path)
+    assert "token" in reports["node3"].one("turned away")["what"]
+    assert [f for f in reports["node1"].findings if f["what"].startswith("turned away")]
+
+
+def test_a_node_that_dies(lab: Lab, tmp_path: Path) -> None:
+    """A node that ends in the midst is named, and the others end in time."""
+    words = commands(THREE)
+    die = "import os, sys, threading, relight.doctor.probes as p\n"
+    die += "p.Station.start = lambda *a: os._exit(9)\n"
+    die += "from relight.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    words["node2"] = [sys.executable, "-c", die, *words["node2"][len(RELIGHT) :]]
+    reports = diagnose(lab, words, tmp_path)
+    for name in ("node1", "node3"):
+        assert reports[name].one("did not tell what it found")["where"] == "node2"
+
+
+def test_more_nodes_than_asked_for(lab: Lab, tmp_path: Path) -> None:
+    """A node that is not expected is turned away with the reason."""
+    words = commands(THREE, "--timeout=3")
+    words["node3"] = [w.replace("--nnodes=3", "--nnodes=2") for w in words["node3"]]
+    reports = diagnose(lab, words, tmp_path)
+    assert "--nnodes=3" in reports["node3"].one("turned away")["what"]
+
+
+def with_hosts(path: Path, command: list[str]) -> list[str]:
+    """The same command with another /etc/hosts."""
+    program = f'umount /etc/hosts && mount --bind {path} /etc/hosts && exec "$@"'
+    return ["unshare", "--mount", "sh", "-c", program, "sh", *command]
+
+
+def test_under_slurm(lab: Lab, tmp_path: Path) -> None:
+    """What a cluster has put into the environment needs no flags, as with `relight run`."""
+    usual = [*RELIGHT, "doctor", "--json"]
+    words = {
+        host: ["env", *(f"{k}={v}" for k, v in slurm(number).items()), *usual]
+        for number, host in enumerate(THREE)
+    }
+    for report in diagnose(lab, words, tmp_path).values():
+        assert report.of("error") == report.of("warning") == [], report
+        assert len(report.whole["nodes"]) == 3
+
+
+def slurm(number: int) -> dict[str, str]:
+    """The variables of one task of a step on three nodes (srun(1), output environment)."""
+    return {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_NNODES": "3",
+        "SLURM_STEP_NUM_NODES": "3",
+        "SLURM_STEP_NUM_TASKS": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+        "SLURM_STEP_NODELIST": "node[1-3]",
+        "SLURM_NODEID": str(number),
+        "SLURM_PROCID": str(number),
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": f"node{number + 1}",
+    }

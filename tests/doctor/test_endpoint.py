@@ -1,0 +1,194 @@
+"""What one machine sees of an endpoint."""
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from conftest import Launch, Start
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight import doctor
+from relight.core import wire
+from relight.doctor import endpoint
+from relight.doctor.endpoint import (
+    COORDINATOR,
+    DOCTOR,
+    NO_ROUTE,
+    REFUSED,
+    RELIGHT,
+    SILENT,
+    Answer,
+    Seen,
+    answer_of,
+    judge,
+)
+from relight.doctor.findings import ERROR, OK, WARNING
+
+HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
+
+
+@pytest.mark.parametrize(
+    ("data", "closed", "what"),
+    [
+        (wire.GREETING + wire.encode({**HELLO, "sender": "coordinator"}), False, COORDINATOR),
+        (wire.GREETING + wire.encode({**HELLO, "sender": "doctor"}), False, DOCTOR),
+        (wire.GREETING + wire.encode({"type": "refused", "reason": "tls"}), True, RELIGHT),
+        (b"relight 7\n", True, RELIGHT),
+        (b"", True, "closes the connection"),
+        (b"", False, "says nothing"),
+        (b"HTTP/1.1 400 Bad Request\r\n", False, "a web server"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", False, "an SSH server"),
+        (b"\x15\x03\x01\x00\x02", True, "TLS"),
+        (b"-ERR unknown command\r\n", False, "-ERR unknown command"),
+    ],
+)
+def test_who_answers(data: bytes, closed: bool, what: str) -> None:
+    """Who listens is known by the first bytes that it answers."""
+    assert what in answer_of(data, closed=closed)
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_any_answer(data: bytes, closed: bool) -> None:
+    """No answer is too strange, and none puts control characters on a terminal."""
+    assert answer_of(data, closed=closed).isprintable()
+
+
+@pytest.mark.parametrize(
+    ("answers", "level", "words"),
+    [
+        ((), ERROR, "does not resolve"),
+        ((Answer("10.0.0.1", REFUSED),), ERROR, "the connection is refused"),
+        ((Answer("10.0.0.1", REFUSED, ours=True),), OK, "its port is free"),
+        ((Answer("10.0.0.1", SILENT),), ERROR, "nothing comes back"),
+        ((Answer("10.0.0.1", SILENT, alive=True),), ERROR, "lives: a firewall drops"),
+        ((Answer("10.0.0.1", f"{NO_ROUTE}: Network is unreachable"),), ERROR, "there is no route"),
+        ((Answer("10.0.0.1", "it is a web server"),), ERROR, "is taken by a program"),
+        ((Answer("10.0.0.1", COORDINATOR),), OK, "a coordinator of relight answers"),
+        ((Answer("fd00::1", SILENT), Answer("10.0.0.1", COORDINATOR)), OK, "a coordinator"),
+        ((Answer("10.0.0.1", DOCTOR),), OK, "another `relight doctor`"),
+        ((Answer("10.0.0.1", RELIGHT),), WARNING, "wants TLS, a token"),
+    ],
+)
+def test_what_it_means(answers: tuple[Answer, ...], level: str, words: str) -> None:
+    """Each way to be answered is one finding; one good address is enough."""
+    (found,) = judge(Seen("gpu-01", 29400, answers))
+    assert found.level == level
+    assert words in f"{found.what} {found.why}"
+    assert found.where == "gpu-01:29400"
+    assert found.remedy or level == OK
+
+
+@pytest.mark.parametrize(("host", "words"), [("gpu-01", "Debian"), ("127.0.0.1", "no other")])
+def test_loopback(host: str, words: str) -> None:
+    """An endpoint that leads to this machine from everywhere is an error."""
+    found = judge(Seen(host, 29400, (Answer("127.0.1.1", REFUSED, ours=True),)))
+    assert found[0].level == ERROR
+    assert words in found[0].why
+
+
+Serve = Callable[[bytes | None], int]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A program at a port of this machine that answers each caller; None: it keeps silent."""
+    servers: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def begin(answer: bytes | None) -> int:
+        server = socket.create_server(("127.0.0.1", 0))
+        servers.append(server)
+
+        def work() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    if answer is None:
+                        connection.recv(1)
+                    else:
+                        connection.sendall(answer)
+
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+        return int(server.getsockname()[1])
+
+    yield begin
+    for server in servers:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+    for thread in threads:
+        thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"HTTP/1.0 400 no\r\n\r\n", "it is a web server"),
+        (b"", "it closes the connection without an answer"),
+        (None, "it takes connections and says nothing"),
+    ],
+)
+def test_a_squatter(serve: Serve, answer: bytes | None, words: str) -> None:
+    """A program that is no coordinator is told by what it does, and which process it is."""
+    port = serve(answer)
+    lines = doctor.at_timeout("127.0.0.1", port)
+    (line,) = [line for line in lines if "is taken by a program" in line]
+    assert words in line
+    assert f"(pid {os.getpid()})" in line
+    assert any("another port in --rdzv-endpoint" in line for line in lines)
+
+
+def test_a_coordinator(start: Start, launch: Launch) -> None:
+    """A coordinator of relight is known as one, and is not disturbed by the question."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}")
+    first = start("run", *flags, "--no-python", "true", stderr=subprocess.PIPE)
+    assert first.stderr is not None
+    while b"1 of" not in first.stderr.readline():
+        pass
+    lines = doctor.at_timeout("127.0.0.1", port)
+    assert any("a coordinator of relight answers" in line for line in lines), lines
+    assert launch("run", *flags, "--no-python", "true").returncode == 0
+    assert first.wait(30) == 0
+
+
+def test_it_never_takes_long(serve: Serve) -> None:
+    """Two seconds are the most, whatever the endpoint does; a slow name server included."""
+    begin = time.monotonic()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endpoint, "addresses_of", lambda _: time.sleep(30))
+        lines = doctor.at_timeout("gpu-01", 29400)
+    assert time.monotonic() - begin < 10
+    assert "does not resolve" in lines[0]
+    begin = time.monotonic()
+    doctor.at_timeout("127.0.0.1", serve(None))
+    assert time.monotonic() - begin < 10
+
+
+def test_it_never_raises() -> None:
+    """Whatever goes wrong while looking, the reason of the timeout is still told."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(endpoint, "look", lambda *_: 1 / 0)
+        assert doctor.at_timeout("gpu-01", 29400) == [
+            "the endpoint could not be looked at: division by zero"
+        ]
+    for host in ("", "\0", "a" * 300, "[::1]", "ä", "1.2.3.4.5"):
+        assert doctor.at_timeout(host, 29400)
+    assert doctor.at_timeout("127.0.0.1", 99999)
+
+
+def test_the_command_line(launch: Launch, serve: Serve) -> None:
+    """With an endpoint and no number of nodes, one machine's view of it is told."""
+    result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
+    assert result.returncode == 1
+    assert "is taken by a program" in result.stdout

@@ -1,0 +1,226 @@
+"""From what all pairs tried to findings."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.messages import Malformed
+from relight.doctor import findings, network
+from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
+from relight.doctor.network import (
+    MUTE,
+    NO_ROUTE,
+    PASSED,
+    REFUSED,
+    SILENT,
+    STUCK,
+    Node,
+    Probe,
+    judge,
+    kind_of,
+)
+
+GOOD = Probe(PASSED, PASSED, 1500, 1500, 1500)
+DEAD = Probe(SILENT, "", 0, 0, 1500)
+
+
+def node(name: str, **changed: object) -> Node:
+    facts = {"relight": "1.0", "torch": "2.13.0"}
+    usual = Node(name, "10.0.0.1", 4000, 4001, 1500, (), facts, clock_s=0.0)
+    return usual._replace(**changed)
+
+
+def nodes(count: int) -> list[Node]:
+    return [node(f"node{number}") for number in range(1, count + 1)]
+
+
+def all_good(count: int) -> dict[tuple[int, int], Probe]:
+    return {(a, b): GOOD for a in range(count) for b in range(count) if a != b}
+
+
+@pytest.mark.parametrize(
+    ("there", "back", "kind"),
+    [
+        (GOOD, GOOD, ""),
+        (GOOD, DEAD, ""),
+        (DEAD, GOOD, "closed"),
+        (DEAD, DEAD, "nothing"),
+        (DEAD, Probe(), "nothing"),
+        (DEAD._replace(heard=100), DEAD._replace(heard=100), "blocked"),
+        (DEAD._replace(answered=100), DEAD, "blocked"),
+        (DEAD._replace(heard=100), DEAD, "one way"),
+        (DEAD, DEAD._replace(heard=100), ""),
+        (DEAD, DEAD._replace(tcp=NO_ROUTE), ""),
+        (DEAD._replace(tcp=NO_ROUTE), DEAD, NO_ROUTE),
+        (DEAD._replace(tcp=REFUSED), GOOD, REFUSED),
+        (DEAD._replace(tcp=MUTE), GOOD, MUTE),
+        (GOOD._replace(large=STUCK), GOOD, "mtu"),
+        (GOOD._replace(answered=0), GOOD, ""),
+    ],
+)
+def test_what_a_pair_of_probes_means(there: Probe, back: Probe, kind: str) -> None:
+    """Each row of the table in the module's docstring, both directions together."""
+    assert kind_of(there, back) == kind
+
+
+def test_all_is_well() -> None:
+    """Where all probes pass and all facts agree nothing is found."""
+    assert judge(nodes(3), all_good(3), port=29400) == []
+
+
+probe = st.builds(
+    Probe,
+    st.sampled_from([PASSED, SILENT, REFUSED, NO_ROUTE, MUTE]),
+    st.sampled_from(["", PASSED, STUCK]),
+    st.sampled_from([0, 100, 1500]),
+    st.sampled_from([0, 100, 1500]),
+    st.just(1500),
+)
+
+
+@given(st.data(), st.integers(2, 5))
+def test_no_failure_is_swallowed(data: st.DataObject, count: int) -> None:
+    """Whatever the probes, each pair of which one failed is in the findings, and no other pair."""
+    probes = {pair: data.draw(probe) for pair in all_good(count)}
+    wrong = {p for p, found in probes.items() if found.tcp != PASSED or found.large == STUCK}
+    told = {
+        (a, b)
+        for (a, b) in probes
+        if kind_of(probes[a, b], probes[b, a]) or kind_of(probes[b, a], probes[a, b])
+    }
+    assert wrong <= told
+    assert {frozenset(pair) for pair in told} == {frozenset(pair) for pair in wrong}
+    found = judge(nodes(count), probes, port=29400)
+    assert bool(wrong) == any(finding.level == ERROR for finding in found)
+    assert all(finding.remedy and "{" not in finding.remedy + finding.why for finding in found)
+
+
+@given(st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda p: p[0] != p[1])))
+def test_pairs_in_words(pairs: set[tuple[int, int]]) -> None:
+    """`all others` stands for all others and nothing else; each pair can be read from the text, or
+    it says how much was left out.
+    """
+    hosts = ["h1", "h2", "h3", "h4"]
+    text = pairs_of({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
+    read = set()
+    if text == "all nodes, in both directions":
+        read = {(a, b) for a in hosts for b in hosts if a != b}
+    else:
+        for part in filter(None, text.split("; ")):
+            if part.endswith(" more of that kind"):
+                assert read < {(f"h{a}", f"h{b}") for a, b in pairs}
+                return
+            source, _, target = part.partition(" -> ")
+            sources = [h for h in hosts if h != target] if source == "all others" else [source]
+            targets = (
+                [h for h in hosts if h != source] if target == "all others" else target.split(", ")
+            )
+            read |= {(a, b) for a in sources for b in targets}
+    assert read == {(f"h{a}", f"h{b}") for a, b in pairs}
+
+
+@pytest.mark.parametrize(
+    ("changes", "level", "words"),
+    [
+        ({"clock_s": 61.0}, WARNING, "the clock is 61.0 s ahead of that of node2"),
+        ({"clock_s": -61.0}, WARNING, "the clock is 61.0 s behind that of node1"),
+        ({"mtu": 9000}, WARNING, "the MTU differs between the nodes: 1500 on node1, node2; 9000"),
+        ({"seen_as": "10.9.9.9"}, WARNING, "its address is 10.0.0.1, and it is seen as 10.9.9.9"),
+        ({"facts": {"torch": "2.1.0"}}, WARNING, "torch differs between the nodes: 2.1.0 on node3"),
+        ({"facts": {"GPUs": "7"}}, None, ""),
+        ({"clock_s": 0.9}, None, ""),
+        ({"clock_s": 5.0, "clock_error_s": 4.5}, None, ""),
+        ({"clock_s": None}, None, ""),
+        ({"facts": {"port range": "1-2"}}, None, ""),
+    ],
+)
+def test_a_node_that_differs(changes: dict[str, object], level: str | None, words: str) -> None:
+    """What differs is told with the host; what can't be told from chance, or is not known, is
+    not.
+    """
+    differing = [*nodes(2), node("node3", **changes)]
+    found = judge(differing, all_good(3), port=29400)
+    assert [f.level for f in found] == ([level] if level else [])
+    assert all(words.split("; ")[0] in f.what for f in found), found
+
+
+def test_the_endpoint_has_two_addresses() -> None:
+    """Nodes for which the endpoint's name leads elsewhere are told; those that are it are not
+    asked.
+    """
+    differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
+    found = judge(differing, all_good(3), port=29400)
+    assert [f.what for f in found] == [
+        "the endpoint's name is not the same everywhere: 1.1.1.1 on b; 2.2.2.2 on c"
+    ]
+
+
+def test_two_versions_on_many() -> None:
+    """Both groups of hosts are named, the smaller one first."""
+    differing = [node(f"n{i}", facts={"torch": "2.1" if i < 2 else "2.2"}) for i in range(6)]
+    (found,) = judge(differing, all_good(6), port=29400)
+    assert "2.1 on n0, n1, 2.2 on n2, n3, n4, n5" in found.what
+    assert found.remedy == "install the same torch on all nodes"
+
+
+def test_datagrams_to_the_endpoint() -> None:
+    """Lost datagrams are a warning where heartbeats would be lost, and nowhere else."""
+    probes = {**all_good(3), (1, 0): GOOD._replace(answered=0), (1, 2): GOOD._replace(answered=0)}
+    (found,) = judge(nodes(3), probes, port=29400)
+    assert (found.level, found.where) == (WARNING, "node2 -> node1")
+    assert "UDP port 29400" in found.remedy
+
+
+def test_a_node_without_a_report() -> None:
+    """A node that did not tell is named, and what the others found about it is not lost."""
+    probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
+    probes[0, 2] = DEAD
+    found = judge(nodes(3), probes, port=29400, missing=[2])
+    assert [(f.level, f.where) for f in found] == [(ERROR, "node1 -> node3"), (ERROR, "node3")]
+
+
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=12,
+)
+FIELDS = [*Node._fields, "probes", "clock_s", "clock_error_s"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), junk), junk)
+def test_nonsense_from_the_network(message: dict[str, object], rows: object) -> None:
+    """Nothing that comes from another machine does worse than to be refused."""
+    good = json.loads(json.dumps(node("x")._asdict()))
+    for read in (
+        lambda: network.node_from({**good, **message}),
+        lambda: network.probes_from(message, 0, 3),
+        lambda: network.clock_from(message),
+        lambda: findings.from_json(rows),
+    ):
+        try:
+            read()
+        except Malformed:
+            pass
+
+
+def test_there_and_back() -> None:
+    """Nodes, probes and findings are the same after the way through JSON."""
+    one = node("x", resolved=("10.0.0.1",))._replace(clock_s=None)
+    assert network.node_from(json.loads(json.dumps(one._asdict()))) == one
+    rows = json.loads(json.dumps({"probes": [[1, *GOOD]]}))
+    assert network.probes_from(rows, 0, 2) == {(0, 1): GOOD}
+    found = (Finding(ERROR, "a", "b", "c", "d"),)
+    assert findings.from_json(json.loads(json.dumps(found))) == found
+    evil = [[ERROR, "a\x1b[2J\nerror", "", "", ""]]
+    assert "\x1b" not in findings.from_json(evil)[0].what
+    assert "\n" not in findings.from_json(evil)[0].what
+
+
+def test_too_much_to_tell() -> None:
+    """However much is found, the other nodes take the message, and the errors are in it."""
+    many = [Finding(WARNING, "x" * 9999, "")] * 2000 + [Finding(ERROR, "worst", "")]
+    told = findings.bounded(many)
+    assert findings.from_json(json.loads(json.dumps(told))) == told
+    assert told[0].what == "worst"

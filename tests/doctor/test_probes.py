@@ -1,0 +1,142 @@
+"""Probes between stations on this machine: what they tell, and to whom they say nothing."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from relight.doctor.network import MUTE, PASSED, REFUSED, STUCK, Probe
+from relight.doctor.probes import LARGE, Station, _datagram, _hello, mtu_to, new_cookie
+from relight.host.loop import Loop
+
+PATIENCE_S = 20.0
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    made = Loop()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as made:
+        yield made
+
+
+def station(loop: Loop, stack: ExitStack) -> Station:
+    made = Station(loop)
+    stack.callback(made.close)
+    return made
+
+
+def probe(
+    loop: Loop, one: Station, cookie: bytes, others: list[tuple[str, int, int]]
+) -> list[Probe]:
+    """What node 0 finds about the others."""
+    found: list[dict[int, Probe]] = []
+    one.start(cookie, 0, [("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
+    end = time.monotonic() + PATIENCE_S
+    while not found:
+        assert time.monotonic() < end
+        loop.run_once(0.1)
+    return [found[0][number] for number in range(1, len(others) + 1)]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_two_stations(loop: Loop, stack: ExitStack, address: str) -> None:
+    """Both find that all gets through; the one that is called first waits for its cookie."""
+    one, two = station(loop, stack), station(loop, stack)
+    cookie = new_cookie()
+    nodes = [(address, each.tcp_port, each.udp_port) for each in (one, two)]
+    found: dict[int, dict[int, Probe]] = {}
+    one.start(cookie, 0, nodes, lambda probes: found.update({0: probes}))
+    loop.run_once(0.05)
+    two.start(cookie, 1, nodes, lambda probes: found.update({1: probes}))
+    end = time.monotonic() + PATIENCE_S
+    while len(found) < 2:
+        assert time.monotonic() < end
+        loop.run_once(0.1)
+    for probes in found.values():
+        (result,) = probes.values()
+        assert (result.tcp, result.large, result.answered) == (PASSED, PASSED, 1500)
+
+
+def test_what_is_no_station(loop: Loop, stack: ExitStack) -> None:
+    """A port where nobody listens, and one where something else does, are told apart."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        free = closed.getsockname()[1]
+    other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    one = station(loop, stack)
+    there = [("127.0.0.1", free, free), ("127.0.0.1", other.getsockname()[1], free)]
+    refused, mute = probe(loop, one, new_cookie(), there)
+    assert (refused.tcp, mute.tcp) == (REFUSED, MUTE)
+    assert refused.answered == mute.answered == 0
+
+
+def test_data_that_sticks(loop: Loop, stack: ExitStack) -> None:
+    """A peer that takes the beginning and never the rest is one to which large packets are lost."""
+    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    one = station(loop, stack)
+    found: list[dict[int, Probe]] = []
+    nodes = [("127.0.0.1", 0, 0), ("127.0.0.1", listener.getsockname()[1], 0)]
+    one.start(new_cookie(), 0, nodes, found.append)
+    peer = stack.enter_context(listener.accept()[0])
+    loop.run_once(1)
+    assert len(peer.recv(100)) == _hello.size
+    peer.sendall(b"+")
+    end = time.monotonic() + PATIENCE_S
+    while not found:
+        assert time.monotonic() < end
+        loop.run_once(0.1)
+    assert (found[0][1].tcp, found[0][1].large) == (PASSED, STUCK)
+
+
+def test_strangers_hear_nothing(loop: Loop, stack: ExitStack) -> None:
+    """Who does not know the cookie gets no byte, neither over a connection nor as a datagram."""
+    one = station(loop, stack)
+    cookie = new_cookie()
+    one.start(cookie, 0, [("127.0.0.1", 0, 0), ("127.0.0.1", 9, 9)], lambda _: None)
+    caller = stack.enter_context(socket.create_connection(("127.0.0.1", one.tcp_port)))
+    caller.sendall(_hello.pack(new_cookie(), 1))
+    caller.setblocking(False)
+    asker = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
+    asker.bind(("127.0.0.1", 0))
+    asker.setblocking(False)
+    target = ("127.0.0.1", one.udp_port)
+    for data in (
+        b"",
+        b"x" * 500,
+        _datagram.pack(new_cookie(), b"?", 1, 100),
+        _datagram.pack(cookie, b"?", 7, 25),  # a node that there is not
+        _datagram.pack(cookie, b"?", 1, 1500),  # smaller than it says
+        _datagram.pack(cookie, b"?", 1, 1 << 31),
+    ):
+        asker.sendto(data, target)
+    asker.sendto(_datagram.pack(cookie, b"?", 1, 30), target)
+    end = time.monotonic() + PATIENCE_S
+    answers: list[bytes] = []
+    closed = False
+    while not (answers and closed):
+        assert time.monotonic() < end
+        loop.run_once(0.05)
+        try:
+            answers.append(asker.recv(100))
+        except BlockingIOError:
+            pass
+        try:
+            closed = caller.recv(10) == b""
+        except BlockingIOError:
+            pass
+    assert answers == [_datagram.pack(cookie, b"!", 0, 30)]
+    with pytest.raises(BlockingIOError):
+        asker.recv(100)
+
+
+def test_the_mtu_of_this_machine_is_not_asked_for() -> None:
+    """Loopback has an MTU of its own, which says nothing of any network."""
+    assert mtu_to("127.0.0.1") == mtu_to("::1") == 0
+    assert LARGE > 9000

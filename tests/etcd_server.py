@@ -1,0 +1,324 @@
+"""Real etcd on loopback for tests: one server, or a cluster whose members can be lost.
+
+    with EtcdServer(tmp_path) as server:
+        server.endpoint  # HOST:PORT
+    with EtcdCluster(tmp_path, 3) as cluster:
+        cluster.endpoint  # HOST:PORT,HOST:PORT,HOST:PORT
+        cluster.kill(cluster.leader())
+
+`etcd_unavailable()` says why there is none, for skips.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+HOST = "127.0.0.1"
+PATIENCE_S = 60.0
+
+
+def etcd_unavailable() -> str:
+    """Return why no etcd can be started here, or nothing."""
+    missing = [name for name in ("etcd", "etcdctl") if not shutil.which(name)]
+    return f"no {' and no '.join(missing)} (Debian: etcd-server, etcd-client)" if missing else ""
+
+
+def free_ports(number: int) -> list[int]:
+    """Return ports that nobody has; somebody may take one before it is used."""
+    socks = [socket.socket() for _ in range(number)]
+    try:
+        for sock in socks:
+            sock.bind((HOST, 0))
+        return [sock.getsockname()[1] for sock in socks]
+    finally:
+        for sock in socks:
+            sock.close()
+
+
+def wait_for(condition: Any, what: str, patience_s: float = PATIENCE_S) -> Any:
+    """Return what `condition` returns once that is true."""
+    deadline = time.monotonic() + patience_s
+    while not (result := condition()):
+        assert time.monotonic() < deadline, f"waited {patience_s:g} s for {what}"
+        time.sleep(0.02)
+    return result
+
+
+class Certificates(NamedTuple):
+    """Files of an authority, of a server at 127.0.0.1 and localhost, and of a client."""
+
+    ca: Path
+    server: Path
+    server_key: Path
+    client: Path
+    client_key: Path
+
+
+def make_certificates(directory: Path) -> Certificates:
+    """Make certificates. None has a CN: etcd's gateway takes that for a user."""
+    directory.mkdir(parents=True, exist_ok=True)
+
+    def openssl(*arguments: object) -> None:
+        subprocess.run(
+            ["openssl", *map(str, arguments)], check=True, capture_output=True, timeout=60
+        )
+
+    new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+    ca, ca_key, extensions = (directory / name for name in ("ca.pem", "ca.key", "extensions"))
+    openssl("req", "-x509", *new_key, "-days", 2, "-subj", "/O=ca", "-keyout", ca_key, "-out", ca)
+    extensions.write_text(
+        f"subjectAltName=IP:{HOST},DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n"
+    )
+    made = [ca]
+    for name in ("server", "client"):
+        key, request, certificate = (directory / f"{name}.{e}" for e in ("key", "csr", "pem"))
+        openssl("req", *new_key, "-subj", f"/O={name}", "-keyout", key, "-out", request)
+        openssl(
+            "x509", "-req", "-in", request, "-CA", ca, "-CAkey", ca_key, "-CAcreateserial",
+            "-days", 2, "-out", certificate, "-extfile", extensions,
+        )  # fmt: skip
+        made += [certificate, key]
+    return Certificates(*made)
+
+
+class EtcdMember:
+    """One etcd process and where it keeps its data; it can be stopped and started again."""
+
+    def __init__(
+        self, directory: Path, name: str, flags: Sequence[str], url: str, tls: Any
+    ) -> None:
+        self.name, self.url = name, url
+        self.log = directory / f"{name}.log"
+        self._tls = tls
+        self._command = ["etcd", "--name", name, "--data-dir", str(directory / name), *flags]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("ETCD")}
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=variables
+            )
+
+    def end(self, number: int) -> None:
+        """Send a signal and wait for the end."""
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.send_signal(signal.SIGCONT)
+            try:
+                self.process.wait(20)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait(PATIENCE_S)
+            self.process = None
+
+    def is_healthy(self) -> bool:
+        """Whether it serves clients."""
+        assert self.process is None or self.process.poll() is None, self.log.read_text()[-3000:]
+        try:
+            with urllib.request.urlopen(
+                f"{self.url}/health", timeout=2, context=self._tls
+            ) as answer:
+                return json.load(answer).get("health") in ("true", True)
+        except (OSError, ValueError):
+            return False
+
+
+class EtcdCluster:
+    """A cluster of etcd members on free ports of loopback.
+
+    Args:
+        directory: where data and logs go.
+        size: how many members.
+        v2: start them with --enable-v2.
+        certificates: speak TLS with them.
+        client_certificates: refuse clients without a certificate.
+        flags: more flags for every member.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        size: int = 3,
+        *,
+        v2: bool = False,
+        certificates: Certificates | None = None,
+        client_certificates: bool = False,
+        flags: Sequence[str] = (),
+    ) -> None:
+        self._directory = directory
+        self._size = size
+        self._certificates = certificates
+        self._flags = list(flags)
+        if v2:
+            self._flags.append("--enable-v2")
+        self._context = None
+        if certificates is not None:
+            self._context = ssl.create_default_context(cafile=str(certificates.ca))
+            self._context.load_cert_chain(certificates.client, certificates.client_key)
+            self._flags += [f"--cert-file={certificates.server}"]
+            self._flags += [f"--key-file={certificates.server_key}"]
+            if client_certificates:
+                self._flags += [f"--trusted-ca-file={certificates.ca}", "--client-cert-auth"]
+        self.members: list[EtcdMember] = []
+        self.ports: list[int] = []
+
+    def __enter__(self) -> Self:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(3):
+            self._prepare(attempt)
+            for index in range(self._size):
+                self.members[index].start()
+            try:
+                self.wait_healthy()
+            except AssertionError as error:
+                self.close()
+                if "address already in use" not in str(error):
+                    raise
+            else:
+                return self
+        raise AssertionError("no free ports for etcd")
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all members."""
+        for member in self.members:
+            member.end(signal.SIGKILL)
+
+    @property
+    def endpoint(self) -> str:
+        """What --rdzv-endpoint says."""
+        return ",".join(f"{HOST}:{port}" for port in self.ports)
+
+    def start(self, index: int) -> None:
+        """Start a member that was stopped or killed; it has its old data."""
+        self.members[index].start()
+
+    def stop(self, index: int) -> None:
+        """Stop a member as an operator does."""
+        self.members[index].end(signal.SIGTERM)
+
+    def kill(self, index: int) -> None:
+        """Lose a member: kill -9."""
+        self.members[index].end(signal.SIGKILL)
+
+    def pause(self, index: int) -> None:
+        """Freeze a member: its connections stay open and nothing answers."""
+        process = self.members[index].process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)
+
+    def resume(self, index: int) -> None:
+        """Let a frozen member go on."""
+        process = self.members[index].process
+        assert process is not None
+        process.send_signal(signal.SIGCONT)
+
+    def running(self) -> list[int]:
+        """The indices of the members that have a process."""
+        return [i for i, member in enumerate(self.members) if member.process is not None]
+
+    def wait_healthy(self) -> None:
+        """Wait until every member that runs serves clients."""
+        for index in self.running():
+            member = self.members[index]
+            wait_for(member.is_healthy, f"the health of {member.name}")
+
+    def leader(self) -> int:
+        """The index of the member that the others follow, once there is one."""
+
+        def found() -> list[int]:
+            return [i for i in self.running() if self._is_leader(i)]
+
+        return wait_for(found, "a leader")[0]
+
+    def ctl(self, *arguments: str, api: int = 3, index: int = 0) -> str:
+        """Run etcdctl on a member; return what it prints."""
+        flags = [f"--endpoints={self.members[index].url}"]
+        if self._certificates is not None:
+            ca, _, _, cert, key = map(str, self._certificates)
+            names = ("cacert", "cert", "key") if api == 3 else ("ca-file", "cert-file", "key-file")
+            flags += [f"--{n}={f}" for n, f in zip(names, (ca, cert, key), strict=True)]
+        result = subprocess.run(
+            ["etcdctl", *flags, *arguments],
+            env={**os.environ, "ETCDCTL_API": str(api)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        assert result.returncode == 0, f"etcdctl {arguments}: {result.stdout}{result.stderr}"
+        return result.stdout
+
+    def _is_leader(self, index: int) -> bool:
+        request = urllib.request.Request(
+            f"{self.members[index].url}/v3/maintenance/status", data=b"{}", method="POST"
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=2, context=self._context) as answer:
+                status = json.load(answer)
+        except (OSError, ValueError):
+            return False
+        return bool(status.get("leader")) and status["leader"] == status["header"]["member_id"]
+
+    def _prepare(self, attempt: int) -> None:
+        ports = free_ports(2 * self._size)
+        self.ports, peers = ports[: self._size], ports[self._size :]
+        scheme = "http" if self._certificates is None else "https"
+        names = [f"n{index}" for index in range(self._size)]
+        cluster = ",".join(f"{n}=http://{HOST}:{p}" for n, p in zip(names, peers, strict=True))
+        self.members = []
+        for name, port, peer in zip(names, self.ports, peers, strict=True):
+            url, peer_url = f"{scheme}://{HOST}:{port}", f"http://{HOST}:{peer}"
+            flags = [
+                "--logger=zap", "--log-level=error", "--heartbeat-interval=50",
+                "--election-timeout=500", "--listen-client-urls", url, "--advertise-client-urls",
+                url, "--listen-peer-urls", peer_url, "--initial-advertise-peer-urls", peer_url,
+                "--initial-cluster", cluster, "--initial-cluster-token", f"{os.getpid()}.{attempt}",
+                *self._flags,
+            ]  # fmt: skip
+            directory = self._directory / f"try{attempt}"
+            directory.mkdir(exist_ok=True)
+            self.members.append(EtcdMember(directory, name, flags, url, self._context))
+
+
+class EtcdServer(EtcdCluster):
+    """One etcd. Its arguments are those of `EtcdCluster` without the size."""
+
+    def __init__(self, directory: Path, **options: Any) -> None:
+        super().__init__(directory, 1, **options)
+
+    def require_users_v3(self) -> None:
+        """Have users root:rootpw, and user:userpw who may do everything below /jobs/."""
+        self.ctl("user", "add", "root:rootpw")
+        self.ctl("role", "add", "root")
+        self.ctl("user", "grant-role", "root", "root")
+        self.ctl("role", "add", "jobs")
+        self.ctl("role", "grant-permission", "jobs", "readwrite", "--prefix=true", "/jobs/")
+        self.ctl("user", "add", "user:userpw")
+        self.ctl("user", "grant-role", "user", "jobs")
+        self.ctl("auth", "enable")
+
+    def require_users_v2(self, path: str) -> None:
+        """Have users root:rootpw, and user:userpw who may do everything below a path."""
+        self.ctl("user", "add", "root:rootpw", api=2)
+        self.ctl("role", "add", "jobs", api=2)
+        self.ctl("role", "grant", "jobs", "--path", f"{path}/*", "--readwrite", api=2)
+        self.ctl("user", "add", "user:userpw", api=2)
+        self.ctl("user", "grant", "user", "--roles", "jobs", api=2)
+        self.ctl("auth", "enable", api=2)
+        self.ctl(
+            "-u", "root:rootpw", "role", "revoke", "guest", "--path", "/*", "--readwrite", api=2
+        )

@@ -1,0 +1,220 @@
+"""Jobs whose coordinator is written down in a register: real etcd, and a directory."""
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, clean_environment
+from etcd_server import EtcdCluster, EtcdServer, etcd_unavailable
+from netlab import Lab
+
+from nodes.jobs import Job, OneMachine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def here() -> Iterator[OneMachine]:
+    with OneMachine() as machine:
+        yield machine
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    reason = etcd_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
+        yield server
+
+
+@pytest.fixture(params=["etcd", "etcd-v2", "file"])
+def flags(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, ...]:
+    """What makes the nodes of a job meet; another job for each test."""
+    where = str(tmp_path / "meet")
+    if request.param != "file":
+        where = request.getfixturevalue("etcd").endpoint
+    return registered(request.param, where, tmp_path.name)
+
+
+def registered(backend: str, where: str, job: str) -> tuple[str, ...]:
+    return (f"--rdzv-backend={backend}", f"--rdzv-endpoint={where}", f"--rdzv-id={job}")
+
+
+def test_nodes_meet(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
+    """Three nodes find each other, train and end; the same id can be used again at once."""
+    job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
+    for _ in range(2):
+        agents = [job.start(f"agent{number}") for number in range(3)]
+        job.until_runs(agents, 3)
+        assert {w.world for agent in agents for w in agent.workers} == {6}
+        assert job.stop() == [0] * len(job.agents)
+        (tmp_path / "stop").unlink()
+
+
+def test_the_coordinator_is_killed(
+    flags: tuple[str, ...], here: OneMachine, tmp_path: Path
+) -> None:
+    """Kill -9 of the node that coordinates: the others go on without it, at no restart."""
+    job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
+    agents = [job.start("agent0")]
+    job.until_says(agents[0], "waiting|has joined|have joined")
+    agents += [job.start("agent1"), job.start("agent2")]
+    job.until_runs(agents, 3)
+    job.kill(agents[0])
+    others = agents[1:]
+    job.until_runs(others, 2, generation=1)
+    assert {agent.workers[-1].restart for agent in others} == {0}
+    job.tell("stop")
+    assert [agent.wait() for agent in others] == [0, 0]
+
+
+def test_coordinators_of_their_own(
+    flags: tuple[str, ...], here: OneMachine, tmp_path: Path
+) -> None:
+    """Of two `relight coordinator`, one is killed; the other takes over, and no worker notices."""
+    job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=is_host=0")
+    first = coordinator(here, tmp_path, "first", *flags)
+    until(lambda: "coordinating job" in first[1].read_text())
+    second = coordinator(here, tmp_path, "second", *flags)
+    until(lambda: "waiting: " in second[1].read_text())
+    agents = [job.start("agent0"), job.start("agent1")]
+    job.until_runs(agents, 2)
+    pids = sorted(job.counts())
+    first[0].kill()
+    until(lambda: "coordinating job" in second[1].read_text())
+    until(lambda: all("lost the coordinator" in agent.text for agent in agents))
+    before = job.counts()
+    until(lambda: all(job.counts()[name] > before[name] + 20 for name in before))
+    assert sorted(job.counts()) == pids
+    assert job.stop() == [0, 0]
+    second[0].send_signal(signal.SIGTERM)
+    assert second[0].wait(30) == 0
+
+
+def test_a_frozen_coordinator_finds_out(
+    flags: tuple[str, ...], here: OneMachine, tmp_path: Path
+) -> None:
+    """Paused past its lease, replaced and continued, it can't act: its group has ended."""
+    conf = "--rdzv-conf=last_call_timeout=1,lease_ttl=4"
+    job = Job(here, tmp_path, *flags, "--nnodes=2:3", conf)
+    agents = [job.start("agent0")]
+    job.until_says(agents[0], "waiting|has joined|have joined")
+    agents += [job.start("agent1"), job.start("agent2")]
+    job.until_runs(agents, 3)
+    frozen, others, old = agents[0], agents[1:], job.counts()
+    job.kill(frozen, signal.SIGSTOP)
+    job.until_runs(others, 2, generation=1)
+    job.until(lambda: sum(counts_on(job, name) for name in job.counts()) == 2)
+    assert not any(counts_on(job, name) for name in old)  # it does not run beside the others
+    job.kill(frozen, signal.SIGCONT)
+    job.until_runs(agents, 3, generation=2)
+    assert job.stop() == [0, 0, 0]
+
+
+def test_a_register_that_is_away_stops_nobody(
+    here: OneMachine, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    """All of etcd is gone for ten seconds: workers run on, and afterwards it is as before."""
+    job = Job(here, tmp_path, *registered("etcd", etcd.endpoint, tmp_path.name), "--nnodes=2:3",
+              "--rdzv-conf=last_call_timeout=1", "--max-restarts=1")  # fmt: skip
+    agents = [job.start("agent0"), job.start("agent1")]
+    job.until_runs(agents, 2)
+    etcd.kill(0)
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        before = job.counts()
+        time.sleep(1)
+        after = job.counts()
+        assert all(after[name] > before[name] for name in before), job.report()
+    etcd.start(0)
+    etcd.wait_healthy()
+    job.tell("fail.0")
+    job.until_runs(agents, 2, generation=1)
+    agents.append(job.start("agent2"))
+    job.until_runs(agents, 3, generation=2)
+    assert job.stop() == [0, 0, 0]
+
+
+def test_a_cluster_loses_its_leader(here: OneMachine, tmp_path: Path) -> None:
+    """Of three members of etcd the leader is killed: nobody stands still, and nodes still come."""
+    reason = etcd_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with EtcdCluster(tmp_path / "etcd") as cluster:
+        flags = registered("etcd", cluster.endpoint, "job")
+        job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
+        agents = [job.start("agent0"), job.start("agent1")]
+        job.until_runs(agents, 2)
+        cluster.kill(cluster.leader())
+        for _ in range(5):
+            before = job.counts()
+            time.sleep(1)
+            after = job.counts()
+            assert all(after[name] > before[name] for name in before), job.report()
+        agents.append(job.start("agent2"))
+        job.until_runs(agents, 3, generation=1)
+        assert job.stop() == [0, 0, 0]
+
+
+def test_hosts_that_share_a_disk(lab: Lab, tmp_path: Path) -> None:
+    """On hosts of their own, with nothing in common but a directory, nodes find each other's
+    addresses; when the coordinator's machine is cut off, the others go on after `lease_ttl`.
+    """
+    flags = registered("file", str(tmp_path / "meet"), "job")
+    conf = "--rdzv-conf=last_call_timeout=1,lease_ttl=4"
+    job = Job(lab, tmp_path, *flags, "--nnodes=2:3", conf)
+    agents = [job.start("node1")]
+    job.until_says(agents[0], "waiting|has joined|have joined")
+    agents += [job.start("node2"), job.start("node3")]
+    job.until_runs(agents, 3)
+    lab.cut("node1")
+    job.until_runs(agents[1:], 2, generation=1)
+    assert {agent.workers[-1].restart for agent in agents[1:]} == {0}
+    # The machine that is cut off still sees the disk, and who is written down there now.
+    assert not job.running("node1")
+    lab.mend("node1")
+    job.until_runs(agents, 3, generation=2)
+    assert job.stop() == [0, 0, 0]
+
+
+def test_a_register_that_is_not_there(here: OneMachine, tmp_path: Path) -> None:
+    """Who waits for it, and why, is said; after the join timeout the job ends with exit code 3."""
+    flags = registered("etcd", "127.0.0.1:1", "job")
+    job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")
+    agent = job.start("agent0")
+    job.until_says(agent, r"waiting for the coordinator at etcd 127.0.0.1:1: etcd at 127.0.0.1:1")
+    assert agent.wait() == 3
+    assert re.search(r"error: no coordinator at etcd 127.0.0.1:1 for \d s: etcd at", agent.text)
+
+
+def counts_on(job: Job, name: str) -> bool:
+    before = job.counts()[name]
+    time.sleep(0.3)
+    return job.counts()[name] > before
+
+
+def coordinator(
+    here: OneMachine, directory: Path, name: str, *flags: str
+) -> "tuple[subprocess.Popen[bytes], Path]":
+    path = directory / f"{name}.txt"
+    with path.open("wb") as file:
+        process = here.start(
+            [*RELIGHT, "coordinator", *flags],
+            stdout=file,
+            stderr=file,
+            env=clean_environment(TMPDIR=str(directory)),
+        )
+    return process, path
+
+
+def until(condition: object, patience_s: float = 30) -> None:
+    assert callable(condition)
+    end = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)

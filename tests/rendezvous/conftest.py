@@ -1,0 +1,51 @@
+"""An etcd for all tests of a run, and registers of a job that are closed at the end."""
+
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_server import EtcdServer, etcd_unavailable
+
+from relight.rendezvous.register import Register
+from rendezvous.claims import OPEN, Place
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """One etcd with both APIs."""
+    reason = etcd_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with EtcdServer(tmp_path_factory.mktemp("etcd"), v2=True) as server:
+        yield server
+
+
+@pytest.fixture(params=list(OPEN))
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    """Where the register of a job is that no other test has, for each backend."""
+    backend = request.param
+    where = str(tmp_path / "shared") if backend == "file" else ""
+    where = where or request.getfixturevalue("server").endpoint
+    return Place(backend, where, f"job {uuid.uuid4()}")
+
+
+@pytest.fixture
+def registers() -> Iterator[Callable[[Place], Register]]:
+    """Open registers that are closed at the end."""
+    opened: list[Register] = []
+
+    def new(place: Place, **pairs: object) -> Register:
+        texts = {name: str(value) for name, value in pairs.items()}
+        opened.append(OPEN[place.backend](place.endpoint, place.job, texts))
+        return opened[-1]
+
+    yield new
+    for register in opened:
+        register.close()
+
+
+@pytest.fixture
+def new(place: Place, registers: Callable[[Place], Register]) -> Callable[[], Register]:
+    """Open one more register of the job."""
+    return lambda: registers(place)

@@ -1,0 +1,325 @@
+"""What every register promises, whatever stands behind it (`register.Register`)."""
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+from etcd_server import wait_for
+
+from relight.rendezvous.register import NOBODY, Register
+from rendezvous import claims
+from rendezvous.claims import Claim, Place, claim, overlaps, shorten
+
+New = Callable[[], Register]
+LONG_S = 60.0
+SHORT_S = 1.0
+PATIENCE_S = 40.0
+
+
+class Holder:
+    """A process that holds the register as long as it can."""
+
+    def __init__(self, place: Place, who: str, ttl_s: float, output: Path) -> None:
+        self.who, self.output = who, output
+        with output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, claims.__file__, *place, who, str(ttl_s)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=clean_environment(PYTHONPATH=str(Path(claims.__file__).parent.parent)),
+            )
+
+    def lines(self) -> list[list[str]]:
+        ended = self.process.poll()
+        assert ended in (None, -signal.SIGKILL), self.output.read_text()
+        return [line.split(" ") for line in self.output.read_text().split("\n")[:-1]]
+
+    def claims(self) -> list[Claim]:
+        rows = [line for line in self.lines() if line[0] == "claim"]
+        return [Claim(float(row[1]), float(row[2]), self.who, row[3]) for row in rows]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def hold_in_process(place: Place, tmp_path: Path) -> Iterator[Callable[..., Holder]]:
+    """Start a process that holds the register; it is killed at the end."""
+    holders: list[Holder] = []
+
+    def begin(who: str, ttl_s: float) -> Holder:
+        holders.append(Holder(place, who, ttl_s, tmp_path / f"holder.{len(holders)}"))
+        return holders[-1]
+
+    yield begin
+    for holder in holders:
+        holder.kill()
+
+
+def take(register: Register, value: str, ttl_s: float) -> None:
+    """Ask until it is ours."""
+    wait_for(lambda: register.hold(value, ttl_s).ours, f"{value} to hold the register", PATIENCE_S)
+
+
+def test_a_look_takes_nothing(new: New) -> None:
+    """An empty value shows who holds the register, and leaves it free if nobody does."""
+    first, second = new(), new()
+    assert first.hold("", LONG_S) == NOBODY
+    taken = second.hold("b", LONG_S)
+    assert (taken.value, taken.ours) == ("b", True)
+    assert first.hold("", LONG_S) == taken._replace(ours=False)
+    assert second.hold("", LONG_S) == taken
+
+
+def test_a_look_renews_nothing(new: New) -> None:
+    """Whoever only looks at what it holds loses it in time."""
+    register = new()
+    assert register.hold("a", SHORT_S).ours
+    other = new()
+
+    def lapsed() -> bool:
+        register.hold("", SHORT_S)
+        return other.hold("", SHORT_S) == NOBODY
+
+    wait_for(lapsed, "the end of the record", PATIENCE_S)
+
+
+def test_who_comes_second_learns_of_the_first(new: New) -> None:
+    """The register has one holder, and tells everybody else its value and revision."""
+    first, second = new(), new()
+    mine = first.hold("first", LONG_S)
+    assert mine.ours
+    assert second.hold("second", LONG_S) == mine._replace(ours=False)
+    assert first.hold("first", LONG_S) == mine
+
+
+def test_one_of_many_threads_wins(new: New) -> None:
+    """Of many that ask at once, one gets the register, and all learn which."""
+    registers = [new() for _ in range(8)]
+    barrier = threading.Barrier(len(registers))
+
+    def ask(number: int) -> tuple[bool, str]:
+        barrier.wait(PATIENCE_S)
+        ours, value = False, ""
+        while not value:  # a busy register may ask for another try
+            try:
+                value, _, ours = registers[number].hold(str(number), LONG_S)
+            except OSError:
+                time.sleep(0.01)
+        return ours, value
+
+    for _ in range(5):
+        with ThreadPoolExecutor(len(registers)) as pool:
+            answers = list(pool.map(ask, range(len(registers))))
+        winner = [number for number, (ours, _) in enumerate(answers) if ours]
+        assert len(winner) == 1
+        assert {value for _, value in answers} == {str(winner[0])}
+        registers[winner[0]].release()
+
+
+def test_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> None:
+    """Of several processes one gets the register and keeps it."""
+    holders = [hold_in_process(f"p{number}", LONG_S) for number in range(4)]
+    for holder in holders:
+        wait_for(lambda: len(holder.lines()) >= 2, f"{holder.who}'s answers")  # noqa: B023
+    winners = [holder for holder in holders if holder.claims()]
+    assert len(winners) == 1
+    told = {line[1] for holder in holders for line in holder.lines() if line[0] == "other"}
+    assert told == {winners[0].who}
+
+
+@pytest.mark.slow
+def test_renewals_keep_it(new: New) -> None:
+    """Who renews in time keeps the register beyond its time to live."""
+    holder, other = new(), new()
+    ttl_s = 3.0  # the machine may be slow for a second
+    mine = holder.hold("a", ttl_s)
+    end = time.monotonic() + 2.5 * ttl_s
+    while time.monotonic() < end:
+        assert holder.hold("a", ttl_s) == mine
+        assert other.hold("b", ttl_s) == mine._replace(ours=False)
+        time.sleep(0.2)
+
+
+@pytest.mark.parametrize("ttl_s", [0.7, 1.5])
+def test_it_is_free_after_its_time_and_not_before(new: New, ttl_s: float) -> None:
+    """A register that is not renewed goes to another, never before its time to live is over."""
+    first, second = new(), new()
+    first.hold("first", ttl_s)
+    made = wait_for(lambda: claim(first, "first", ttl_s)[1], "an answer in time")
+    take(second, "second", ttl_s)
+    assert time.monotonic() >= made.end
+    assert first.hold("first", ttl_s).value == "second"
+    assert first.hold("", ttl_s).revision != made.revision
+
+
+def test_a_lapsed_record_shows_nobody(new: New) -> None:
+    """Once a record's time is over, whoever looks sees a free register."""
+    first, second = new(), new()
+    first.hold("first", 2 * SHORT_S)
+    assert second.hold("", SHORT_S).value == "first"
+    wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", PATIENCE_S)
+
+
+def test_it_stays_held_after_close(new: New) -> None:
+    """Closing gives nothing back: a holder's workers may still run."""
+    first, second = new(), new()
+    first.hold("first", LONG_S)
+    first.close()
+    assert second.hold("second", LONG_S).value == "first"
+
+
+def test_release_gives_it_back(new: New) -> None:
+    """After a release the register is free at once, and what comes next has another revision."""
+    first, second = new(), new()
+    before = first.hold("first", LONG_S)
+    first.release()
+    assert second.hold("", LONG_S) == NOBODY
+    again = first.hold("first", LONG_S)
+    assert again.ours
+    assert again.revision != before.revision
+
+
+def test_release_of_what_is_another_s(new: New) -> None:
+    """Who does not hold the register can't give it back."""
+    first, second = new(), new()
+    mine = first.hold("first", LONG_S)
+    second.release()
+    second.hold("second", LONG_S)
+    second.release()
+    assert first.hold("", LONG_S) == mine
+
+
+def test_evict(new: New) -> None:
+    """An evicted record is gone at once; its holder learns it when it asks next."""
+    first, second = new(), new()
+    dead = first.hold("first", LONG_S)
+    second.evict(second.hold("", LONG_S))
+    taken = second.hold("second", LONG_S)
+    assert taken.ours
+    assert taken.revision != dead.revision
+    assert first.hold("first", LONG_S) == taken._replace(ours=False)
+
+
+def test_evicted_and_back(new: New) -> None:
+    """A holder that was evicted and takes the register again sees that by its revision."""
+    first, second = new(), new()
+    before = first.hold("first", LONG_S)
+    second.evict(before)
+    after = first.hold("first", LONG_S)
+    assert after.ours
+    assert after.revision != before.revision
+
+
+def test_evict_of_one_who_is_gone(new: New) -> None:
+    """An eviction never hits a successor, also if that is the same with the same value."""
+    first, second = new(), new()
+    second.evict(NOBODY)
+    dead = first.hold("first", LONG_S)
+    first.release()
+    second.evict(dead)
+    alive = first.hold("first", LONG_S)
+    second.evict(dead)
+    second.evict(NOBODY)
+    assert first.hold("first", LONG_S) == alive
+    assert second.hold("", LONG_S).value == "first"
+
+
+def test_a_new_value_is_no_new_holder(new: New) -> None:
+    """A holder may change what it wrote, and for how long, and stays the same holder."""
+    first, second = new(), new()
+    mine = first.hold("one", LONG_S)
+    for value, ttl_s in (("two", LONG_S), ("two", LONG_S / 2), ("three", LONG_S)):
+        assert first.hold(value, ttl_s) == mine._replace(value=value)
+        assert second.hold("second", LONG_S) == mine._replace(value=value, ours=False)
+    second.evict(mine)
+    assert second.hold("", LONG_S) == NOBODY
+
+
+def test_a_shorter_time_counts(new: New) -> None:
+    """A holder that renews for a shorter time is replaced after that time."""
+    first, second = new(), new()
+    first.hold("first", LONG_S)
+    first.hold("first", SHORT_S)
+    take(second, "second", SHORT_S)
+
+
+@pytest.mark.parametrize(
+    "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
+)
+def test_values_come_back_whole(new: New, value: str) -> None:
+    """A value of up to 1000 characters is shown to others as it was written."""
+    first, second = new(), new()
+    first.hold(value, LONG_S)
+    assert second.hold("", LONG_S).value == value
+    assert first.hold(value, LONG_S).ours
+
+
+def test_ids_of_jobs_that_look_alike(place: Place, registers: Callable[[Place], Register]) -> None:
+    """Every id is a register of its own, whatever is in it."""
+    ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
+           "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip
+    seen = {}
+    for job in ids:
+        mine = registers(place._replace(job=f"{job}{place.job if len(job) > 2 else ''}"))
+        other = registers(place._replace(job=f"{job}{place.job if len(job) > 2 else ''}"))
+        assert mine.hold(f"of {job!r}", LONG_S).ours, job
+        assert other.hold("other", LONG_S).value == f"of {job!r}"
+        seen[job] = mine
+    for job, register in seen.items():
+        assert register.hold("", LONG_S).value == f"of {job!r}"
+        register.release()
+
+
+def test_kill_9_of_the_holder(new: New, hold_in_process: Callable[..., Holder]) -> None:
+    """A holder that is killed is replaced after its time; nothing that it left is in the way."""
+    holder = hold_in_process("dead", SHORT_S)
+    wait_for(lambda: len(holder.claims()) >= 3, "some renewals")
+    holder.kill()
+    register = new()
+    take(register, "alive", SHORT_S)
+    assert time.monotonic() >= holder.claims()[-1].end
+    assert register.hold("alive", SHORT_S).ours
+
+
+@pytest.mark.slow
+def test_never_two_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
+    """However holders are killed and replaced, no two may act at once, and some one does soon."""
+    rng = random.Random(5)
+    holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]
+    dead: dict[str, float] = {}
+    for round_ in range(5):
+        living = [holder for holder in holders if holder.who not in dead]
+        began = time.monotonic()
+        holder = wait_for(
+            lambda: [h for h in living if h.claims() and h.claims()[-1].start > began],  # noqa: B023
+            "a holder",
+        )[0]
+        time.sleep(rng.random() * 0.3)
+        holder.kill()
+        dead[holder.who] = time.monotonic()
+        holders.append(hold_in_process(f"q{round_}", SHORT_S))
+    made = [each for holder in holders for each in holder.claims()]
+    assert len({each.who for each in made}) >= 5
+    for who, end in dead.items():
+        made = shorten(made, who, end)
+    assert overlaps(made) == []
+
+
+def test_the_check_of_claims_sees_two_holders() -> None:
+    """Claims of two that overlap are found; those of one, or one after the other, are fine."""
+    one, again = Claim(0, 2, "a", "1"), Claim(1, 3, "a", "1")
+    assert overlaps([one, again, Claim(3, 4, "b", "2")]) == []
+    late = Claim(2.5, 4, "b", "2")
+    assert overlaps([again, late, one]) == [(again, late)]
+    assert overlaps(shorten([one, again, late], "a", 2.2)) == []

@@ -1,0 +1,531 @@
+"""The registers in etcd: answers that do not arrive, members that are lost, and APIs."""
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from etcd_server import EtcdCluster, EtcdServer, etcd_unavailable, wait_for
+
+from relight.errors import UsageError
+from relight.rendezvous import etcd
+from relight.rendezvous.register import NOBODY, Record, Register
+from rendezvous.claims import OPEN, Claim, Place, claim, overlaps, shorten
+from rendezvous.proxy import FINE, Fate, Proxy, bad_luck
+
+pytestmark = pytest.mark.skipif(bool(etcd_unavailable()), reason=etcd_unavailable() or "-")
+
+New = Callable[..., Register]
+LONG_S = 60.0
+PATIENCE_S = 60.0
+BACKENDS = ("etcd", "etcd-v2")
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def place(backend: str, server: EtcdServer) -> Place:
+    return Place(backend, server.endpoint, f"job {random.randbytes(8).hex()}")
+
+
+@pytest.fixture
+def proxy(server: EtcdServer) -> Iterator[Proxy]:
+    with Proxy(server.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with EtcdCluster(tmp_path_factory.mktemp("cluster"), 3, v2=True) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(three: EtcdCluster) -> EtcdCluster:
+    """Three members that are all there, whatever the test before has done."""
+    for index in set(range(3)) - set(three.running()):
+        three.start(index)
+    three.wait_healthy()
+    return three
+
+
+def hold(register: Register, value: str, ttl_s: float = LONG_S) -> Record:
+    """Hold it, again while it is out of reach."""
+
+    def ask() -> Record | None:
+        try:
+            return register.hold(value, ttl_s)
+        except OSError:
+            return None
+
+    return wait_for(ask, "an answer", PATIENCE_S)
+
+
+# Answers that do not arrive.
+
+
+@pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
+@pytest.mark.parametrize("number", range(6))
+def test_one_lost_answer(
+    place: Place, proxy: Proxy, registers: New, number: int, how: Fate
+) -> None:
+    """Whichever answer is lost once: the holder is known as such, and nobody else is."""
+    first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
+    fates = [FINE] * number + [how]
+    proxy.choose = lambda request: fates.pop(0) if fates else FINE
+    mine = hold(first, "first")
+    assert (mine.value, mine.ours) == ("first", True)
+    for _ in range(number):  # the answer that is lost may be one of a renewal
+        assert hold(first, "first") == mine
+        assert second.hold("second", LONG_S) == mine._replace(ours=False)
+
+
+@pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
+@pytest.mark.parametrize("number", range(5))
+def test_all_answers_lost_from_one_on(
+    place: Place, proxy: Proxy, registers: New, number: int, how: Fate
+) -> None:
+    """A register that can't be asked says so; once it can again, it knows what is its own."""
+    first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
+    fates = [FINE] * number
+    proxy.choose = lambda request: fates.pop(0) if fates else how
+    with pytest.raises(OSError, match=f"etcd at {proxy.endpoint}: it closed the connection"):
+        while True:
+            first.hold("first", LONG_S)
+    seen = second.hold("", LONG_S)
+    proxy.choose = lambda request: FINE
+    mine = first.hold("first", LONG_S)
+    assert mine.ours
+    assert seen in (NOBODY, mine._replace(ours=False))
+    assert second.hold("second", LONG_S) == mine._replace(ours=False)
+    first.release()
+    assert second.hold("second", LONG_S).ours
+
+
+def test_a_change_whose_answer_is_lost(place: Place, proxy: Proxy, registers: New) -> None:
+    """A new value or time whose answer is lost leaves the holder the same, and is not lost."""
+    first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
+    mine = first.hold("one", LONG_S)
+    for number, value in enumerate(("two", "three", "four", "five", "six")):
+        fates = [FINE] * number + [Fate(lose_reply=True)] * 2
+        proxy.choose = lambda request, fates=fates: fates.pop(0) if fates else FINE
+        assert hold(first, value, LONG_S - number) == mine._replace(value=value)
+        proxy.choose = lambda request: FINE
+        assert first.hold(value, LONG_S) == mine._replace(value=value)
+        assert second.hold("other", LONG_S) == mine._replace(value=value, ours=False)
+
+
+def test_an_eviction_whose_answer_is_lost(place: Place, proxy: Proxy, registers: New) -> None:
+    """An eviction that is repeated because its answer was lost does not hit the successor."""
+    first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
+    dead = first.hold("first", LONG_S)
+    assert second.hold("second", LONG_S) == dead._replace(ours=False)
+    deletes = (b"DELETE", b"delete_range")
+    proxy.choose = lambda request: Fate(lose_reply=any(word in request for word in deletes))
+    with pytest.raises(OSError, match="closed the connection"):
+        second.evict(dead)
+    alive = first.hold("first", LONG_S)
+    proxy.choose = lambda request: FINE
+    second.evict(dead)
+    assert second.hold("second", LONG_S) == alive._replace(ours=False)
+
+
+def test_an_eviction_that_is_overtaken(place: Place, proxy: Proxy, registers: New) -> None:
+    """An eviction on whose way the same holder takes the register anew does not hit that."""
+    first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
+    dead = first.hold("first", LONG_S)
+    again: list[Record] = []
+
+    def overtake(request: bytes) -> Fate:
+        if not again and (b"DELETE" in request or b"delete_range" in request):
+            first.release()
+            again.append(first.hold("first", LONG_S))
+        return FINE
+
+    proxy.choose = overtake
+    second.evict(dead)
+    assert second.hold("second", LONG_S) == again[0]._replace(ours=False)
+
+
+def test_a_request_that_arrives_late(place: Place, proxy: Proxy, registers: New) -> None:
+    """A request that arrives after its sender gave up and released does not take the register for
+    longer than its time.
+    """
+    late, other = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
+    late.hold("", LONG_S)
+    writes = ("/kv/txn", "PUT ")
+    proxy.choose = lambda request: Fate(
+        late_s=1.5 if any(word.encode() in request for word in writes) else 0
+    )
+    with pytest.raises(OSError, match="no answer within"):
+        late.hold("late", 1.0)
+    late.release()
+    wait_for(lambda: other.hold("other", LONG_S).ours, "the register")
+    mine = other.hold("other", LONG_S)
+    time.sleep(1.5)  # the late request has been tried by now
+    assert other.hold("other", LONG_S) == mine
+    assert mine.ours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_never_two_holders_on_a_bad_network(
+    place: Place, server: EtcdServer, registers: New, seed: int
+) -> None:
+    """Requests get lost, late and doubled, holders stall and release: no two act at once."""
+    ttl_s, end = 1.0, time.monotonic() + 8
+    made: list[Claim] = []
+    released: list[tuple[str, float]] = []
+
+    def compete(number: int) -> None:
+        rng = random.Random(seed * 100 + number)
+        with Proxy(server.endpoint) as proxy:
+            proxy.choose = bad_luck(rng.getrandbits(32), 0.15, 1.2)
+            who, turn, count = f"{number}.0", 0, 0
+            register = registers(place._replace(endpoint=proxy.endpoint))
+            while time.monotonic() < end:
+                try:
+                    _, mine = claim(register, who, ttl_s)
+                    if mine is not None:
+                        made.append(mine)
+                        count += 1
+                    if count == 4:
+                        released.append((who, time.monotonic()))
+                        turn, count = turn + 1, 0
+                        who = f"{number}.{turn}"
+                        register.release()
+                        time.sleep(0.3)
+                except OSError:
+                    pass
+                time.sleep(1.2 if rng.random() < 0.05 else rng.random() * 0.1)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(compete, number) for number in range(4)]:
+            done.result()
+    assert len({each.who for each in made}) > 2
+    claims = made
+    for who, at in released:
+        claims = shorten(claims, who, at)
+    for one, two in overlaps(claims):  # the same register under another name is no other holder
+        assert one.who.split(".")[0] == two.who.split(".")[0], (one, two)
+
+
+# Members.
+
+
+@pytest.mark.slow
+def test_a_member_is_lost(cluster: EtcdCluster, backend: str, registers: New) -> None:
+    """Whichever member is lost and comes back, the holder stays the holder and can tell."""
+    place = Place(backend, cluster.endpoint, f"member {random.random()}")
+    first, second = registers(place), registers(place)
+    mine = first.hold("first", LONG_S)
+    assert second.hold("second", LONG_S) == mine._replace(ours=False)
+    for index in range(3):
+        cluster.kill(index)
+        assert hold(first, "first") == mine
+        assert hold(second, "second") == mine._replace(ours=False)
+        cluster.start(index)
+        cluster.wait_healthy()
+
+
+@pytest.mark.slow
+def test_the_leader_is_lost(cluster: EtcdCluster, backend: str, registers: New) -> None:
+    """Loss of the leader changes nothing for the holder, and the next election works."""
+    place = Place(backend, cluster.endpoint, f"leader {random.random()}")
+    first, second = registers(place), registers(place)
+    mine = first.hold("first", LONG_S)
+    leader = cluster.leader()
+    cluster.kill(leader)
+    assert hold(first, "first") == mine
+    hold(second, "second")
+    second.evict(mine)
+    assert hold(second, "second").ours
+    assert cluster.leader() != leader
+
+
+@pytest.mark.slow
+def test_a_member_is_frozen(cluster: EtcdCluster, backend: str, registers: New) -> None:
+    """A member that is there and does not answer costs one time-out, then another is asked."""
+    place = Place(backend, cluster.endpoint, f"frozen {random.random()}")
+    first = registers(place)
+    mine = first.hold("first", LONG_S)
+    leader = cluster.leader()
+    follower = next(index for index in range(3) if index != leader)
+    first.close()
+    asked = registers(place._replace(endpoint=_rotated(cluster, follower)))
+    assert asked.hold("", LONG_S) == mine._replace(ours=False)
+    cluster.pause(follower)
+    try:
+        assert asked.hold("", LONG_S) == mine._replace(ours=False)  # not an error
+        assert first.hold("first", LONG_S) == mine
+    finally:
+        cluster.resume(follower)
+
+
+@pytest.mark.slow
+def test_all_members_are_lost_and_back(cluster: EtcdCluster, backend: str, registers: New) -> None:
+    """While etcd is gone every call says so; back within its time the holder is the same."""
+    place = Place(backend, cluster.endpoint, f"all {random.random()}")
+    first, second = registers(place), registers(place)
+    mine = first.hold("first", LONG_S)
+    for index in range(3):
+        cluster.kill(index)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        for register in (first, second):
+            with pytest.raises(OSError, match="refused") as caught:
+                register.hold("x", LONG_S)
+            assert all(address in str(caught.value) for address in cluster.endpoint.split(","))
+        time.sleep(0.1)
+    for index in range(3):
+        cluster.start(index)
+    cluster.wait_healthy()
+    assert hold(first, "first") == mine
+    assert hold(second, "second") == mine._replace(ours=False)
+
+
+@pytest.mark.slow
+def test_a_minority_knows_nothing(cluster: EtcdCluster, backend: str, registers: New) -> None:
+    """A member without a majority neither gives the register away nor says who holds it."""
+    place = Place(backend, cluster.endpoint, f"minority {random.random()}")
+    first = registers(place)
+    first.hold("first", LONG_S)
+    cluster.kill(0)
+    cluster.kill(1)
+    for register in (first, registers(place)):
+        for value in ("", "x"):
+            with pytest.raises(OSError, match=f"etcd at 127.0.0.1:{cluster.ports[2]}"):
+                register.hold(value, LONG_S)
+
+
+def _rotated(cluster: EtcdCluster, first: int) -> str:
+    """The endpoint with another member in front."""
+    parts = cluster.endpoint.split(",")
+    return ",".join(parts[first:] + parts[:first])
+
+
+# APIs.
+
+
+def test_the_two_names_meet_where_there_is_only_v2(
+    server: EtcdServer, proxy: Proxy, registers: New
+) -> None:
+    """With a cluster below version 3 the backend etcd speaks v2, and meets etcd-v2 there."""
+    proxy.rewrite = lambda reply: reply.replace(b'cluster":"3.4.0"', b'cluster":"2.3.0"')
+    old = registers(Place("etcd", proxy.endpoint, "old"))
+    mine = old.hold("old", LONG_S)
+    assert mine.ours
+    v2 = registers(Place("etcd-v2", server.endpoint, "old"))
+    assert v2.hold("v2", LONG_S) == mine._replace(ours=False)
+    old.release()
+    assert not [request for request in proxy.requests if b"/v3" in request]
+
+
+def test_the_gateway_of_version_3_3(server: EtcdServer, proxy: Proxy, registers: New) -> None:
+    """In a cluster of version 3.3 the gateway has another path, and the keys are the same."""
+    proxy.rewrite = lambda reply: reply.replace(b'cluster":"3.4.0"', b'cluster":"3.3.0"')
+    older = registers(Place("etcd", proxy.endpoint, "3.3"))
+    mine = older.hold("older", LONG_S)
+    assert registers(Place("etcd", server.endpoint, "3.3")).hold("new", LONG_S).value == "older"
+    assert older.hold("older", LONG_S) == mine
+    assert any(b"/v3beta/" in request for request in proxy.requests)
+
+
+def test_a_cluster_that_is_starting(proxy: Proxy, registers: New) -> None:
+    """As long as the members have not agreed on a version, nothing is decided."""
+    proxy.rewrite = lambda reply: reply.replace(
+        b'Content-Length: 45\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}',
+        b'Content-Length: 51\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"not_decided"}',
+    )
+    register = registers(Place("etcd", proxy.endpoint, "starting"))
+    with pytest.raises(OSError, match="is starting"):
+        register.hold("a", LONG_S)
+    proxy.rewrite = lambda reply: reply
+    assert register.hold("a", LONG_S).ours
+    assert all(b"/version" in r or b"/v3/" in r for r in proxy.requests), proxy.requests
+
+
+def test_own_address(server: EtcdServer, backend: str, registers: New) -> None:
+    """The address from which etcd was reached is known once it was."""
+    register = registers(Place(backend, server.endpoint, "address"))
+    assert register.own_address == ""
+    register.hold("", LONG_S)
+    assert register.own_address == "127.0.0.1"
+
+
+def test_the_prefix(server: EtcdServer, registers: New) -> None:
+    """Keys stand below etcd_prefix, readable for operators, and go with the record."""
+    register = registers(Place("etcd", server.endpoint, "my job"), etcd_prefix="/my/jobs/")
+    register.hold("10.0.0.1:29400", LONG_S)
+    key, text = server.ctl("get", "--prefix", "/my/").splitlines()
+    assert key == "/my/jobs/my%20job/coordinator"
+    assert json.loads(text)["value"] == "10.0.0.1:29400"
+    register.release()
+    assert server.ctl("get", "--prefix", "/my/") == ""
+
+
+def test_no_lease_is_left(server: EtcdServer, registers: New) -> None:
+    """Leases that are no longer used are given back, not left to pile up."""
+    before = server.ctl("lease", "list").count("\n")
+    register = registers(Place("etcd", server.endpoint, "leases"))
+    for seconds in (LONG_S, LONG_S + 1, LONG_S, LONG_S):
+        register.hold("a", seconds)
+    assert server.ctl("lease", "list").count("\n") == before + 1
+    register.release()
+    assert server.ctl("lease", "list").count("\n") == before
+
+
+def test_a_lease_that_is_taken_away(server: EtcdServer, registers: New) -> None:
+    """A holder whose lease was revoked by others takes the register anew if nobody has it."""
+    place = Place("etcd", server.endpoint, "revoked")
+    first, second = registers(place), registers(place)
+    before = first.hold("first", LONG_S)
+    text = server.ctl("get", "-w", "json", "/torchelastic/p2p/revoked/coordinator")
+    server.ctl("lease", "revoke", f"{json.loads(text)['kvs'][0]['lease']:x}")
+    after = first.hold("first", LONG_S)
+    assert after.ours
+    assert after.revision != before.revision
+    assert second.hold("second", LONG_S) == after._replace(ours=False)
+
+
+def test_a_key_of_somebody_else(server: EtcdServer, backend: str, registers: New) -> None:
+    """What is no record in the key's place is an error that names the key, and stays."""
+    key, api = "/torchelastic/p2p/foreign/coordinator", 3 if backend == "etcd" else 2
+    register = registers(Place(backend, server.endpoint, "foreign"))
+    for text in ("hello", "{}", "[1]", '{"token": 1, "value": "x"}'):
+        server.ctl(*(("put",) if api == 3 else ("set",)), key, text, api=api)
+        for value in ("", "mine"):
+            with pytest.raises(OSError, match=f"the key {key} holds something else"):
+                register.hold(value, LONG_S)
+    assert server.ctl("get", key, api=api).splitlines()[-1] == text
+    server.ctl(*(("del",) if api == 3 else ("rm",)), key, api=api)
+    assert register.hold("mine", LONG_S).ours
+
+
+# What listens there is no etcd.
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+VERSION = b'{"etcdserver":"3.4.0","etcdcluster":"3.4.0"}'
+REPLIES = {
+    "nothing": b"",
+    "text": b"220 mail.example.com ESMTP\r\n",
+    "bytes": bytes(range(256)),
+    "no body": HEAD + b"Content-Length: 0\r\n\r\n",
+    "short": HEAD + b"Content-Length: 100\r\n\r\n{}",
+    "list": HEAD + b"Content-Length: 2\r\n\r\n[]",
+    "object": HEAD + b"Content-Length: 2\r\n\r\n{}",
+    "page": b"HTTP/1.1 200 OK\r\n\r\n<html>Please log in</html>",
+    "deep": HEAD + b"\r\n" + b"[" * 60000,
+    "long": HEAD + b"\r\n" + b" " * 1_000_000,
+    "endless": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"400\r\n" + b"x" * 0x400 + b"\r\n",
+    "headers": HEAD + b"X: y\r\n" * 200 + b"\r\n{}",
+    "redirect": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "error": b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\noops",
+    "numbers": HEAD + b"Content-Length: %d\r\n\r\n%s" % (80, b'{"header":{},"kvs":[{"create_'
+        b'revision":"' + b"9" * 10 + b'","value":"!"}],"node":1   }'),
+}  # fmt: skip
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[bytes], str]]:
+    """Something that answers every request alike; /version as etcd does if asked to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    reply = [b""]
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            client.settimeout(5)
+            with client:
+                try:
+                    request = client.recv(65536)
+                    if b"GET /version" in request and reply[0][:1] == b"v":
+                        client.sendall(HEAD + b"Content-Length: 44\r\n\r\n" + VERSION)
+                        request = client.recv(65536)
+                    client.sendall(reply[0].removeprefix(b"v"))
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+
+    def begin(answer: bytes) -> str:
+        reply[0] = answer
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield begin
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+    listener.close()
+
+
+@pytest.mark.parametrize("with_version", [False, True])
+@pytest.mark.parametrize("name", list(REPLIES))
+def test_nonsense(
+    impostor: Callable[[bytes], str], name: str, with_version: bool, backend: str, registers: New
+) -> None:
+    """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
+    endpoint = impostor(b"v" * with_version + REPLIES[name])
+    register = registers(Place(backend, endpoint, "job"))
+    for value in ("", "mine"):
+        with pytest.raises(OSError, match=endpoint) as caught:
+            register.hold(value, LONG_S)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+def test_nobody_listens(backend: str, registers: New) -> None:
+    """Each endpoint that was tried is in the error, with its reason."""
+    with socket.create_server(("127.0.0.1", 0)) as full:
+        silent = f"127.0.0.1:{full.getsockname()[1]}"
+        register = registers(Place(backend, f"{silent},127.0.0.1:1,name.invalid", "job"))
+        with pytest.raises(OSError, match="etcd at") as caught:
+            register.hold("a", 1.0)
+    assert f"etcd at {silent}: no answer within 0.5 s" in str(caught.value)
+    assert "etcd at 127.0.0.1:1: Connection refused" in str(caught.value)
+    assert "etcd at name.invalid:2379: the name does not resolve" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("", "no --rdzv-endpoint"),
+        ("host:0", "port 0"),
+        ("host:99999", "from 0 to 65535"),
+        ("host:port", "expected a port number"),
+        ("host:2379,", "missing"),
+        ("http://host:2379", "=http://host:2379 names no host"),
+        ("[::1", "expected"),
+    ],
+)
+def test_an_endpoint_that_can_t_be(backend: str, endpoint: str, says: str) -> None:
+    """An endpoint that can't be read is found before anything starts."""
+    with pytest.raises(UsageError, match=says):
+        OPEN[backend](endpoint, "job", {})
+
+
+def test_ipv6_and_names(server: EtcdServer, registers: New, backend: str) -> None:
+    """An endpoint may be a name, or an address in brackets."""
+    port = server.ports[0]
+    assert registers(Place(backend, f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
+    with pytest.raises(OSError, match=r"etcd at \[::1\]:1: "):
+        registers(Place(backend, "[::1]:1", "names")).hold("", LONG_S)
+    assert registers(Place(backend, f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
+
+
+def test_settings_reach_the_register() -> None:
+    """What is wrong in --rdzv-conf is refused when the register is opened."""
+    with pytest.raises(UsageError, match="protocol=ftp"):
+        etcd.open("host", "job", {"protocol": "ftp"})
+    with pytest.raises(UsageError, match="not a known key"):
+        etcd.open_v2("host", "job", {"protokoll": "http"})

@@ -1,0 +1,332 @@
+"""etcd with TLS, users and passwords; and whatever can never work, said at once and clearly."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from etcd_server import Certificates, EtcdServer, etcd_unavailable, make_certificates
+
+from relight.errors import UsageError
+from relight.rendezvous.register import NOBODY, Register
+from rendezvous.claims import OPEN, Place
+from rendezvous.proxy import Proxy
+
+_MISSING = etcd_unavailable() or ("" if shutil.which("openssl") else "no openssl")
+pytestmark = pytest.mark.skipif(bool(_MISSING), reason=_MISSING or "-")
+
+New = Callable[..., Register]
+LONG_S = 60.0
+NAMES = {
+    "etcd": {"cert": "cert", "key": "key", "ca": "cacert"},
+    "etcd-v2": {"cert": "ssl_cert", "key": "ssl_cert_key", "ca": "ca_cert"},
+}
+
+
+@pytest.fixture(params=["etcd", "etcd-v2"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return make_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """The same of another authority."""
+    return make_certificates(tmp_path_factory.mktemp("strangers"))
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory, files: Certificates) -> Iterator[EtcdServer]:
+    """An etcd that wants certificates of its clients."""
+    directory = tmp_path_factory.mktemp("tls")
+    with EtcdServer(directory, v2=True, certificates=files, client_certificates=True) as server:
+        yield server
+
+
+def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str, object]:
+    names = NAMES[backend]
+    found: dict[str, object] = {"protocol": "https", names["ca"]: files.ca}
+    if client:
+        found |= {names["cert"]: files.client, names["key"]: files.client_key}
+    return found
+
+
+# TLS.
+
+
+def test_tls_both_ways(tls: EtcdServer, files: Certificates, backend: str, registers: New) -> None:
+    """With the authority and a certificate of its own a node holds the register over TLS."""
+    place = Place(backend, tls.endpoint, "tls")
+    first, second = (registers(place, **pairs(backend, files)) for _ in range(2))
+    mine = first.hold("first", LONG_S)
+    assert mine.ours
+    assert second.hold("second", LONG_S) == mine._replace(ours=False)
+    assert first.hold("first", LONG_S) == mine
+    port = tls.ports[0]
+    named = registers(place._replace(endpoint=f"localhost:{port}"), **pairs(backend, files))
+    assert named.hold("", LONG_S).value == "first"
+
+
+def test_tls_of_the_server_alone(
+    tmp_path: Path, files: Certificates, backend: str, registers: New
+) -> None:
+    """A server that asks for no certificates is verified all the same."""
+    with EtcdServer(tmp_path / "etcd", v2=True, certificates=files) as server:
+        place = Place(backend, server.endpoint, "tls")
+        assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
+
+
+def test_a_server_of_another_authority(
+    tls: EtcdServer, strangers: Certificates, backend: str, registers: New
+) -> None:
+    """A server whose certificate another authority signed is never talked to."""
+    register = registers(Place(backend, tls.endpoint, "tls"), **pairs(backend, strangers))
+    with pytest.raises(UsageError, match=f"{tls.endpoint}: its certificate is not accepted: ") as e:
+        register.hold("a", LONG_S)
+    assert f"{NAMES[backend]['ca']}=FILE" in e.value.hint
+
+
+def test_the_system_s_authorities(tls: EtcdServer, backend: str, registers: New) -> None:
+    """Without an authority of one's own those of the system decide."""
+    register = registers(Place(backend, tls.endpoint, "tls"), protocol="https")
+    with pytest.raises(UsageError, match="its certificate is not accepted"):
+        register.hold("a", LONG_S)
+
+
+def test_a_server_of_another_name(
+    tls: EtcdServer, files: Certificates, backend: str, registers: New
+) -> None:
+    """A certificate of the right authority for another host is refused."""
+    with Proxy(tls.endpoint, "127.0.0.2") as proxy:
+        register = registers(Place(backend, proxy.endpoint, "tls"), **pairs(backend, files))
+        with pytest.raises(UsageError, match=r"not accepted: .*127\.0\.0\.2"):
+            register.hold("a", LONG_S)
+
+
+@pytest.mark.parametrize("of_whom", ["nobody", "strangers"])
+def test_a_client_that_is_refused(
+    tls: EtcdServer,
+    files: Certificates,
+    strangers: Certificates,
+    backend: str,
+    registers: New,
+    of_whom: str,
+) -> None:
+    """A node without a certificate, or with one of another authority, is told so."""
+    given = pairs(backend, strangers if of_whom == "strangers" else files)
+    given[NAMES[backend]["ca"]] = files.ca
+    if of_whom == "nobody":
+        given = pairs(backend, files, client=False)
+    register = registers(Place(backend, tls.endpoint, "tls"), **given)
+    error = _refusal(register)
+    assert "does not accept our certificate, or wants one" in error.message
+    assert f"{NAMES[backend]['cert']}=FILE" in error.hint
+
+
+def _refusal(register: Register) -> UsageError:
+    """The error at the end; the refusal may be overtaken by the end of its connection."""
+    for _ in range(50):
+        try:
+            register.hold("a", LONG_S)
+        except UsageError as error:
+            return error
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("no refusal")
+
+
+def test_tls_where_there_is_none(
+    server: EtcdServer, files: Certificates, backend: str, registers: New
+) -> None:
+    """TLS to a server that has none is an error that names the setting."""
+    register = registers(Place(backend, server.endpoint, "tls"), **pairs(backend, files))
+    with pytest.raises(UsageError, match=f"{server.endpoint} does not use TLS") as caught:
+        register.hold("a", LONG_S)
+    assert caught.value.hint == "--rdzv-conf=protocol=http"
+
+
+def test_no_tls_where_there_is_some(tls: EtcdServer, backend: str, registers: New) -> None:
+    """Plain HTTP to a server that uses TLS is an error that names the setting."""
+    register = registers(Place(backend, tls.endpoint, "tls"))
+    with pytest.raises(UsageError, match=f"{tls.endpoint} uses TLS") as caught:
+        register.hold("a", LONG_S)
+    assert caught.value.hint == "--rdzv-conf=protocol=https"
+
+
+def test_one_bad_member_of_several(
+    tls: EtcdServer, server: EtcdServer, files: Certificates, backend: str, registers: New
+) -> None:
+    """A member that can't be talked to does no harm as long as another can."""
+    both = Place(backend, f"{server.endpoint},{tls.endpoint}", f"both {time.monotonic()}")
+    register = registers(both, **pairs(backend, files))
+    assert register.hold("a", LONG_S).ours
+    assert register.hold("a", LONG_S).ours
+
+
+def test_files_that_are_no_certificates(
+    files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
+) -> None:
+    """Wrong files are found before anything starts, by the name of their setting."""
+    text = tmp_path / "text"
+    text.write_text("no certificate")
+    names = NAMES[backend]
+    for changed, value, says in (
+        ("ca", text, f"{names['ca']}={text}: the file holds no certificate"),
+        ("ca", "/gone", f"{names['ca']}=/gone: No such file"),
+        ("cert", text, f"{names['cert']}={text}: not a certificate"),
+        ("key", text, f"{names['cert']}={files.client}: not a certificate .* with its key"),
+        ("key", strangers.client_key, "not a certificate .* with its key"),
+    ):
+        given = {k: str(v) for k, v in pairs(backend, files).items()} | {names[changed]: str(value)}
+        with pytest.raises(UsageError, match=says):
+            OPEN[backend]("host", "job", given)
+
+
+# Users.
+
+
+@pytest.fixture(scope="module")
+def users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, EtcdServer]]:
+    """An etcd with users for each API; their sessions last a second."""
+    directory = tmp_path_factory.mktemp("users")
+    flags = ["--auth-token-ttl=1"]
+    with (
+        EtcdServer(directory / "v3", flags=flags) as v3,
+        EtcdServer(directory / "v2", v2=True) as v2,
+    ):
+        v3.require_users_v3()
+        v2.require_users_v2("/torchelastic")
+        yield {"etcd": v3, "etcd-v2": v2}
+
+
+@pytest.fixture
+def user(tmp_path: Path, backend: str) -> Callable[..., dict[str, str]]:
+    """Settings for a user and a password."""
+
+    def settings(name: str, password: str, prefix: str = "/jobs") -> dict[str, str]:
+        path = tmp_path / f"password.{name}"
+        path.write_text(f"{password}\n")
+        found = {"etcd_user": name, "etcd_password_file": str(path)}
+        return found | ({"etcd_prefix": prefix} if backend == "etcd" else {})
+
+    return settings
+
+
+def test_a_user_with_a_password(
+    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+) -> None:
+    """A user with the right password holds, evicts and releases the register."""
+    place = Place(backend, users[backend].endpoint, "user")
+    first, second = (registers(place, **user("user", "userpw")) for _ in range(2))
+    mine = first.hold("first", LONG_S)
+    assert mine.ours
+    second.evict(second.hold("second", LONG_S))
+    assert second.hold("second", LONG_S).ours
+    second.release()
+    assert first.hold("", LONG_S) == NOBODY
+
+
+@pytest.mark.slow
+def test_sessions_end(
+    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+) -> None:
+    """A session that is over, or that a restarted server has forgotten, is begun anew unseen."""
+    server = users[backend]
+    register = registers(Place(backend, server.endpoint, "session"), **user("user", "userpw"))
+    mine = register.hold("a", LONG_S)
+    time.sleep(3)  # etcd forgets sessions some time after they are over
+    assert register.hold("a", LONG_S) == mine
+    server.stop(0)
+    with pytest.raises(OSError, match="refused"):
+        register.hold("a", LONG_S)
+    server.start(0)
+    server.wait_healthy()
+    assert register.hold("a", LONG_S) == mine
+
+
+def test_a_wrong_password(
+    users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
+) -> None:
+    """A wrong password or an unknown user is an error at once, without the password in it."""
+    place = Place(backend, users[backend].endpoint, "wrong")
+    for name in ("user", "nobody"):
+        register = registers(place, **user(name, "guessed"))
+        with pytest.raises(UsageError, match=f"user {name}") as caught:
+            register.hold("a", LONG_S)
+        assert place.endpoint in caught.value.message
+        assert "guessed" not in caught.value.message + caught.value.hint
+
+
+def test_nobody_where_users_are_wanted(
+    users: dict[str, EtcdServer], backend: str, registers: New
+) -> None:
+    """Without a user the error names the settings that are missing."""
+    register = registers(Place(backend, users[backend].endpoint, "nobody"))
+    with pytest.raises(UsageError, match="wants a user and a password") as caught:
+        register.hold("a", LONG_S)
+    assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
+
+
+def test_a_user_without_permission(
+    users: dict[str, EtcdServer], registers: New, tmp_path: Path
+) -> None:
+    """A user who may not write the keys of jobs is told which key, for either API."""
+    path = tmp_path / "password"
+    path.write_text("userpw")
+    login = {"etcd_user": "user", "etcd_password_file": path}
+    register = registers(Place("etcd", users["etcd"].endpoint, "j"), **login, etcd_prefix="/other")
+    with pytest.raises(UsageError, match="user user may not read and write /other/j/coordinator"):
+        register.hold("a", LONG_S)
+    v2 = users["etcd-v2"]
+    v2.ctl("-u", "root:rootpw", "user", "add", "guest2:userpw", api=2)
+    register = registers(
+        Place("etcd-v2", v2.endpoint, "j"), etcd_user="guest2", etcd_password_file=path
+    )
+    with pytest.raises(UsageError, match="user guest2: the password is wrong, or the user may not"):
+        register.hold("a", LONG_S)
+
+
+def test_a_user_where_none_is_wanted(
+    server: EtcdServer, backend: str, registers: New, user: Callable[..., dict[str, str]]
+) -> None:
+    """A server without users takes everybody, also one with a password."""
+    register = registers(Place(backend, server.endpoint, "any"), **user("user", "userpw"))
+    assert register.hold("a", LONG_S).ours
+
+
+def test_a_password_file_that_can_t_be(backend: str, tmp_path: Path) -> None:
+    """A password file that is missing or empty is found before anything starts."""
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):
+        given = {"etcd_user": "user", "etcd_password_file": str(path)}
+        with pytest.raises(UsageError, match=f"etcd_password_file={path}: {says}"):
+            OPEN[backend]("host", "job", given)
+
+
+# APIs that are switched off.
+
+
+def test_no_v2(tmp_path: Path, registers: New) -> None:
+    """Without --enable-v2 the error says to start etcd with it, or to use the other backend."""
+    with EtcdServer(tmp_path / "etcd") as server:
+        register = registers(Place("etcd-v2", server.endpoint, "job"))
+        with pytest.raises(UsageError, match=f"{server.endpoint} has no v2 API") as caught:
+            register.hold("a", LONG_S)
+        assert "--enable-v2" in caught.value.hint
+        assert "--rdzv-backend=etcd" in caught.value.hint
+        assert registers(Place("etcd", server.endpoint, "job")).hold("a", LONG_S).ours
+
+
+def test_no_gateway(tmp_path: Path, registers: New) -> None:
+    """Without the JSON gateway the error says to start etcd with it."""
+    with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
+        register = registers(Place("etcd", server.endpoint, "job"))
+        with pytest.raises(UsageError, match="has no JSON gateway at /v3") as caught:
+            register.hold("a", LONG_S)
+        assert "--enable-grpc-gateway" in caught.value.hint

@@ -1,0 +1,441 @@
+"""The register in a directory: locks, kills at any moment, and disks that refuse."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+from etcd_server import wait_for
+
+from relight.errors import UsageError
+from relight.rendezvous import file
+from relight.rendezvous.file import FileRegister
+from relight.rendezvous.register import NOBODY, Record, Register
+
+LONG_S = 60.0
+SHORT_S = 0.4
+NOBODY_S_ID = 65534
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def new(shared: Path) -> Callable[[], Register]:
+    return lambda: file.open(str(shared), "job", {})
+
+
+@pytest.fixture
+def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+    """Start a piece of Python; it is killed at the end."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(code: str, *arguments: object, command: tuple[str, ...] = (), **options: object):
+        processes.append(
+            subprocess.Popen(
+                [*command, sys.executable, "-c", code, *map(str, arguments)],
+                env=clean_environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                **options,
+            )
+        )
+        return processes[-1]
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.communicate(timeout=60)
+
+
+def test_what_is_in_the_directory(shared: Path, new: Callable[[], Register]) -> None:
+    """The directory is made for this user alone; after the job only an empty lock is left."""
+    register = new()
+    register.hold("", LONG_S)
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o700
+    register.hold("10.0.0.1:29400", LONG_S)
+    register.hold("10.0.0.1:29400", LONG_S)
+    assert json.loads((shared / "job").read_text())["value"] == "10.0.0.1:29400"
+    assert {path.name for path in shared.iterdir()} == {"job", "job.lock"}
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in shared.iterdir())
+    register.release()
+    assert [(path.name, path.stat().st_size) for path in shared.iterdir()] == [("job.lock", 0)]
+
+
+def test_a_directory_that_is_there_stays_as_it_is(
+    shared: Path, new: Callable[[], Register]
+) -> None:
+    """The permissions of a directory that the user made are the user's."""
+    shared.mkdir(mode=0o755)
+    assert new().hold("a", LONG_S).ours
+    assert stat.S_IMODE(shared.stat().st_mode) == 0o755
+
+
+def test_a_new_directory_in_the_middle_of_a_job(shared: Path, new: Callable[[], Register]) -> None:
+    """Somebody removes everything: whoever asks next takes the register, and no call fails."""
+    first, second = new(), new()
+    before = first.hold("first", LONG_S)
+    shutil.rmtree(shared)
+    assert second.hold("", LONG_S) == NOBODY
+    after = first.hold("first", LONG_S)
+    assert after.ours
+    assert after.revision != before.revision
+
+
+def test_one_look_frees_nothing(new: Callable[[], Register]) -> None:
+    """A node that has just come waits for the whole time to live, however old the record is."""
+    first, second, third = new(), new(), new()
+    first.hold("first", SHORT_S)
+    second.hold("", SHORT_S)
+    time.sleep(2 * SHORT_S)
+    assert third.hold("third", SHORT_S).value == "first"
+    assert second.hold("second", SHORT_S).ours
+    assert third.hold("third", SHORT_S).value == "second"
+
+
+def test_the_longer_time_counts(new: Callable[[], Register]) -> None:
+    """A node that was given a shorter time to live than the holder waits for the holder's."""
+    first, second = new(), new()
+    first.hold("first", LONG_S)
+    second.hold("second", SHORT_S)
+    time.sleep(2 * SHORT_S)
+    assert second.hold("second", SHORT_S).value == "first"
+
+
+def test_a_stopped_clock_elsewhere(shared: Path, new: Callable[[], Register]) -> None:
+    """Times of files are not looked at: a record from the future or the past counts alike."""
+    first, second = new(), new()
+    for moment in (0, 2**33):
+        first.hold("first", LONG_S)
+        os.utime(shared / "job", (moment, moment))
+        assert second.hold("second", LONG_S).value == "first"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "hello", "\0" * 4096, "[" * 50000, "x" * 200_000, "9" * 5000]
+    + [
+        json.dumps({"token": "t", "value": "v", "revision": "t.1", "beat": 1, "ttl_s": 1} | change)
+        for change in (
+            {"token": 1}, {"revision": ""}, {"value": None}, {"ttl_s": "1"}, {"ttl_s": -1},
+            {"ttl_s": float("inf")}, {"ttl_s": float("nan")}, {"more": 1}, {"beat": "1"},
+        )
+    ],
+    ids=lambda text: repr(text[:70]),
+)  # fmt: skip
+def test_a_record_that_is_none(shared: Path, new: Callable[[], Register], text: str) -> None:
+    """What can't be read counts as somebody's: taken once it was the same for the whole time."""
+    shared.mkdir()
+    (shared / "job").write_text(text)
+    first, second = new(), new()
+    seen = first.hold("first", SHORT_S)
+    assert (seen.value, seen.ours) == ("", False)
+    assert seen.revision
+    time.sleep(SHORT_S)
+    (shared / "job").write_text(f"{text[:100]} ")  # it is still written
+    asked = time.monotonic()
+    assert not first.hold("first", SHORT_S).ours
+    wait_for(lambda: first.hold("first", SHORT_S).ours, "the record")
+    assert time.monotonic() >= asked + SHORT_S
+    assert second.hold("second", SHORT_S).value == "first"
+
+
+def test_an_unreadable_record_can_be_evicted(shared: Path, new: Callable[[], Register]) -> None:
+    """An eviction hits what was seen, and nothing that was written since."""
+    shared.mkdir()
+    (shared / "job").write_text("what")
+    register = new()
+    seen = register.hold("a", LONG_S)
+    (shared / "job").write_text("else")
+    register.evict(seen)
+    assert register.hold("a", LONG_S) != NOBODY
+    register.evict(register.hold("", LONG_S))
+    assert register.hold("a", LONG_S).ours
+
+
+LOCK = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+time.sleep(100)
+"""
+
+
+def test_somebody_keeps_the_lock(
+    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """A lock that is not given back is an error that names its holder; a kill gives it back."""
+    shared.mkdir()
+    process = python(LOCK, shared / "job.lock")
+    assert process.stdout.readline() == b"locked\n"
+    register = new()
+    assert register.hold("", LONG_S) == NOBODY  # looking takes no lock
+    with pytest.raises(OSError, match=f"job.lock has been locked .* by process {process.pid}"):
+        register.hold("a", LONG_S)
+    process.kill()
+    process.wait(60)
+    assert register.hold("a", LONG_S).ours
+
+
+def test_a_lock_of_this_process(
+    shared: Path, new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread of this process that does not come back is an error, no hang."""
+    monkeypatch.setattr(file, "_LOCK_S", 0.05)
+    with file._OF_THIS_PROCESS, pytest.raises(OSError, match="locked by another thread"):
+        new().hold("a", LONG_S)
+    assert new().hold("a", LONG_S).ours
+
+
+HOLD = """
+import sys
+from relight.rendezvous import file
+register = file.open(sys.argv[1], "job", {})
+value = 0
+while True:
+    value += 1
+    ours = register.hold(f"{sys.argv[2]} {value}", 0.2).ours
+    if value % 50 == 0 and ours:
+        print(value, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(
+    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """A holder that is killed while it writes leaves a whole record and a free lock."""
+    register = new()
+    for turn in range(15):
+        process = python(HOLD, shared, turn)
+        assert process.stdout.readline()
+        time.sleep(turn / 997)
+        process.kill()
+        process.wait(60)
+        record = json.loads((shared / "job").read_text())
+        assert record["value"].startswith(f"{turn} ")
+        asked = time.monotonic()
+        assert register.hold("tester", LONG_S).value == record["value"]
+        assert time.monotonic() - asked < 1  # nothing was waited for
+        wait_for(lambda: register.hold("tester", 0.2).ours, "the register")
+        register.release()
+        assert not (shared / "job").exists()
+
+
+@pytest.mark.slow
+def test_a_stopped_holder(
+    shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
+) -> None:
+    """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
+    process = python(HOLD, shared, "stopped")
+    assert process.stdout.readline()
+    register = new()
+
+    def stopped_without_lock() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            register.evict(Record("", "of nobody", False))
+        except OSError:  # stopped with the lock in its hands
+            process.send_signal(signal.SIGCONT)
+            return False
+        return True
+
+    wait_for(stopped_without_lock, "a stop between two calls")
+    wait_for(lambda: register.hold("other", 0.2).ours, "the register")
+    mine = register.hold("other", LONG_S)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.3)
+    assert register.hold("other", LONG_S) == mine
+
+
+def test_a_freeze_with_the_lock(
+    new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever was frozen while it wrote does not overwrite what came meanwhile."""
+    first, second = new(), new()
+    before = second.hold("second", LONG_S)
+    monkeypatch.setattr(file, "_FROZEN_S", -1.0)
+    with pytest.raises(OSError, match="took too long"):
+        second.hold("changed", LONG_S)
+    assert first.hold("first", LONG_S) == before._replace(ours=False)
+
+
+# What can't be.
+
+
+@pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
+def test_an_endpoint_that_is_no_full_path(endpoint: str) -> None:
+    """A path that is another one on each node is refused before anything starts."""
+    with pytest.raises(UsageError, match="expected the full path of a directory"):
+        file.open(endpoint, "job", {})
+
+
+def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
+    """Only the last directory of the path is made: what is above it is a disk that is missing."""
+    register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
+    with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/disk") as caught:
+        register.hold("", LONG_S)
+    assert "mounted" in caught.value.hint
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
+    """A path that leads to a file is an error that says so."""
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=f"rdzv-endpoint={path}: Not a directory"):
+            file.open(str(path), "job", {}).hold("a", LONG_S)
+
+
+def test_a_link_where_a_file_should_be(shared: Path, tmp_path: Path) -> None:
+    """Nothing is read or written through links that somebody has put there."""
+    shared.mkdir()
+    target = tmp_path / "target"
+    target.write_text("precious")
+    for name in ("job", "job.lock", "job.new"):
+        (shared / name).symlink_to(target)
+        with pytest.raises(UsageError, match="symbolic links"):
+            file.open(str(shared), "job", {}).hold("a", LONG_S)
+        (shared / name).unlink()
+    assert target.read_text() == "precious"
+
+
+TRY = """
+import sys
+from relight.errors import UsageError
+from relight.rendezvous import file
+try:
+    register = file.open(sys.argv[1], "job", {})
+    print(register.hold(sys.argv[2], 60))
+except UsageError as error:
+    print("never:", error.message, "|", error.hint)
+except OSError as error:
+    print("not now:", error)
+"""
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that every user reaches, with a copy of the source."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        (path / "shared").mkdir()
+        source = Path(file.__file__).parent.parent
+        shutil.copytree(source, path / "relight", ignore=shutil.ignore_patterns("__pycache__"))
+        yield path
+
+
+def test_a_directory_that_may_not_be_written(open_directory: Path) -> None:
+    """Without the permission to write, looking works, and holding says what is missing."""
+    shared = open_directory / "shared"
+    assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
+    shared.chmod(0o555)
+    user = {"user": NOBODY_S_ID, "extra_groups": []} if os.getuid() == 0 else {}
+    said = {}
+    for value in ("", "a"):
+        result = subprocess.run(
+            [_plain_python(), "-S", "-c", TRY, shared, value],
+            env={"PYTHONPATH": str(open_directory)},
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            **user,
+        )
+        said[value] = result.stdout
+    assert said[""] == f"{NOBODY}\n"
+    assert said["a"].startswith(f"never: --rdzv-endpoint={shared}: Permission denied | ")
+    assert "writable for this user on every node" in said["a"]
+
+
+def _plain_python() -> str:
+    """An interpreter that another user may run."""
+    for path in (os.path.realpath(sys.executable), "/usr/bin/python3"):
+        if os.access(path, os.X_OK) and all(
+            parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).parents
+        ):
+            return path
+    pytest.skip("no Python that every user may run")
+
+
+FULL = """
+import os, subprocess, sys, time
+from relight.rendezvous import file
+path = sys.argv[1]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", path], check=True)
+first, second = (file.open(f"{path}/shared", "job", {}) for _ in range(2))
+mine = first.hold("first", 60)
+assert mine.ours
+with open(f"{path}/filler", "wb", buffering=0) as filler:
+    try:
+        while True:
+            filler.write(bytes(512))
+    except OSError:
+        pass
+try:
+    first.hold("first", 60)
+    print("written")
+except OSError as error:
+    print(error)
+assert second.hold("second", 60) == mine._replace(ours=False), "the old record is whole"
+assert sorted(os.listdir(f"{path}/shared")) == ["job", "job.lock"]
+os.unlink(f"{path}/filler")
+assert first.hold("first", 60) == mine
+print("whole")
+"""
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    """On a full disk the old record stays whole, the error says it, and room is all it takes."""
+    unshare = ("unshare", "--mount", "--map-root-user")
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here, so no disk of a few kilobytes")
+    result = subprocess.run(
+        [*unshare, sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=clean_environment(),
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        f"{tmp_path}/shared is full: {os.strerror(errno.ENOSPC)}",
+        "whole",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "never"),
+    [(errno.EIO, False), (errno.ESTALE, False), (errno.EROFS, True), (errno.ENOTSUP, True)],
+)
+def test_errors_of_disks(
+    new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
+) -> None:
+    """A disk's trouble of a moment is asked again; what no waiting will change ends the job."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    register = new()
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.lockf", refuse)
+        with pytest.raises(UsageError if never else OSError, match=os.strerror(number)):
+            register.hold("a", LONG_S)
+    assert isinstance(register, FileRegister)
+    assert register.hold("a", LONG_S).ours
