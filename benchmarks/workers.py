@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -78,11 +79,12 @@ def first_s(name: str) -> float:
     return float(_run(FIRST[name])) - begin
 
 
-def slope_s(samples: dict[int, list[float]]) -> float:
-    """Seconds that one worker more takes, between 8 and the most that there are."""
+def slope_s(samples: dict[int, list[float]], of: Callable[[list[float]], float]) -> float:
+    """Seconds that one worker more takes, between 8 and the most that there are, of the medians or
+    of the least: what else the machine does only adds.
+    """
     most = max(samples)
-    few, many = (statistics.median(samples[number]) for number in (8, most))
-    return (many - few) / (most - 8)
+    return (of(samples[most]) - of(samples[8])) / (most - 8)
 
 
 def _run(command: list[str]) -> bytes:
@@ -150,10 +152,12 @@ def _as_text(numbers: Numbers, firsts: Firsts, rounds: int) -> str:
         cells = [_cell(numbers[name].get(number, [])) for name in NAMES]
         ratio = _median(numbers["relight"][number]) / _median(numbers["loop"][number])
         lines.append(f"| {number} | {' | '.join(cells)} | {ratio:.2f} |")
-    slopes = {name: slope_s(numbers[name]) for name in NAMES}
-    cells = [f"{1000 * slopes[name]:.3g}" for name in NAMES]
+    for title, of in (("medians", _median), ("least", min)):
+        slopes = {name: slope_s(numbers[name], of) for name in NAMES}
+        cells = [f"{1000 * slope:.2f}" for slope in slopes.values()]
+        ratio = slopes["relight"] / slopes["loop"]
+        lines.append(f"| one worker more, {title} | {' | '.join(cells)} | {ratio:.2f} |")
     lines += [
-        f"| one worker more | {' | '.join(cells)} | {slopes['relight'] / slopes['loop']:.2f} |",
         "",
         f"One worker more: between 8 and 256, of torchrun between 8 and {MOST_OF_TORCHRUN}.",
         "",

@@ -1,0 +1,120 @@
+"""What a job is, wherever it runs: an app of roles, each a number of replicas of one command.
+
+Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs one
+changed line. Everything is immutable; `to_json` and `from_json` are in `job/serial.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from types import MappingProxyType
+from typing import Any
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+class RetryPolicy(StrEnum):
+    """What is started again when a replica fails: it alone, its role, or the whole app."""
+
+    REPLICA = "REPLICA"
+    ROLE = "ROLE"
+    APPLICATION = "APPLICATION"
+
+
+class AppState(IntEnum):
+    """Where an app, or a replica, is."""
+
+    UNSUBMITTED = 0
+    SUBMITTED = 1
+    PENDING = 2
+    RUNNING = 3
+    SUCCEEDED = 4
+    FAILED = 5
+    CANCELLED = 6
+    UNKNOWN = 7
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more."""
+        return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Resource:
+    """What one replica needs. -1 is: not said.
+
+    `cpu` and `gpu` are numbers of logical cores and of devices, `memMB` is in MiB. `devices` are
+    extended resources by their Kubernetes names.
+    """
+
+    cpu: int
+    gpu: int
+    memMB: int  # noqa: N815  # the field's name in TorchX, and of the flag
+    capabilities: Mapping[str, Any] = NOTHING
+    devices: Mapping[str, int] = NOTHING
+    tags: Mapping[str, Any] = NOTHING
+
+
+UNSAID = Resource(-1, -1, -1)
+
+
+@dataclass(frozen=True)
+class BindMount:
+    """A directory or file of the host."""
+
+    src_path: str
+    dst_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class VolumeMount:
+    """A named volume of the scheduler."""
+
+    src: str
+    dst_path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceMount:
+    """A device of the host. `permissions` are letters of `rwm`."""
+
+    src_path: str
+    dst_path: str
+    permissions: str = "rwm"
+
+
+Mount = BindMount | VolumeMount | DeviceMount
+
+
+@dataclass(frozen=True)
+class Role:
+    """Replicas of one command. A replica is a node (a container, a task of Slurm), not a rank.
+
+    `min_replicas`: the job may run with so few; None for all. In `args`, the values of `env` and
+    `metadata`, macros stand for what only the scheduler knows (`job/macros.py`).
+    """
+
+    name: str
+    image: str
+    min_replicas: int | None = None
+    entrypoint: str = "<MISSING>"
+    args: tuple[str, ...] = ()
+    env: Mapping[str, str] = NOTHING
+    num_replicas: int = 1
+    max_retries: int = 0
+    retry_policy: RetryPolicy = RetryPolicy.APPLICATION
+    resource: Resource = UNSAID
+    port_map: Mapping[str, int] = NOTHING
+    metadata: Mapping[str, Any] = NOTHING
+    mounts: tuple[Mount, ...] = ()
+
+
+@dataclass(frozen=True)
+class AppDef:
+    """A job: its roles run, and end, together."""
+
+    name: str
+    roles: tuple[Role, ...] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""Where jobs run: one file a scheduler, the same verbs (`api`)."""

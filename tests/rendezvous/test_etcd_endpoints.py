@@ -1,0 +1,141 @@
+"""Endpoints of etcd where something else listens, or nothing, or that can't be read."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+from etcd_server import EtcdServer
+
+from relight.errors import UsageError
+from relight.rendezvous import etcd
+from relight.rendezvous.register import NOBODY, Register
+from rendezvous.claims import OPEN, Place
+
+New = Callable[..., Register]
+LONG_S = 60.0
+
+
+@pytest.fixture(params=["etcd", "etcd-v2"])
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+VERSION = b'{"etcdserver":"3.4.0","etcdcluster":"3.4.0"}'
+REPLIES = {
+    "nothing": b"",
+    "text": b"220 mail.example.com ESMTP\r\n",
+    "bytes": bytes(range(256)),
+    "no body": HEAD + b"Content-Length: 0\r\n\r\n",
+    "short": HEAD + b"Content-Length: 100\r\n\r\n{}",
+    "list": HEAD + b"Content-Length: 2\r\n\r\n[]",
+    "object": HEAD + b"Content-Length: 2\r\n\r\n{}",
+    "page": b"HTTP/1.1 200 OK\r\n\r\n<html>Please log in</html>",
+    "deep": HEAD + b"\r\n" + b"[" * 60000,
+    "long": HEAD + b"\r\n" + b" " * 1_000_000,
+    "endless": HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"400\r\n" + b"x" * 0x400 + b"\r\n",
+    "headers": HEAD + b"X: y\r\n" * 200 + b"\r\n{}",
+    "redirect": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "error": b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 4\r\n\r\noops",
+    "numbers": HEAD + b"Content-Length: %d\r\n\r\n%s" % (80, b'{"header":{},"kvs":[{"create_'
+        b'revision":"' + b"9" * 10 + b'","value":"!"}],"node":1   }'),
+}  # fmt: skip
+
+
+@pytest.fixture
+def impostor() -> Iterator[Callable[[bytes], str]]:
+    """Something that answers every request alike; /version as etcd does if asked to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    reply = [b""]
+
+    def serve() -> None:
+        while True:
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            client.settimeout(5)
+            with client:
+                try:
+                    request = client.recv(65536)
+                    if b"GET /version" in request and reply[0][:1] == b"v":
+                        client.sendall(HEAD + b"Content-Length: 44\r\n\r\n" + VERSION)
+                        request = client.recv(65536)
+                    client.sendall(reply[0].removeprefix(b"v"))
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+
+    def begin(answer: bytes) -> str:
+        reply[0] = answer
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield begin
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(20)
+    listener.close()
+
+
+@pytest.mark.parametrize("with_version", [False, True])
+@pytest.mark.parametrize("name", list(REPLIES))
+def test_nonsense(
+    impostor: Callable[[bytes], str], name: str, with_version: bool, backend: str, registers: New
+) -> None:
+    """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
+    endpoint = impostor(b"v" * with_version + REPLIES[name])
+    register = registers(Place(backend, endpoint, "job"))
+    for value in ("", "mine"):
+        with pytest.raises(OSError, match=endpoint) as caught:
+            register.hold(value, LONG_S)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+def test_nobody_listens(backend: str, registers: New) -> None:
+    """Each endpoint that was tried is in the error, with its reason."""
+    with socket.create_server(("127.0.0.1", 0)) as full:
+        silent = f"127.0.0.1:{full.getsockname()[1]}"
+        register = registers(Place(backend, f"{silent},127.0.0.1:1,name.invalid", "job"))
+        with pytest.raises(OSError, match="etcd at") as caught:
+            register.hold("a", 1.0)
+    assert f"etcd at {silent}: no answer within 0.5 s" in str(caught.value)
+    assert "etcd at 127.0.0.1:1: Connection refused" in str(caught.value)
+    assert "etcd at name.invalid:2379: the name does not resolve" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "says"),
+    [
+        ("", "no --rdzv-endpoint"),
+        ("host:0", "port 0"),
+        ("host:99999", "from 0 to 65535"),
+        ("host:port", "expected a port number"),
+        ("host:2379,", "missing"),
+        ("http://host:2379", "=http://host:2379 names no host"),
+        ("[::1", "expected"),
+    ],
+)
+def test_an_endpoint_that_can_t_be(backend: str, endpoint: str, says: str) -> None:
+    """An endpoint that can't be read is found before anything starts."""
+    with pytest.raises(UsageError, match=says):
+        OPEN[backend](endpoint, "job", {})
+
+
+def test_ipv6_and_names(server: EtcdServer, registers: New, backend: str) -> None:
+    """An endpoint may be a name, or an address in brackets."""
+    port = server.ports[0]
+    assert registers(Place(backend, f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
+    with pytest.raises(OSError, match=r"etcd at \[::1\]:1: "):
+        registers(Place(backend, "[::1]:1", "names")).hold("", LONG_S)
+    assert registers(Place(backend, f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
+
+
+def test_settings_reach_the_register() -> None:
+    """What is wrong in --rdzv-conf is refused when the register is opened."""
+    with pytest.raises(UsageError, match="protocol=ftp"):
+        etcd.open("host", "job", {"protocol": "ftp"})
+    with pytest.raises(UsageError, match="not a known key"):
+        etcd.open_v2("host", "job", {"protokoll": "http"})
