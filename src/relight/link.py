@@ -255,12 +255,21 @@ class RemoteLink:
         waited = self._loop.now() - self._since
         if waited > self._settings.join_timeout_s:
             text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
-            self._owner.told(End(EXIT_GROUP, text, (), None))
+            report = f"error: {text}", *self._what_is_wrong()
+            self._owner.told(End(EXIT_GROUP, text, report, None))
             return
         if reason not in self._told and waited >= 1:
             self._told.add(reason)
             self._owner.say(f"waiting for the coordinator at {self._meeting.where}: {reason}")
         self._timer = self._loop.call_after(seconds, again or self._seek)
+
+    def _what_is_wrong(self) -> list[str]:
+        """Look at the endpoint from here, for 2 s at most."""
+        if not self._meeting.hosts:
+            return []
+        from relight.doctor import at_timeout
+
+        return at_timeout(self._meeting.host, self._meeting.port)
 
     def _try_to_host(self) -> bool:
         """Host the endpoint if it is an address of this machine and its port is free.

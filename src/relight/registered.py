@@ -85,6 +85,7 @@ class RegisteredLink(RemoteLink):
         self._holding = hold(loop, meeting, self._on_renewed, self._resign, self._say)
         self._record = NOBODY
         self._sock: socket.socket | None = None
+        self._reached = False
         self._enough = False
         """Whether so many nodes reach this coordinator that they may train."""
         self._first = False
@@ -130,11 +131,12 @@ class RegisteredLink(RemoteLink):
     def _on_found(self, found: Answer) -> None:
         if self._closed:
             return
-        if isinstance(found, UsageError):
+        self._reached = self._reached or isinstance(found, Record)
+        if isinstance(found, UsageError) and not self._reached:
             hint = f"; {found.hint}" if found.hint else ""
             self._owner.told(End(found.exit_code, found.message + hint, (), None))
         elif isinstance(found, Exception):
-            self._retry(str(found), seconds=_ASK_AGAIN_S)
+            self._retry(str(found), seconds=_ASK_AGAIN_S)  # what has worked once may work again
         elif found.ours and self._sock is not None:
             sock, self._sock = self._sock, None
             self._coordinator = self._make_coordinator(sock)

@@ -254,6 +254,8 @@ def test_the_coordinator_host_stays_away(lab: Lab, tmp_path: Path) -> None:
     for agent in agents[1:]:
         assert agent.wait() == 3, agent.text
         assert "no coordinator at node1:29400" in agent.text
+        assert "error    node1:29400: no answer" in agent.text  # what `relight doctor` sees
+        assert "relight doctor --nnodes=N --rdzv-endpoint=node1:29400" in agent.text
     assert not job.running("node2")
 
 

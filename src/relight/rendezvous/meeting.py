@@ -53,6 +53,13 @@ class Meeting(NamedTuple):
     security: Security
 
     @property
+    def doctor(self) -> str:
+        """What finds out why nodes don't meet."""
+        if self.register is not None:
+            return "`relight doctor` looks at each machine"
+        return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
+
+    @property
     def host(self) -> str:
         """The first host of the endpoint."""
         return self.hosts[0][0]

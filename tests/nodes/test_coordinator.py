@@ -1,0 +1,110 @@
+"""`relight coordinator`: a head node that coordinates and does not train."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, Launch, clean_environment
+from netlab import Lab
+
+from nodes.jobs import Job, c10d
+
+pytestmark = pytest.mark.slow
+
+
+def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
+    """Start it on node4; return when it listens."""
+    with path.open("wb") as file:
+        process = lab["node4"].start(
+            [*RELIGHT, "coordinator", "--bind=node4", "-v", *flags],
+            stdout=file,
+            stderr=file,
+            env=clean_environment(TMPDIR=str(path.parent)),
+        )
+    end = time.monotonic() + 20
+    while "coordinating the jobs that meet at node4:29400" not in path.read_text():
+        assert time.monotonic() < end, path.read_text()
+        assert process.poll() is None, path.read_text()
+        time.sleep(0.02)
+    return process
+
+
+def test_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
+    """Kill -9 of the head's process: workers run on, without a pause, into its next life."""
+    first = coordinate(lab, tmp_path / "first.txt")
+    job = Job(lab, tmp_path, *c10d("node4", "3"))
+    agents = [job.start(f"node{number}") for number in (1, 2, 3)]
+    job.until_runs(agents, 3)
+    first.kill()
+    first.wait()
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert all(job.running(agent.host) for agent in agents), job.report()
+    second = coordinate(lab, tmp_path / "second.txt")
+    job.until(lambda: "job test: its first node has come" in (tmp_path / "second.txt").read_text())
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        assert all(job.running(agent.host) for agent in agents), job.report()
+    assert not any("stand still" in agent.text for agent in agents), job.report()
+    assert all(len(agent.workers) == 1 for agent in agents)
+    job.tell("fail.1")  # and it does coordinate
+    assert [agent.wait() for agent in agents] == [1, 1, 1]
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(20) == 0
+
+
+def test_it_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
+    """Two jobs with ids of their own at one head, beside each other and one after the other."""
+    path = tmp_path / "head.txt"
+    head = coordinate(lab, path)
+    for _ in range(2):
+        jobs = []
+        for name in ("a", "b"):
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            jobs.append(Job(lab, folder, *c10d("node4", "2"), f"--rdzv-id={name}"))
+        started = [[job.start("node1"), job.start("node2")] for job in jobs]
+        for job, agents in zip(jobs, started, strict=True):
+            job.until_runs(agents, 2)
+            assert {w.world for agent in agents for w in agent.workers} == {2}
+        for job in jobs:
+            assert job.stop() == [0, 0]
+            (job.directory / "stop").unlink()
+        jobs[0].until(lambda: path.read_text().count("its nodes have gone") % 2 == 0)
+    assert path.read_text().count("job a: its first node has come") == 2
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 0
+
+
+def test_a_token_is_needed(lab: Lab, tmp_path: Path) -> None:
+    """A head with a token turns away agents without it, and says so."""
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    path = tmp_path / "head.txt"
+    coordinate(lab, path, f"--rdzv-conf=token_file={token}")
+    job = Job(lab, tmp_path, *c10d("node4", "1:2", "--rdzv-conf=join_timeout=4"))
+    agent = job.start("node1")
+    assert agent.wait() == 3
+    assert "turned away" in path.read_text()
+
+
+def test_bad_command_lines(launch: Launch) -> None:
+    """Refused before anything is bound, with what to write instead."""
+    for flags, message in (
+        (["x"], "takes flags only"),
+        (["--bind=192.0.2.250:1"], "can't listen at 192.0.2.250:1"),
+        (["--bind=a,b"], "expected one HOST"),
+        (["--bind=nosuch.invalid"], "nosuch.invalid"),
+        (["--rdzv-backend=static"], "node rank 0 coordinates"),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=x"], "without --rdzv-id"),
+        (["--rdzv-endpoint=x"], "--bind says where to listen"),
+        (["--rdzv-conf=nosuch=1"], "nosuch is not a known key"),
+    ):
+        result = launch("coordinator", *flags)
+        assert (result.returncode, result.stdout) == (2, ""), result
+        assert message in result.stderr
+        assert "Traceback" not in result.stderr
+    assert json.dumps(launch("coordinator", "--help").stdout).count("--bind") >= 2

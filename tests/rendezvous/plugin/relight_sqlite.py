@@ -1,0 +1,81 @@
+"""An example of a plug-in: a register in an SQLite database, for nodes on one machine.
+
+    relight run --rdzv-backend=sqlite --rdzv-endpoint=/path/to/meet.db …
+
+It counts the time to live by the clock of the machine, which all nodes share here.
+"""
+
+import sqlite3
+import time
+import uuid
+from collections.abc import Mapping
+
+from relight.errors import UsageError
+from relight.rendezvous.register import NOBODY, Record, Register
+
+
+class SqliteRegister:
+    """One row a job."""
+
+    def __init__(self, path: str, job: str) -> None:
+        self.own_address = ""
+        self._path, self._job = path, job
+        self._token = uuid.uuid4().hex
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        with self._open() as database:
+            database.execute("DELETE FROM jobs WHERE until < ?", (time.monotonic(),))
+            if value:
+                database.execute(
+                    "INSERT INTO jobs VALUES (?, ?, ?, ?) ON CONFLICT (job) DO UPDATE "
+                    "SET until = excluded.until, value = excluded.value "
+                    "WHERE token = excluded.token",
+                    (self._job, value, self._token, time.monotonic() + ttl_s),
+                )
+            row = database.execute(
+                "SELECT value, token FROM jobs WHERE job = ?", (self._job,)
+            ).fetchone()
+        return Record(row[0], row[1], row[1] == self._token) if row else NOBODY
+
+    def evict(self, record: Record) -> None:
+        with self._open() as database:
+            database.execute(
+                "DELETE FROM jobs WHERE job = ? AND token = ?", (self._job, record.revision)
+            )
+
+    def release(self) -> None:
+        self.evict(Record("", self._token, ours=True))
+        self._token = uuid.uuid4().hex
+
+    def close(self) -> None:
+        """Nothing is open between two calls."""
+
+    def _open(self) -> sqlite3.Connection:
+        try:
+            database = _Closing(self._path, isolation_level="IMMEDIATE", timeout=2)
+            database.execute(
+                "CREATE TABLE IF NOT EXISTS jobs (job PRIMARY KEY, value, token, until REAL)"
+            )
+            database.execute("BEGIN IMMEDIATE")
+        except sqlite3.Error as error:
+            raise OSError(f"{self._path}: {error}") from None
+        return database
+
+
+class _Closing(sqlite3.Connection):
+    """`with` commits, and closes as well."""
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)  # type: ignore[arg-type]
+        self.close()
+
+
+def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
+    """What the entry point leads to; `pairs` are those of --rdzv-conf, its own ones included."""
+    unknown = [name for name in pairs if name.startswith("sqlite_")]
+    if unknown or not endpoint.endswith(".db"):
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint}: expected the path of a .db file",
+            hint=f"and no {', '.join(unknown)}" if unknown else "",
+        )
+    return SqliteRegister(endpoint, job)

@@ -1,0 +1,62 @@
+"""A rendezvous backend is a plug-in: the example in `plugin/`, found by its entry point."""
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+from nodes.jobs import Job, OneMachine
+
+PLUGIN = str(Path(__file__).with_name("plugin"))
+
+
+@pytest.mark.slow
+def test_nodes_meet_by_a_plug_in(tmp_path: Path) -> None:
+    """Two nodes find each other in an SQLite file; a coordinator that is killed is replaced."""
+    where = f"--rdzv-endpoint={tmp_path}/meet.db"
+    flags = ("--rdzv-backend=sqlite", where, "--rdzv-id=job", "--nnodes=1:3")
+    with OneMachine() as here:
+        job = Job(here, tmp_path, *flags, "--rdzv-conf=last_call_timeout=2,my_own_key=1")
+        agents = [job.start(f"agent{number}", PYTHONPATH=PLUGIN) for number in range(3)]
+        job.until_runs(agents, 3)
+        # Whoever coordinates is the one to whom nobody else has to be announced.
+        job.kill(agents[0], signal.SIGKILL)
+        job.until_runs(agents[1:], 2, generation=1)
+        job.tell("stop")
+        assert [agent.wait() for agent in agents[1:]] == [0, 0]
+
+
+def refused(launch: Launch, *flags: str) -> str:
+    result: subprocess.CompletedProcess[str] = launch(
+        "run", "--nnodes=2", "--rdzv-id=x", *flags, "--no-python", "true", PYTHONPATH=PLUGIN
+    )
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+def test_unknown_names_list_the_known_ones(launch: Launch) -> None:
+    """A backend that is nobody's is refused with all names, those of plug-ins included."""
+    text = refused(launch, "--rdzv-backend=sqlit", "--rdzv-endpoint=/x.db")
+    assert "static, c10d, etcd, etcd-v2, file, broken, sqlite; did you mean sqlite?" in text
+    assert "relight.rendezvous" in text
+
+
+def test_a_plug_in_that_can_not_be_loaded(launch: Launch) -> None:
+    """What is wrong with it is said in one line."""
+    text = refused(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
+    assert "the plug-in relight_nowhere:open can't be loaded: ModuleNotFoundError" in text
+
+
+def test_a_plug_in_refuses_an_endpoint(launch: Launch) -> None:
+    """Its own checks come before anything is started."""
+    text = refused(launch, "--rdzv-backend=sqlite", "--rdzv-endpoint=/x")
+    assert "--rdzv-endpoint=/x: expected the path of a .db file" in text
+
+
+def test_an_unknown_backend_is_refused_for_one_node_too(launch: Launch) -> None:
+    """Also where nobody is to be met."""
+    result = launch("run", "--rdzv-backend=c10", "--no-python", "true")
+    assert result.returncode == 2
+    assert "did you mean c10d?" in result.stderr
