@@ -14,10 +14,11 @@ the same moments of the other run. What counts is the difference within pairs: t
 the import to the end, less what the steps made in that time would have taken at the pace of before.
 
 Nothing else should run on the machine meanwhile. How many processors others keep busy during a run
-is measured: the machine's busy time less the job's. With `--quiet 0.1` a pair with more than that
-does not count and is made again, at most as often as there are pairs; nor does one in which the run
-without an import, made first, turns out to be too short for the phases. Writes `study.json` and
-`study.md` into `benchmarks/results/` (`--out` for another directory).
+is measured: the machine's busy time less the job's. With `--quiet 0.2` a pair waits for a moment
+with less than that, up to a minute, and a pair with more does not count and is made again, at most
+as often as there are pairs. Neither does a pair count whose first run, without an import, turns out
+to be too short for the phases of the other, or whose job fails. Writes `study.json` and `study.md`
+into `benchmarks/results/` (`--out` for another directory).
 """
 
 import argparse
@@ -39,9 +40,10 @@ from benchmarks.warm import agent, directory, events, step, until
 
 VARIANTS = {"both": 2, "one": 1}
 TITLES = {"both": "2 workers on 2 processors", "one": "1 worker, other processors idle"}
-FROM_S, AFTER_S, LEAST_S = 5.0, 8.0, 28.0
+FROM_S, AFTER_S, LEAST_S = 5.0, 8.0, 20.0
 PHASES = ("before", "import", "after")
 _SAMPLES = 10_000
+_GLANCE_S, _PATIENCE_S = 2.0, 60.0
 
 
 class Run(NamedTuple):
@@ -89,6 +91,15 @@ def run(launcher: str, nproc: int, least_s: float) -> Run:
     mib = log["PreloadReady"]["mib"] if marks else 0.0
     started, ready = marks or (0.0, 0.0)
     return Run([at - begin for at in ends], started, ready, mib, others)
+
+
+def _wait_for(quiet: float) -> None:
+    """Wait until others leave the processors alone, but not for ever."""
+    end, others = time.monotonic() + _PATIENCE_S, float("inf")
+    while others > quiet and time.monotonic() < end:
+        before = _others_s()
+        time.sleep(_GLANCE_S)
+        others = (_others_s() - before) / _GLANCE_S
 
 
 def _others_s() -> float:
@@ -160,7 +171,13 @@ def main() -> None:
         for variant in options.only:
             if sum(each.variant == variant for each in pairs) == options.pairs:
                 continue
-            made, least_s[variant] = pair(variant, bool(number % 2), least_s[variant])
+            if options.quiet < float("inf"):
+                _wait_for(options.quiet)
+            try:
+                made, least_s[variant] = pair(variant, number % 2 == 0, least_s[variant])
+            except RuntimeError as error:  # it does not count, and is said
+                print(error, flush=True)
+                continue
             print(made, flush=True)
             if made is not None and made.others <= options.quiet:
                 pairs.append(made)

@@ -162,13 +162,14 @@ def agent(
         variables["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     else:
         flags = [*flags, "--log-dir=logs", "--shutdown-timeout=5"]
-    process = subprocess.Popen(
-        [*LAUNCHERS[launcher], *flags, WORKER, *arguments],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    with open("stderr", "ab") as stderr:
+        process = subprocess.Popen(
+            [*LAUNCHERS[launcher], *flags, WORKER, *arguments],
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
     limit = threading.Timer(LIMIT_S, kill, [process])
     limit.start()
     try:
@@ -177,7 +178,8 @@ def agent(
             Path("stop").touch()
             process.communicate(timeout=60)
             if process.returncode:
-                raise RuntimeError(f"{launcher} ended with {process.returncode}")
+                said = Path("stderr").read_text(errors="replace")[-4000:]
+                raise RuntimeError(f"{launcher} ended with {process.returncode}\n{said}")
     finally:
         limit.cancel()
         kill(process)
@@ -272,11 +274,17 @@ def _as_table(samples: Samples, launchers: list[str]) -> str:
     ]
     for row, values in samples.items():
         cells = [
-            f"{statistics.median(v):.3g} ({min(v):.3g} … {max(v):.3g}; {len(v)})" if v else ""
+            f"{_number(statistics.median(v))} ({_number(min(v))} … {_number(max(v))}; {len(v)})"
+            if v
+            else ""
             for v in (values.get(name, []) for name in launchers)
         ]
         lines.append(f"| {row} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _plot(samples: Samples, path: str) -> None:

@@ -23,7 +23,8 @@ names = ("RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZ
     "ROLE_WORLD_SIZE TORCHELASTIC_RESTART_COUNT MASTER_ADDR MASTER_PORT").split()
 variables = {k: os.environ[k] for k in names}
 os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
-name, end = f"count.{os.uname().nodename}.{os.getpid()}", time.monotonic() + 120
+name = f"count.{os.uname().nodename}.{os.getpid()}"
+end = time.monotonic() + float(os.environ.get("WORKER_S", 120))
 count, file = 0, os.open(name, os.O_WRONLY | os.O_CREAT)
 while time.monotonic() < end and not os.path.exists("stop"):
     count += 1

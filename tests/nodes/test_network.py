@@ -16,10 +16,12 @@ pytestmark = pytest.mark.slow
 NOTICED_S = 6.0
 
 
-def begin(lab: Lab, tmp_path: Path, nodes: str, hosts: int) -> tuple[Job, list[AgentOn]]:
+def begin(
+    lab: Lab, tmp_path: Path, nodes: str, hosts: int, **variables: str
+) -> tuple[Job, list[AgentOn]]:
     job = Job(lab, tmp_path, *c10d("node1", nodes, "--rdzv-conf=last_call_timeout=1"),
               "--max-restarts=1")  # fmt: skip
-    agents = [job.start(f"node{number}") for number in range(1, hosts + 1)]
+    agents = [job.start(f"node{number}", **variables) for number in range(1, hosts + 1)]
     job.until_runs(agents, hosts)
     return job, agents
 
@@ -31,7 +33,7 @@ def generations(agent: AgentOn) -> int:
 
 def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:
     """Loss, jitter and busy cores for a while."""
-    job, agents = begin(lab, tmp_path, "3:4", 4)
+    job, agents = begin(lab, tmp_path, "3:4", 4, WORKER_S=str(seconds + 120))
     lab.set(jitter_ms=200, loss=0.05)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:

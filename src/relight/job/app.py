@@ -4,13 +4,17 @@ Names and meanings are those of TorchX's specs (nightly 2026-10), so that a comp
 changed line. Everything is immutable; `to_json` and `from_json` are in `job/serial.py`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
 from types import MappingProxyType
 from typing import Any
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def _nothing() -> Mapping[str, Any]:
+    return NOTHING
 
 
 class RetryPolicy(StrEnum):
@@ -50,9 +54,14 @@ class Resource:
     cpu: int
     gpu: int
     memMB: int  # noqa: N815  # the field's name in TorchX, and of the flag
-    capabilities: Mapping[str, Any] = NOTHING
-    devices: Mapping[str, int] = NOTHING
-    tags: Mapping[str, Any] = NOTHING
+    capabilities: Mapping[str, Any] = field(default_factory=_nothing)
+    devices: Mapping[str, int] = field(default_factory=_nothing)
+    tags: Mapping[str, Any] = field(default_factory=_nothing)
+
+    @staticmethod
+    def copy(original: "Resource", **capabilities: Any) -> "Resource":
+        """Return a copy of `original` with more capabilities."""
+        return replace(original, capabilities={**original.capabilities, **capabilities})
 
 
 UNSAID = Resource(-1, -1, -1)
@@ -100,15 +109,19 @@ class Role:
     image: str
     min_replicas: int | None = None
     entrypoint: str = "<MISSING>"
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = NOTHING
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=_nothing)
     num_replicas: int = 1
     max_retries: int = 0
     retry_policy: RetryPolicy = RetryPolicy.APPLICATION
     resource: Resource = UNSAID
-    port_map: Mapping[str, int] = NOTHING
-    metadata: Mapping[str, Any] = NOTHING
-    mounts: tuple[Mount, ...] = ()
+    port_map: Mapping[str, int] = field(default_factory=_nothing)
+    metadata: Mapping[str, Any] = field(default_factory=_nothing)
+    mounts: Sequence[Mount] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "args", tuple(self.args))
+        object.__setattr__(self, "mounts", tuple(self.mounts))
 
 
 @dataclass(frozen=True)
@@ -116,5 +129,8 @@ class AppDef:
     """A job: its roles run, and end, together."""
 
     name: str
-    roles: tuple[Role, ...] = ()
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    roles: Sequence[Role] = ()
+    metadata: Mapping[str, str] = field(default_factory=_nothing)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "roles", tuple(self.roles))
