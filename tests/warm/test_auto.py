@@ -19,6 +19,10 @@ SOON = (
 )  # fmt: skip
 
 
+PLAIN = ("setpriv", "--bounding-set=-sys_nice", "--inh-caps=-sys_nice")
+"""Runs a program as a user runs it: what has a low priority keeps it."""
+
+
 def events(logs: Path, kind: str) -> list[dict[str, object]]:
     found = [json.loads(x) for x in next(logs.glob("*/events.jsonl")).read_text().splitlines()]
     return [event for event in found if event["event"] == kind]
@@ -26,7 +30,7 @@ def events(logs: Path, kind: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
-    def run(text: str, *, preload: bool = True, **variables: str) -> Path:
+    def run(text: str, *, under: tuple[str, ...] = (), **variables: str) -> Path:
         """Run `text` in two generations, the second with a warm spawner; return the logs."""
         path = script(
             text
@@ -43,7 +47,7 @@ sys.exit(1)
         )
         logs = tmp_path / "logs"
         agent = start("run", "--preload=auto", "--max-restarts=1", f"--log-dir={logs}", "-r1",
-                      path, command=SOON, variables=variables)  # fmt: skip
+                      path, command=(*under, *SOON), variables=variables)  # fmt: skip
         deadline = time.monotonic() + 60
         while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
             assert time.monotonic() < deadline
@@ -70,6 +74,19 @@ def test_the_second_generation_has_what_the_first_imported(
     )
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv tomllib\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="setpriv takes a capability away, which root has")
+def test_without_privileges_workers_have_the_usual_priority(run: Callable[..., Path]) -> None:
+    """Where there is no way back from SCHED_IDLE, workers that are forked warm are not idle ones."""
+    logs = run(
+        BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
+        under=PLAIN,
+    )
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    cold, warm = (next(logs.glob(f"*/attempt_{n}/0/stdout.log")).read_text() for n in (0, 1))
+    assert cold == f"{os.SCHED_OTHER} {os.getpriority(os.PRIO_PROCESS, 0)}\n"
+    assert warm == cold + "csv\n"
 
 
 def test_a_users_module_on_pythonpath_is_not_preloaded(
