@@ -78,7 +78,7 @@ def test_the_second_generation_has_what_the_first_imported(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="setpriv takes a capability away, which root has")
 def test_without_privileges_workers_have_the_usual_priority(run: Callable[..., Path]) -> None:
-    """Where there is no way back from SCHED_IDLE, workers that are forked warm are not idle ones."""
+    """Where nothing leads back from SCHED_IDLE, workers that are forked warm are not idle ones."""
     logs = run(
         BEFORE + "import csv, os\nprint(os.sched_getscheduler(0), os.getpriority(0, 0))",
         under=PLAIN,
