@@ -39,7 +39,7 @@ from relight.core.messages import (
 from relight.core.ranks import Assignment, Generation, Place
 from relight.core.supervision import End as WorkerEnd
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import EXIT_GROUP, MachineError, exit_code_of_signal, many, signal_name
+from relight.errors import MachineError, exit_code_of_signal, many, signal_name
 from relight.events import (
     Ended,
     Event,
@@ -242,8 +242,6 @@ class Agent:
     def _finish(self, end: End) -> tuple[int, str]:
         if end.exit_code:
             self.say("\n".join(end.report or (f"error: {end.reason}",)))
-        if end.exit_code == EXIT_GROUP and self.job.meeting is not None:
-            self.say(f"hint: on all nodes at the same time, {self.job.meeting.doctor}")
         if end.root is not None:
             self._tell_parent(end.root)
         return end.exit_code, end.reason

@@ -256,7 +256,7 @@ class RemoteLink:
         if waited > self._settings.join_timeout_s:
             text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
             report = f"error: {text}", *self._what_is_wrong()
-            self._owner.told(End(EXIT_GROUP, text, report, None))
+            self._tell(End(EXIT_GROUP, text, report, None))
             return
         if reason not in self._told and waited >= 1:
             self._told.add(reason)
@@ -265,7 +265,7 @@ class RemoteLink:
 
     def _what_is_wrong(self) -> list[str]:
         """Look at the endpoint from here, for 2 s at most."""
-        if not self._meeting.hosts:
+        if not self._meeting.hosts or self._unfit_since is not None:
             return []
         from relight.doctor import at_timeout
 
@@ -325,7 +325,7 @@ class RemoteLink:
         """The coordinator in this process says something."""
         if isinstance(message, Confirm | Form):
             self._lease_of_own()
-        self._owner.told(message)
+        self._tell(message)
 
     def _lease_of_own(self) -> None:
         """What this process coordinates can't go on without it."""
@@ -366,7 +366,7 @@ class RemoteLink:
             self._confirmed = True
             self._lease(self._echoed_at + self._meeting.lease_s)
         if isinstance(told, FromCoordinator):
-            self._owner.told(told)
+            self._tell(told)
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """The connection is gone, or could not be made."""
@@ -460,6 +460,15 @@ class RemoteLink:
             self._beats.close()
             self._beats = None
         self._sent.clear()
+
+    def _tell(self, message: FromCoordinator) -> None:
+        """Tell the agent; where nodes did not meet, with what finds out why."""
+        if isinstance(message, End) and message.exit_code == EXIT_GROUP:
+            report = message.report or (f"error: {message.reason}",)
+            if self._unfit_since is None:
+                report = *report, f"hint: on all nodes at the same time, {self._meeting.doctor}"
+            message = message._replace(report=report)
+        self._owner.told(message)
 
     def _log(self, line: str) -> None:
         """Say who was turned away, but not each of many."""

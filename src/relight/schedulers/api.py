@@ -76,7 +76,9 @@ class AppStatus(NamedTuple):
         """The exit code that a command waiting for the job ends with."""
         if self.state is AppState.SUCCEEDED:
             return 0
-        failed = [r.exitcode for r in self.replicas if r.exitcode]
+        # What was stopped because something else had failed comes last.
+        first = sorted(self.replicas, key=lambda r: r.state is not AppState.FAILED)
+        failed = [r.exitcode for r in first if r.exitcode]
         return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 1
 
 
