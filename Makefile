@@ -5,6 +5,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Most tests wait most of the time; those of a file stay together, as they share servers.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
 .PHONY: help setup demo test check lint types unit bench simulate long clean
 
@@ -26,7 +28,7 @@ demo: setup  ## Train on 4 workers, kill one in the middle, watch the restart an
 	$(BIN)/python examples/demo.py
 
 test: setup lint types  ## Everything: format, lint, types, layers, all tests
-	$(BIN)/python -m pytest -m "not long"
+	$(PYTEST) -m "not long"
 
 check: setup lint types unit  ## The fast part of the tests, below 2 minutes
 
@@ -38,7 +40,7 @@ types: setup
 	$(BIN)/mypy
 
 unit: setup
-	$(BIN)/python -m pytest -m "not slow and not long"
+	$(PYTEST) -m "not slow and not long"
 
 bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks
