@@ -17,7 +17,7 @@ LAYERS = (
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
-    ("doctor",),
+    ("doctor", "function"),
     ("group",),
     ("coordinator",),
     ("link",),

@@ -1,6 +1,7 @@
 """The errors that people see, sorted by who must act on them, and the exit codes they end with.
 
     RelightError
+    ├── WorkersFailedError  1   the user's function, called by relight.launch
     ├── UsageError      2   the user: the command line or the environment asks for what can't be
     ├── GroupError      3   the operator: the nodes did not come together in time
     ├── MachineError    4   the operator: this machine refused something that the launcher needs
@@ -15,6 +16,7 @@ A message is one line: what happened, to which thing, why. The hint says what to
 import signal
 
 EXIT_OK = 0
+EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_GROUP = 3
 EXIT_MACHINE = 4
@@ -37,6 +39,12 @@ class RelightError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+
+class WorkersFailedError(RelightError):
+    """A worker of `relight.launch` failed, and has left no exception that could be raised here."""
+
+    exit_code = EXIT_FAILED
 
 
 class UsageError(RelightError):
