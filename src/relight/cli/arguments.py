@@ -117,7 +117,7 @@ def _find(name: str, table: Mapping[str, Flag]) -> Flag:
 
 def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
     meant = nearest(word.lstrip("-").partition("=")[0].replace("_", "-"), list(table))
-    hint = f"did you mean --{meant}?" if meant else "relight run --help lists the flags"
+    hint = f"did you mean --{meant}?" if meant else "--help lists the flags"
     return UsageError(f"unknown flag: {word}", hint=hint)
 
 

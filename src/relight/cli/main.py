@@ -15,8 +15,25 @@ COMMANDS = {
     "launch": "the same with the contract of torch.distributed.launch",
     "coordinator": "coordinate jobs of several nodes, on a machine that need not train",
     "doctor": "say what is wrong with this machine and the network between the nodes",
+    "submit": "send a job to this machine, Docker, Slurm … (torchx run)",
+    "status": "say how a job is",
+    "logs": "print what a job wrote",
+    "wait": "wait for the end of a job",
+    "cancel": "stop a job",
+    "delete": "stop a job and forget it",
+    "list": "list jobs, yesterday's too",
+    "describe": "say what was submitted, when and from where",
+    "components": "list what can be submitted, and its flags",
+    "schedulers": "list where jobs can run, and the options",
+    "configure": "write a file of settings to fill in",
+    "completion": "print completion for bash, zsh or fish",
     "version": "print the version",
 }
+
+OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "describe",
+            "components", "schedulers", "configure", "completion")  # fmt: skip
+"""Commands that are modules of this package with a function `main`."""
+_TORCHX = {"log": "logs", "runopts": "schedulers", "builtins": "components"}
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
@@ -76,11 +93,16 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         from relight.cli import doctor
 
         return doctor.main
+    if name in OF_JOBS:
+        from importlib import import_module
+
+        main_of: Callable[[list[str]], int] = import_module(f"relight.cli.{name}").main
+        return main_of
     if name in ("version", "--version", "-V"):
         return _version
     if name in ("help", "--help", "-h"):
         return _help
-    meant = nearest(name, list(COMMANDS))
+    meant = _TORCHX.get(name) or nearest(name, list(COMMANDS))
     hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(COMMANDS)}"
     raise UsageError(f"unknown command: {name}", hint=hint)
 

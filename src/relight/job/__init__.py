@@ -2,3 +2,78 @@
 
 Importing this costs little: what is not a type of the description is loaded when it is used.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from relight.job import macros as macros
+    from relight.job.app import (
+        UNSAID as NULL_RESOURCE,
+    )
+    from relight.job.app import (
+        AppDef,
+        AppState,
+        BindMount,
+        DeviceMount,
+        Resource,
+        RetryPolicy,
+        Role,
+        VolumeMount,
+    )
+    from relight.job.mounts import parse_mounts
+    from relight.job.resources import named_resources, resource
+    from relight.job.runner import Job, Prepared, Runner
+    from relight.job.serial import from_json, to_json
+    from relight.schedulers.api import AppStatus, ReplicaStatus
+
+__all__ = [
+    "NULL_RESOURCE",
+    "AppDef",
+    "AppState",
+    "AppStatus",
+    "BindMount",
+    "DeviceMount",
+    "Job",
+    "Prepared",
+    "ReplicaStatus",
+    "Resource",
+    "RetryPolicy",
+    "Role",
+    "Runner",
+    "VolumeMount",
+    "from_json",
+    "macros",
+    "named_resources",
+    "parse_mounts",
+    "resource",
+    "to_json",
+]
+
+_MODULES = {
+    "relight.job.app": (
+        "AppDef", "AppState", "BindMount", "DeviceMount", "Resource", "RetryPolicy", "Role",
+        "VolumeMount",
+    ),
+    "relight.job.mounts": ("parse_mounts",),
+    "relight.job.resources": ("named_resources", "resource"),
+    "relight.job.runner": ("Job", "Prepared", "Runner"),
+    "relight.job.serial": ("from_json", "to_json"),
+    "relight.schedulers.api": ("AppStatus", "ReplicaStatus"),
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name == "macros":
+        return import_module("relight.job.macros")
+    if name == "NULL_RESOURCE":
+        return import_module("relight.job.app").UNSAID
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

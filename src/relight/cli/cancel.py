@@ -1,0 +1,34 @@
+"""`relight cancel`: stop jobs."""
+
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object
+from relight.errors import EXIT_OK
+from relight.job import handles
+from relight.job.runner import Runner
+
+_MANY = 1000
+PAGE = Page(
+    "cancel [flags] JOB …",
+    ("Stops jobs that are not over; logs and record stay. JOB is a handle, or an id alone.",),
+    (JSON, HELP),
+    (f"relight cancel {HANDLE}",),
+    "exit code: 0, also if it was over already; 2 there is no such job",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight cancel`.
+
+    Raises:
+        RelightError: there is no such job.
+    """
+    parsed = read(argv, PAGE, 1, _MANY, "a job")
+    if parsed is None:
+        return EXIT_OK
+    with Runner() as runner:
+        for handle in [handles.parse(text) for text in parsed.command]:
+            found = runner.cancel(handle)
+            if parsed.values["json"]:
+                show(status_object(handle, found))
+            else:
+                say(f"{handle} {found.state.name}")
+    return EXIT_OK

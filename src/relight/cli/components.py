@@ -1,0 +1,75 @@
+"""`relight components`: what can be submitted."""
+
+import inspect
+
+from relight.cli.jobs import HELP, JSON, Page, read, show, table
+from relight.errors import EXIT_OK
+from relight.job import arguments, components, loading
+from relight.job.arguments import Signature
+from relight.spec import Flag
+
+PAGE = Page(
+    "components [flags] [COMPONENT]",
+    ("Lists the components that can be submitted, or tells the flags of one.",),
+    (
+        Flag("print", None, False, "", "print its source, to begin one's own with", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight components",
+        "relight components dist.ddp",
+        "relight components --print utils.sh > mine.py",
+    ),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight components`.
+
+    Raises:
+        RelightError: there is no such component.
+    """
+    parsed = read(argv, PAGE, 0, 1, "one component")
+    if parsed is None:
+        return EXIT_OK
+    if parsed.command:
+        name = parsed.command[0]
+        function = loading.find(name)
+        if parsed.values["print"]:
+            print(inspect.getsource(function).rstrip("\n"))
+            return EXIT_OK
+        signature = arguments.signature_of(name, function)
+        if parsed.values["json"]:
+            show(_object(signature))
+        else:
+            print(arguments.usage(signature, "relight submit [flags]"))
+        return EXIT_OK
+    found = {name: loading.find(name) for name in components.names()}
+    found |= loading.registered()
+    signatures = [arguments.signature_of(name, each) for name, each in found.items()]
+    if parsed.values["json"]:
+        show([_object(signature) for signature in signatures])
+        return EXIT_OK
+    rows = [(each.name, each.description.partition(". ")[0].rstrip(".")) for each in signatures]
+    print("\n".join(table(rows, ("COMPONENT", "WHAT IT DOES"))))
+    return EXIT_OK
+
+
+def _object(signature: Signature) -> dict[str, object]:
+    return {
+        "name": signature.name,
+        "description": signature.description,
+        "parameters": [
+            {
+                "name": parameter.name,
+                "flags": list(parameter.names),
+                "type": str(parameter.kind),
+                "required": parameter.required,
+                "default": None if parameter.required else parameter.default,
+                "help": parameter.help,
+            }
+            for parameter in signature.parameters
+        ],
+        "rest": signature.rest or None,
+    }

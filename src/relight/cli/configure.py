@@ -1,0 +1,77 @@
+"""`relight configure`: a file of settings to fill in."""
+
+import os
+
+from relight.cli.jobs import HELP, Page, read, say
+from relight.errors import EXIT_OK, MachineError, UsageError
+from relight.job import settings
+from relight.schedulers import registry
+from relight.schedulers.api import Option
+from relight.spec import Flag
+
+FILE = settings.NAMES[0]
+PAGE = Page(
+    "configure [flags]",
+    (
+        f"Writes {FILE} with a section a scheduler. A file that is there is only added to.",
+        "Looked for here and in the home directory, value by value; here goes before.",
+    ),
+    (
+        Flag("schedulers", str, "", "A,B", "only these", short="s", from_env=False),
+        Flag("all", None, False, "", "all options, not only those that are required", short="a",
+             from_env=False),
+        Flag("print", None, False, "", "print it, and write nothing", from_env=False),
+        HELP,
+    ),
+    ("relight configure -s slurm", "relight configure --all --print"),
+)  # fmt: skip
+_COMMENT = 60
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight configure`.
+
+    Raises:
+        RelightError: a scheduler is unknown, or has its section already, or the file can't be
+            written.
+    """
+    parsed = read(argv, PAGE, 0, 0, "flags")
+    if parsed is None:
+        return EXIT_OK
+    names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
+    sections = {name: _section(name, every=parsed.values["all"]) for name in names}
+    if parsed.values["print"]:
+        print("\n\n".join(sections.values()))
+        return EXIT_OK
+    known = settings.sections_of(FILE) if os.path.exists(FILE) else []
+    if parsed.values["schedulers"]:
+        there = [name for name in names if name in known]
+        if there:
+            raise UsageError(
+                f"{FILE} has a section [{there[0]}]", hint="--print shows what would be written"
+            )
+    new = [text for name, text in sections.items() if name not in known]
+    try:
+        with open(FILE, "a", encoding="utf-8") as file:
+            file.write(("\n" if known else "") + "\n\n".join(new) + "\n")
+    except OSError as error:
+        raise MachineError(f"can't write {FILE}: {error.strerror}") from None
+    say(f"{FILE} has {', '.join(names)}")
+    return EXIT_OK
+
+
+def _section(name: str, *, every: bool) -> str:
+    lines = [f"[{name}]"]
+    for option in registry.find(name).options:
+        if option.required:
+            text = option.help[:_COMMENT] + ("..." if len(option.help) > _COMMENT else "")
+            lines.append(f"{option.name} = #FIXME:({option.kind.__name__}) {text}")
+        elif every:
+            lines.append(f"{option.name} = {_default(option)}")
+    return "\n".join(lines)
+
+
+def _default(option: Option) -> str:
+    if isinstance(option.default, (list, tuple)):
+        return ";".join(option.default)
+    return str(option.default).lower() if option.kind is bool else str(option.default)

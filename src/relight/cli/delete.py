@@ -1,0 +1,38 @@
+"""`relight delete`: stop jobs and forget them."""
+
+from relight.cli.jobs import HANDLE, HELP, Page, read, say
+from relight.errors import EXIT_OK
+from relight.job import handles
+from relight.job.runner import Runner
+
+_MANY = 1000
+PAGE = Page(
+    "delete [flags] JOB …",
+    (
+        "Stops jobs and removes all that is left of them: logs, state, record.",
+        "JOB is a handle, or an id alone.",
+    ),
+    (HELP,),
+    (
+        f"relight delete {HANDLE}",
+        "relight list --json | jq -r '.[] | select(.state==\"FAILED\").handle' | "
+        "xargs relight delete",
+    ),
+    "exit code: 0; 2 there is no such job",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight delete`.
+
+    Raises:
+        RelightError: there is no such job.
+    """
+    parsed = read(argv, PAGE, 1, _MANY, "a job")
+    if parsed is None:
+        return EXIT_OK
+    with Runner() as runner:
+        for handle in [handles.parse(text) for text in parsed.command]:
+            runner.delete(handle)
+            say(f"{handle} is deleted")
+    return EXIT_OK

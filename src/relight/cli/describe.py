@@ -1,0 +1,86 @@
+"""`relight describe`: what was submitted."""
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show
+from relight.errors import EXIT_OK, many
+from relight.job.runner import Runner
+
+PAGE = Page(
+    "describe [flags] JOB",
+    (
+        "Says what was submitted, when and from where: command, roles, options, commit. Values",
+        "that look like secrets by their names are hidden. JOB is a handle, or an id alone.",
+    ),
+    (JSON, HELP),
+    (
+        f"relight describe {HANDLE}",
+        "relight describe --json train-x3bk9qwz | jq .app > app.json",
+    ),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight describe`.
+
+    Raises:
+        RelightError: there is no such job.
+    """
+    parsed = read(argv, PAGE, 1, 1, "one job")
+    if parsed is None:
+        return EXIT_OK
+    with Runner() as runner:
+        found = runner.describe(parsed.command[0])
+    if parsed.values["json"]:
+        show(found)
+    else:
+        print("\n".join(_lines(found)))
+    return EXIT_OK
+
+
+def _lines(found: dict[str, Any]) -> Iterator[str]:
+    yield f"{found['handle']} {found['state']}"
+    if found["app"] is None:
+        yield "  it was not submitted from here"
+        return
+    git = found["git"]
+    if git:
+        dirty = ", with changes" if git.get("dirty") else ""
+        where = f" on {git['branch']}" if git.get("branch") else ""
+        yield f"  commit     {git.get('commit', '')[:12]}{where}{dirty}"
+    yield f"  submitted  {found['submitted'][:19]} by {found['user']} on {found['host']}"
+    yield f"  directory  {found['directory']}"
+    yield f"  command    {shlex.join(found['command'])}"
+    said = {name: value for name, value in found["cfg"].items() if value not in (None, False)}
+    if said:
+        yield "  options    " + ", ".join(f"{name}={value}" for name, value in said.items())
+    versions = found["versions"]
+    torch = versions["packages"].get("torch")
+    yield f"  versions   relight {versions['relight']}, python {versions['python']}" + (
+        f", torch {torch}" if torch else ""
+    )
+    for role in found["app"]["roles"]:
+        yield ""
+        yield from _role(role)
+
+
+def _role(role: dict[str, Any]) -> Iterator[str]:
+    resource = role["resource"]
+    yield f"role {role['name']}: {many(role['num_replicas'], 'replica')}"
+    if role["min_replicas"] not in (None, role["num_replicas"]):
+        yield f"  at least   {role['min_replicas']}"
+    if role["image"] not in ("", "<NONE>"):
+        yield f"  image      {role['image']}"
+    yield f"  runs       {shlex.join([role['entrypoint'], *role['args']])}"
+    sizes = (("cpu", "cores"), ("gpu", "GPUs"), ("memMB", "MiB"))
+    said = [f"{resource[name]} {unit}" for name, unit in sizes if resource[name] >= 0]
+    if said:
+        yield f"  each has   {', '.join(said)}"
+    if role["max_retries"]:
+        yield f"  retries    {role['max_retries']} ({role['retry_policy']})"
+    for mount in role["mounts"]:
+        yield f"  mount      {', '.join(f'{name}={value}' for name, value in mount.items())}"
+    for name, value in role["env"].items():
+        yield f"  {name}={shlex.quote(value)}"

@@ -1,0 +1,185 @@
+"""What the commands on jobs share: reading flags, printing, and watching a job to its end."""
+
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from relight.cli.arguments import Parsed, parse
+from relight.cli.usage import flag_lines
+from relight.env import Environment
+from relight.errors import RelightError, UsageError
+from relight.job.handles import Handle
+from relight.job.runner import Runner
+from relight.schedulers.api import AppStatus
+from relight.spec import Flag
+
+HELP = Flag("help", None, False, "", "this text", short="h", from_env=False)
+JSON = Flag("json", None, False, "", "print JSON", from_env=False)
+HANDLE = "SCHEDULER://SESSION/JOB"
+EXIT_TIMEOUT = 124
+"""As with timeout(1)."""
+_JOIN_S = 10.0
+
+
+class Page(NamedTuple):
+    """A command: its usage line, what it does, its flags and examples."""
+
+    usage: str
+    about: tuple[str, ...]
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    ends: str = ""
+
+    def text(self) -> str:
+        """Return the help."""
+        lines = [f"usage: relight {self.usage}", "", *self.about, "", *flag_lines(self.flags)]
+        lines += ["", "examples:", *(f"  {example}" for example in self.examples)]
+        if self.ends:
+            lines += ["", self.ends]
+        return "\n".join(lines)
+
+
+def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parsed | None:
+    """Return the flags of a command and its arguments, which may stand before, between and after
+    them; None if its help was printed.
+
+    Raises:
+        UsageError: a flag is wrong, or there are too few or too many arguments.
+    """
+    words: list[str] = []
+    rest, given, values = list(argv), set[str](), dict[str, Any]()
+    while True:
+        parsed = parse(rest, Environment({}), page.flags)
+        given |= parsed.given
+        values = {k: v for k, v in parsed.values.items() if _is_new(k, parsed, values)} | {
+            k: v for k, v in values.items() if not _is_new(k, parsed, values)
+        }
+        if not parsed.command:
+            break
+        words.append(parsed.command[0])
+        rest = list(parsed.command[1:])
+    if values["help"]:
+        print(page.text())
+        return None
+    name = page.usage.split()[0]
+    if len(words) < least:
+        raise UsageError(f"relight {name} needs {what}", hint=f"relight {page.usage}")
+    if len(words) > most:
+        extra = f"takes {what} only" if most else "takes flags only"
+        raise UsageError(f"relight {name} {extra}, not {words[most]}", hint=f"relight {page.usage}")
+    return Parsed(values, given, tuple(words))
+
+
+def _is_new(field: str, parsed: Parsed, known: dict[str, Any]) -> bool:
+    return field.replace("_", "-") in parsed.given or field not in known
+
+
+def say(text: str) -> None:
+    """Say one line to the person in front; results go to stdout instead."""
+    print(f"relight: {text}", file=sys.stderr, flush=True)
+
+
+def show(value: Any) -> None:
+    """Print JSON: one object a line where it is not for eyes."""
+    import json
+
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+
+
+def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
+    """Return lines with columns as wide as they need to be."""
+    every = [tuple(heads), *(tuple(row) for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(heads))]
+    return [
+        "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        for row in every
+    ]
+
+
+def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
+    """Return a status as the JSON that `relight status --json` prints."""
+    roles: dict[str, list[dict[str, Any]]] = {}
+    for each in found.replicas:
+        roles.setdefault(each.role, []).append(
+            {
+                "id": each.replica,
+                "role": each.role,
+                "state": each.state.name,
+                "hostname": each.host,
+                "exitcode": each.exitcode,
+                "error": each.error,
+            }
+        )
+    return {
+        "handle": str(handle),
+        "app_id": handle.app_id,
+        "scheduler": handle.scheduler,
+        "state": found.state.name,
+        "exitcode": found.exitcode if found.state.is_over else None,
+        "num_restarts": found.restarts,
+        "msg": found.message,
+        "roles": [{"role": role, "replicas": replicas} for role, replicas in roles.items()],
+        "ui_url": found.url,
+    }
+
+
+class Follower:
+    """Prints the lines of all replicas of a job as they come, each with its replica before it.
+
+    Args:
+        runner: the job's.
+        handle: of the job, or of a part of it.
+        where: a file to print to.
+        query: what `Runner.log_lines` takes.
+    """
+
+    def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
+        self._runner, self._handle, self._where = runner, handle, where
+        self._query = query
+        self._lock = threading.Lock()
+        self._replicas = runner.replicas(handle)
+        self._errors: list[RelightError] = []
+        self._threads = [
+            threading.Thread(target=self._follow, args=replica, daemon=True)
+            for replica in self._replicas
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, limit_s: float | None = _JOIN_S) -> None:
+        """Wait for the last lines.
+
+        Raises:
+            RelightError: the lines of a replica could not be had.
+        """
+        for thread in self._threads:
+            thread.join(limit_s)
+        if self._errors:
+            raise self._errors[0]
+
+    def _follow(self, role: str, replica: int) -> None:
+        try:
+            for line in self._runner.log_lines(
+                self._handle, role, replica, follow=True, **self._query
+            ):
+                self._print(role, replica, line)
+        except RelightError as error:
+            self._errors.append(error)
+        except (OSError, ValueError):  # whoever read the lines has gone
+            pass
+
+    def _print(self, role: str, replica: int, line: str) -> None:
+        with self._lock:
+            print(f"{role}/{replica} {line}", file=self._where, flush=True)
+
+
+def report(handle: Handle, found: AppStatus) -> None:
+    """Say how a job has ended."""
+    text = f"{handle} {found.state.name}"
+    say(f"{text}: {found.message}" if found.message else text)
+    if found.state.name == "FAILED" and not found.message:
+        for each in found.replicas:
+            if each.exitcode or each.error:
+                why = each.error or f"exit code {each.exitcode}"
+                say(f"{each.role}/{each.replica}: {why}")

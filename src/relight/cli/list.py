@@ -1,0 +1,54 @@
+"""`relight list`: jobs, newest first."""
+
+from relight.cli.jobs import HELP, JSON, Page, read, say, show, table
+from relight.errors import EXIT_OK
+from relight.job.app import AppState
+from relight.job.runner import Runner
+from relight.spec import Flag
+from relight.values import one_of
+
+PAGE = Page(
+    "list [flags]",
+    ("Lists the jobs that were submitted here, newest first, yesterday's too.",),
+    (
+        Flag("scheduler", str, "", "NAME", "its jobs only, and those not submitted here too",
+             short="s", from_env=False),
+        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs that are so",
+             from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight list",
+        "relight list -s slurm --state RUNNING",
+        "relight list --json | jq -r '.[0].handle'",
+    ),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight list`.
+
+    Raises:
+        RelightError: the scheduler is unknown or can't be asked.
+    """
+    parsed = read(argv, PAGE, 0, 0, "flags")
+    if parsed is None:
+        return EXIT_OK
+    wanted = parsed.values["state"]
+    with Runner() as runner:
+        scheduler = parsed.values["scheduler"] or runner.settings.section("cli:list").get(
+            "scheduler", ""
+        )
+        jobs = [
+            job for job in runner.list(scheduler) if not wanted or job.state is AppState[wanted]
+        ]
+    if parsed.values["json"]:
+        show([{**job._asdict(), "state": job.state.name} for job in jobs])
+        return EXIT_OK
+    if not jobs:
+        say("there are no jobs")
+        return EXIT_OK
+    rows = [(job.handle, job.name, job.state.name, job.submitted[:19]) for job in jobs]
+    print("\n".join(table(rows, ("JOB", "NAME", "STATE", "SUBMITTED"))))
+    return EXIT_OK

@@ -1,0 +1,112 @@
+"""`relight logs`: what a job wrote."""
+
+import json
+import re
+import sys
+from datetime import datetime, timedelta
+from typing import Any
+
+from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read
+from relight.errors import EXIT_OK, UsageError
+from relight.job import handles
+from relight.job.runner import Runner, compiled
+from relight.spec import Flag
+from relight.values import one_of
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_time(text: str) -> datetime:
+    """Return the time that `10m` (ago), or a date and time of ISO 8601, says.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if match:
+        return datetime.now().astimezone() - timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+    try:
+        return datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        raise ValueError("expected 30s, 10m, 2h, 1d or a time as 2026-01-31T12:00") from None
+
+
+PAGE = Page(
+    "logs [flags] JOB[/ROLE[/REPLICA,…]]",
+    (
+        "Prints what the replicas of a job wrote; with several, each line after its replica.",
+        "JOB is a handle, or an id alone.",
+    ),
+    (
+        Flag("follow", None, False, "", "wait for more until the job is over", short="f",
+             from_env=False),
+        Flag("tail", None, False, "", "the same as --follow", short="t", from_env=False),
+        Flag("role", str, "", "NAME", "only this role", from_env=False),
+        Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
+        Flag("regex", str, "", "R", "only lines in which this is found", from_env=False),
+        Flag("since", parse_time, None, "T", "only from then on: 10m, or a time", from_env=False),
+        Flag("until", parse_time, None, "T", "only up to then", from_env=False),
+        Flag("streams", one_of("stdout", "stderr", "combined"), "combined", "NAME",
+             "stdout, stderr or combined", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        f"relight logs -f {HANDLE}",
+        f"relight logs {HANDLE}/trainer/0,1 --regex 'loss|Error'",
+        "relight logs train-x3bk9qwz --streams stderr --since 10m",
+    ),
+)  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight logs`.
+
+    Raises:
+        RelightError: there is no such job or replica.
+    """
+    parsed = read(argv, PAGE, 1, 1, "one job")
+    if parsed is None:
+        return EXIT_OK
+    values = parsed.values
+    text = parsed.command[0]
+    handle = handles.parse(text)
+    if values["role"]:
+        handle = handle._replace(role=values["role"])
+    if values["replica"]:
+        handle = handle._replace(replicas=_numbers(values["replica"]))
+    compiled(values["regex"])
+    query = {key: values[key] for key in ("regex", "since", "until")}
+    query["stream"] = values["streams"]
+    with Runner() as runner:
+        _check(runner, handle, query)
+        replicas = runner.replicas(handle)
+        if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
+            Follower(runner, handle, sys.stdout, **query).join(None)
+            return EXIT_OK
+        query["follow"] = values["follow"] or values["tail"]
+        for role, replica in replicas:
+            for line in runner.log_lines(handle, role, replica, **query):
+                if values["json"]:
+                    shown = json.dumps({"role": role, "replica": replica, "line": line})
+                else:
+                    shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
+                print(shown, flush=query["follow"])
+    return EXIT_OK
+
+
+def _check(runner: Runner, handle: handles.Handle, query: dict[str, Any]) -> None:
+    scheduler = runner.scheduler(handle.scheduler)
+    timed = [f"--{name}" for name in ("since", "until") if query[name] is not None]
+    if timed and not scheduler.capabilities.since:
+        raise UsageError(
+            f"{timed[0]}: {handle.scheduler} keeps no times with the lines",
+            hint="--regex, if the lines themselves have times",
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise UsageError(f"--replica={text}: expected numbers, as in 0,1") from None

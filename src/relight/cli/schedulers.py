@@ -1,0 +1,91 @@
+"""`relight schedulers`: where jobs can run, and with which options."""
+
+from typing import Any
+
+from relight.cli.jobs import HELP, JSON, Page, read, show, table
+from relight.errors import EXIT_OK, RelightError
+from relight.schedulers import registry
+from relight.schedulers.api import Option, Scheduler
+
+PAGE = Page(
+    "schedulers [flags] [SCHEDULER]",
+    ("Lists the schedulers, or the options of one: -cfg NAME=VALUE,NAME2=A;B of relight submit.",),
+    (JSON, HELP),
+    (
+        "relight schedulers",
+        "relight schedulers slurm",
+        "relight schedulers --json | jq '.[].options[].name'",
+    ),
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight schedulers`.
+
+    Raises:
+        RelightError: there is no such scheduler.
+    """
+    parsed = read(argv, PAGE, 0, 1, "one scheduler")
+    if parsed is None:
+        return EXIT_OK
+    if parsed.command:
+        name = parsed.command[0]
+        found = registry.find(name)
+        if parsed.values["json"]:
+            show(_object(name, found))
+        else:
+            print("\n".join(_options(found)))
+        return EXIT_OK
+    loaded: dict[str, Scheduler | str] = {}
+    for name in registry.names():
+        try:
+            loaded[name] = registry.find(name)
+        except (RelightError, ImportError) as error:
+            loaded[name] = str(error)
+    if parsed.values["json"]:
+        show(
+            [
+                {"name": name, "error": each} if isinstance(each, str) else _object(name, each)
+                for name, each in loaded.items()
+            ]
+        )
+        return EXIT_OK
+    rows = [
+        (name, each, "") if isinstance(each, str) else (name, _usable(each), _can(each))
+        for name, each in loaded.items()
+    ]
+    print("\n".join(table(rows, ("SCHEDULER", "HERE", "CAN"))))
+    return EXIT_OK
+
+
+def _usable(scheduler: Scheduler) -> str:
+    affinity = scheduler.affinity()
+    return "no" if affinity <= 0 else "inside" if affinity >= 50 else "yes"
+
+
+def _can(scheduler: Scheduler) -> str:
+    return ", ".join(name for name, value in scheduler.capabilities._asdict().items() if value)
+
+
+def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
+    return {
+        "name": name,
+        "usable": scheduler.affinity() > 0,
+        "capabilities": scheduler.capabilities._asdict(),
+        "options": [
+            {**option._asdict(), "kind": option.kind.__name__, "choices": list(option.choices)}
+            for option in scheduler.options
+        ],
+    }
+
+
+def _options(scheduler: Scheduler) -> list[str]:
+    rows = [(option.name, option.kind.__name__, _default(option), option.help)
+            for option in scheduler.options]  # fmt: skip
+    return table(rows, ("OPTION", "TYPE", "DEFAULT", "WHAT IT SAYS"))
+
+
+def _default(option: Option) -> str:
+    if option.required:
+        return "required"
+    return "" if option.default is None else str(option.default)

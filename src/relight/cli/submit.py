@@ -1,0 +1,233 @@
+"""`relight submit`: describe a job once and send it to a scheduler."""
+
+import json
+import signal
+import sys
+from typing import Any, NoReturn
+
+from relight.cli.arguments import parse
+from relight.cli.jobs import HELP, JSON, Follower, Page, report, say, show, status_object
+from relight.env import Environment
+from relight.errors import EXIT_OK, RelightError, UsageError, exit_code_of_signal, nearest
+from relight.job import handles
+from relight.job.checking import missing_script
+from relight.job.handles import Handle
+from relight.job.runner import HelpAskedError, Prepared, Runner
+from relight.spec import Flag
+
+SUBMIT_FLAGS = (
+    Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
+         short="s", from_env=False),
+    Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; also -cfg K=V,…",
+         from_env=False),
+    Flag("dryrun", None, False, "", "print what would be sent, and send nothing", from_env=False),
+    Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
+    Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
+    Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
+    Flag("workspace", str, "", "DIR", "a directory that travels with the job", from_env=False),
+    Flag("parent-run-id", str, "", "ID", "the run that this one is part of", from_env=False),
+    Flag("launcher", str, "relight", "NAME", "relight, or torchrun for images without it",
+         from_env=False),
+    Flag("stdin", None, False, "", "read all of this as a JSON object", from_env=False),
+    JSON,
+    HELP,
+)  # fmt: skip
+PAGE = Page(
+    "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
+    (
+        "Sends a job to this machine, Docker, Slurm and so on, and prints its handle. A component",
+        "says what runs: dist.ddp, utils.python …, or a function of yours, path/file.py:function.",
+    ),
+    SUBMIT_FLAGS,
+    (
+        "relight submit dist.ddp -j 1x4 --script train.py -- --epochs 3",
+        "relight submit -s slurm -cfg partition=gpu,time=60 dist.ddp -j 2x8 --script train.py",
+        "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
+        "relight submit dist.ddp --help        (components: relight components)",
+    ),
+    "exit code: 0 it was sent or, after waiting, ended well; the job's own; 2 wrong usage",
+)
+_STDIN = {
+    "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
+    "dryrun": bool, "wait": bool, "log": bool, "tee_logs": bool, "workspace": str,
+    "parent_run_id": str, "component_args": dict, "component_args_str": list,
+}  # fmt: skip
+_NEEDED = ("component_name", "scheduler", "scheduler_args")
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight submit`.
+
+    Raises:
+        RelightError: nothing was sent.
+    """
+    with Runner() as runner:
+        default = runner.settings.command("component")
+        words, rest = split(argv, bool(default))
+        values = dict(parse(words, Environment({}), SUBMIT_FLAGS).values)
+        if values["help"]:
+            print(PAGE.text())
+            return EXIT_OK
+        args: Any = rest
+        if values["stdin"]:
+            _refuse_beside_stdin(words, rest)
+            address, args = _from_stdin(values)
+        elif default and (not rest or rest[0].startswith("-")):
+            address = default
+        elif rest:
+            address, *args = rest
+        else:
+            raise UsageError(
+                "no component was given", hint=f"relight {PAGE.usage}; relight components"
+            )
+        try:
+            job = runner.dryrun(
+                address,
+                args,
+                scheduler=values["scheduler"],
+                cfg=values["scheduler_args"],
+                workspace=values["workspace"] or runner.settings.command("workspace"),
+                parent_run_id=values["parent_run_id"],
+                launcher=values["launcher"],
+            )
+        except HelpAskedError as help_asked:
+            print(help_asked.message)
+            return EXIT_OK
+        if values["dryrun"]:
+            return _show(runner, job, as_json=values["json"])
+        return _send(runner, job, values)
+
+
+def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
+    """Return the flags of `relight submit`, as --NAME=VALUE, and what stands from the component on.
+
+    Args:
+        argv: the arguments.
+        stop_at_unknown: what is no flag here is one of the component that the settings name.
+
+    Raises:
+        UsageError: a flag is given twice, or lacks its value.
+    """
+    words: list[str] = []
+    seen: set[str] = set()
+    left = list(argv)
+    while left and left[0].startswith("-") and left[0] not in ("-", "--"):
+        word = left[0]
+        name, equals, value = word.partition("=")
+        flag = _flag(name)
+        if flag is None:
+            if stop_at_unknown:
+                return words, left
+            parse([word], Environment({}), SUBMIT_FLAGS)  # says what it may have been
+            raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
+        left.pop(0)
+        if flag.name in seen:
+            raise UsageError(f"--{flag.name} is given twice")
+        seen.add(flag.name)
+        if flag.parse is None:
+            words.append(f"--{flag.name}{equals}{value}")
+            continue
+        if not equals and name[:2] != "--" and name != "-cfg" and len(name) > 2:  # -slocal
+            equals, value = "=", name[2:]
+        if not equals:
+            if not left:
+                raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
+            value = left.pop(0)
+        words.append(f"--{flag.name}={value}")
+    return words, left[1:] if left[:1] == ["--"] else left
+
+
+def _flag(name: str) -> Flag | None:
+    if name == "-cfg":
+        name = "--scheduler-args"
+    if not name.startswith("--"):
+        return next((flag for flag in SUBMIT_FLAGS if flag.short and flag.short == name[1]), None)
+    wanted = name[2:].replace("_", "-")
+    exact = [flag for flag in SUBMIT_FLAGS if flag.name == wanted]
+    found = exact or [flag for flag in SUBMIT_FLAGS if flag.name.startswith(wanted)]
+    return found[0] if len(found) == 1 else None
+
+
+def _refuse_beside_stdin(words: list[str], rest: list[str]) -> None:
+    beside = ("--stdin", "--dryrun", "--json", "--launcher")
+    wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
+    if wrong:
+        raise UsageError(f"--stdin says all of it: {wrong[0]} can't stand beside it")
+
+
+def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
+    """Read the object on stdin into `values`; return the component and its arguments."""
+    try:
+        found = json.load(sys.stdin)
+    except ValueError as error:
+        raise UsageError(f"--stdin: this is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UsageError("--stdin: expected a JSON object", hint=f"keys: {', '.join(_STDIN)}")
+    for key, value in found.items():
+        if key not in _STDIN:
+            meant = nearest(key, list(_STDIN))
+            hint = f"did you mean {meant}?" if meant else f"keys: {', '.join(_STDIN)}"
+            raise UsageError(f"--stdin: there is no key {key}", hint=hint)
+        if not isinstance(value, _STDIN[key]):
+            raise UsageError(f"--stdin: {key} must be a {_STDIN[key].__name__}, not {value!r}")
+    for key in _NEEDED:
+        if key not in found:
+            raise UsageError(f"--stdin: {key} is missing", hint=f"needed: {', '.join(_NEEDED)}")
+    if "component_args" in found and "component_args_str" in found:
+        raise UsageError("--stdin: component_args and component_args_str are both there")
+    for key in ("dryrun", "wait", "log", "tee_logs", "workspace", "parent_run_id", "scheduler"):
+        values[key] = found.get(key) or values[key]
+    values["scheduler_args"] = {**found["scheduler_args"], **found.get("scheduler_cfg", {})}
+    words = found.get("component_args_str", [])
+    if not all(isinstance(word, str) for word in words):
+        raise UsageError("--stdin: component_args_str must be a list of texts")
+    return found["component_name"], words or found.get("component_args", [])
+
+
+def _show(runner: Runner, job: Prepared, *, as_json: bool) -> int:
+    missing = missing_script(job, runner.scheduler(job.scheduler))
+    for note in (*job.notes, *([missing] if missing else ())):
+        say(f"note: {note}")
+    if as_json:
+        show(job.to_json())
+    else:
+        print(job.request.text.rstrip("\n"))
+    return EXIT_OK
+
+
+def _send(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
+    for note in job.notes:
+        say(f"note: {note}")
+    scheduler = runner.scheduler(job.scheduler)
+    lives = scheduler.capabilities.survives_caller or bool(job.request.cfg.get("detach"))
+    logs = values["log"] or values["tee_logs"] or not lives
+    signal.signal(signal.SIGTERM, _stop)
+    handle = handles.parse(runner.submit(job))
+    if not values["json"]:
+        print(handle, flush=True)
+    try:
+        found = runner.status(handle)
+        if logs or values["wait"]:
+            found = _watch(runner, handle, logs=logs)
+    except (KeyboardInterrupt, SystemExit):
+        say(f"{handle} runs on" if lives else f"stopping {handle}")
+        raise
+    if values["json"]:
+        show(status_object(handle, found))
+    return found.exitcode if found.state.is_over else EXIT_OK
+
+
+def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
+    follower = Follower(runner, handle, sys.stderr) if logs else None
+    found = runner.wait(handle)
+    if follower is not None:
+        try:
+            follower.join()
+        except RelightError as error:  # the job has ended as it has
+            say(f"note: its output is not complete: {error.message}")
+    report(handle, found)
+    return found
+
+
+def _stop(number: int, _: object) -> NoReturn:
+    raise SystemExit(exit_code_of_signal(number))

@@ -1,0 +1,58 @@
+"""`relight wait`: until a job is over."""
+
+from relight.cli.jobs import (
+    EXIT_TIMEOUT,
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    read,
+    report,
+    say,
+    show,
+    status_object,
+)
+from relight.errors import EXIT_OK
+from relight.job import handles
+from relight.job.runner import Runner
+from relight.spec import Flag
+from relight.values import parse_interval
+
+PAGE = Page(
+    "wait [flags] JOB",
+    ("Waits until a job is over. JOB is its handle, or its id alone.",),
+    (
+        Flag("timeout", parse_interval, None, "S", "wait no longer than this", from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        f"relight wait {HANDLE}",
+        "relight wait --timeout 3600 train-x3bk9qwz || relight logs train-x3bk9qwz",
+    ),
+    f"exit code: the job's own; {EXIT_TIMEOUT} it was not over in time and runs on",
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight wait`.
+
+    Raises:
+        RelightError: there is no such job.
+    """
+    parsed = read(argv, PAGE, 1, 1, "one job")
+    if parsed is None:
+        return EXIT_OK
+    with Runner() as runner:
+        handle = handles.parse(parsed.command[0])
+        try:
+            found = runner.wait(handle, parsed.values["timeout"])
+        except TimeoutError as error:
+            if parsed.values["json"]:
+                show(status_object(handle, runner.status(handle)))
+            say(str(error))
+            return EXIT_TIMEOUT
+    if parsed.values["json"]:
+        show(status_object(handle, found))
+    report(handle, found)
+    return found.exitcode

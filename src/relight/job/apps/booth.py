@@ -1,0 +1,27 @@
+"""Booth's function: its least value is 0, at (1, 3)."""
+
+import argparse
+import json
+import os
+import sys
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluate it, print the value and write it below the tracker's directory."""
+    parser = argparse.ArgumentParser(description="evaluate Booth's function")
+    parser.add_argument("--x1", type=float, required=True)
+    parser.add_argument("--x2", type=float, required=True)
+    parser.add_argument("--trial_idx", type=int, default=0)
+    parser.add_argument("--tracker_base", required=True)
+    given = parser.parse_args(argv)
+    value = (given.x1 + 2 * given.x2 - 7) ** 2 + (2 * given.x1 + given.x2 - 5) ** 2
+    folder = os.path.join(given.tracker_base, str(given.trial_idx))
+    os.makedirs(folder, exist_ok=True)
+    with open(os.path.join(folder, "result"), "w") as file:
+        json.dump({"booth_eval": value}, file)
+    print(f"booth({given.x1}, {given.x2}) = {value}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

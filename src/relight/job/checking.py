@@ -1,0 +1,68 @@
+"""What of an app can't be run anywhere, found before anything is sent."""
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, Role
+from relight.schedulers.api import Scheduler
+
+if TYPE_CHECKING:
+    from relight.job.runner import Prepared
+
+
+def checked(app: AppDef) -> AppDef:
+    """Return the app if it can be run at all.
+
+    Raises:
+        UsageError: it has no role, two of one name, or a role without a command or replicas.
+    """
+    if not app.roles:
+        raise UsageError(f"the app {app.name} has no roles")
+    seen: set[str] = set()
+    for role in app.roles:
+        if not isinstance(role, Role):
+            raise UsageError(f"the app {app.name} has a role that is a {type(role).__name__}")
+        if not role.name or role.name in seen:
+            what = f"two roles named {role.name}" if role.name else "a role without a name"
+            raise UsageError(f"the app {app.name} has {what}")
+        seen.add(role.name)
+        if role.entrypoint in ("", "<MISSING>"):
+            raise UsageError(f"the role {role.name} has no entrypoint")
+        if role.num_replicas < 1:
+            raise UsageError(f"the role {role.name} has {role.num_replicas} replicas")
+        if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
+            raise UsageError(
+                f"the role {role.name} needs {role.min_replicas} of {role.num_replicas} replicas"
+            )
+        if role.max_retries < 0:
+            raise UsageError(f"the role {role.name} has {role.max_retries} retries")
+        _check_texts(role)
+    return app
+
+
+def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
+    """Return what is wrong with a script that is not there, or nothing. Where a job runs in an
+    image, or on another machine that nothing is copied to, that can't be known.
+    """
+    cfg = job.request.cfg
+    script = job.script
+    if not script or "${" in script or scheduler.capabilities.images or not cfg.get("sync", True):
+        return ""
+    bases = (job.workspace.removeprefix("file://"), cfg.get("job_dir"), os.getcwd())
+    if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
+        return ""
+    return f"there is no file {script}"
+
+
+def _check_texts(role: Role) -> None:
+    for word in (role.entrypoint, *role.args):
+        if not isinstance(word, str) or "\0" in word:
+            raise UsageError(f"the role {role.name} has an argument that is no text: {word!r}")
+    variables: Mapping[Any, Any] = role.env
+    for name, value in variables.items():
+        if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+            raise UsageError(f"the role {role.name} has a variable of the name {name!r}")
+        if not isinstance(value, str) or "\0" in value:
+            raise UsageError(f"the role {role.name} has a variable that is no text: {name}")

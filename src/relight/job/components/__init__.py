@@ -1,0 +1,34 @@
+"""The components that are built in: functions whose signature is their command line."""
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from importlib import import_module
+from typing import Any
+
+IMAGE = "ghcr.io/pytorch/torchx:2026.10.26"
+"""What a component's `image` is if nothing is said: TorchX's own image."""
+
+LAUNCHERS = ("relight", "torchrun")
+launcher: ContextVar[str] = ContextVar("launcher", default="relight")
+"""What built-in components start workers with: `relight run`, or `torchrun` for images without
+relight. `relight submit --launcher` sets it while it calls a component.
+"""
+
+BUILT_IN = {
+    "dist": ("ddp", "spmd", "torchrun"),
+    "utils": ("echo", "sh", "python", "touch", "copy", "binary", "booth"),
+}
+
+
+def names() -> list[str]:
+    """Return the names of the built-in components."""
+    return [f"{module}.{name}" for module, names in BUILT_IN.items() for name in names]
+
+
+def load(name: str) -> Callable[..., Any] | None:
+    """Return a built-in component, None if there is none of this name."""
+    module, _, function = name.partition(".")
+    if function not in BUILT_IN.get(module, ()):
+        return None
+    found: Callable[..., Any] = getattr(import_module(f"{__name__}.{module}"), function)
+    return found

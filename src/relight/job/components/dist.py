@@ -1,0 +1,274 @@
+"""Components for training on several processes and nodes: one role, a replica a node.
+
+The command of a replica is `relight run` with torchrun's flags. With several nodes they meet at the
+host of replica 0, whose name the scheduler puts into the variable that `rank0_env` stands for.
+"""
+
+import shlex
+
+from relight.env import read
+from relight.errors import UsageError
+from relight.job import macros
+from relight.job.app import AppDef, Role
+from relight.job.components import IMAGE, launcher
+from relight.job.components.nodes import (
+    Nodes,
+    parse_name,
+    parse_nodes,
+    parse_nodes_of,
+    role_name,
+)
+from relight.job.mounts import parse_mounts
+from relight.job.resources import resource
+
+_DEBUG = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_DESYNC_DEBUG": "1",
+    "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    "TORCH_SHOW_CPP_STACKTRACES": "1",
+}
+_PROGRAM = {"relight": "relight run", "torchrun": "torchrun"}
+# The shell's way to say: this variable's value, or localhost where the scheduler set none.
+_RANK0_HOST = f"$${{{macros.rank0_env}:=localhost}}"
+
+
+def torchrun(
+    *script_args: str,
+    script: str | None = None,
+    m: str | None = None,
+    image: str = IMAGE,
+    name: str = "/",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    j: str = "1x2",
+    env: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: str | None = None,
+    mounts: list[str] | None = None,
+    debug: bool = False,
+    tee: int = 3,
+) -> AppDef:
+    """Train a script or a module on nodes that each run the same number of workers.
+
+    Args:
+        script_args: the script's arguments
+        script: the script, as a path within the image or the working directory
+        m: a module to run instead of a script
+        image: image of the container, for schedulers that have images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
+        h: a named resource, instead of cpu, gpu and memMB
+        cpu: cores of a node
+        gpu: GPUs of a node
+        memMB: memory of a node in MiB
+        j: [MIN:]NODESxWORKERS; with h, NODES alone takes as many workers as there are GPUs
+        env: variables of the workers, A=1,B=2
+        metadata: kept with the job, for schedulers and trackers
+        max_retries: how often the scheduler may start the job again
+        rdzv_port: where nodes meet, on the host of the first; any free one for a single node
+        rdzv_backend: how nodes meet
+        rdzv_conf: settings of the backend, A=1,B=2
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+        debug: set the variables that make CUDA, NCCL and torch say more
+        tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
+    """
+    nodes = parse_nodes_of(h, j) if h and j.isdecimal() else parse_nodes(j)
+    return _app(
+        nodes,
+        script_args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        rdzv_port=rdzv_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_conf=rdzv_conf,
+        mounts=mounts,
+        debug=debug,
+        tee=tee,
+    )
+
+
+def ddp(
+    *script_args: str,
+    script: str | None = None,
+    m: str | None = None,
+    image: str = IMAGE,
+    name: str = "/",
+    h: str | None = None,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    j: str = "1x2",
+    env: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: str | None = None,
+    mounts: list[str] | None = None,
+    debug: bool = False,
+    tee: int = 3,
+) -> AppDef:
+    """Train a script or a module on nodes that each run the same number of workers.
+
+    Args:
+        script_args: the script's arguments
+        script: the script, as a path within the image or the working directory
+        m: a module to run instead of a script
+        image: image of the container, for schedulers that have images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
+        h: a named resource, instead of cpu, gpu and memMB
+        cpu: cores of a node
+        gpu: GPUs of a node
+        memMB: memory of a node in MiB
+        j: [[MIN:]NODESx]WORKERS
+        env: variables of the workers, A=1,B=2
+        metadata: kept with the job, for schedulers and trackers
+        max_retries: how often the scheduler may start the job again
+        rdzv_port: where nodes meet, on the host of the first; any free one for a single node
+        rdzv_backend: how nodes meet
+        rdzv_conf: settings of the backend, A=1,B=2
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+        debug: set the variables that make CUDA, NCCL and torch say more
+        tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
+    """
+    return _app(
+        parse_nodes(j),
+        script_args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        cpu=cpu,
+        gpu=gpu,
+        memMB=memMB,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        rdzv_port=rdzv_port,
+        rdzv_backend=rdzv_backend,
+        rdzv_conf=rdzv_conf,
+        mounts=mounts,
+        debug=debug,
+        tee=tee,
+    )
+
+
+def spmd(
+    *args: str,
+    script: str | None = None,
+    m: str | None = None,
+    image: str = IMAGE,
+    name: str = "/",
+    h: str = "gpu.small",
+    j: str = "1x1",
+    env: dict[str, str] | None = None,
+    metadata: dict[str, str] | None = None,
+    max_retries: int = 0,
+    mounts: list[str] | None = None,
+    debug: bool = False,
+) -> AppDef:
+    """Run the same program on every GPU of nodes of one named resource.
+
+    Args:
+        args: the script's arguments
+        script: the script, as a path within the image or the working directory
+        m: a module to run instead of a script
+        image: image of the container, for schedulers that have images
+        name: EXPERIMENT/RUN, EXPERIMENT/, /RUN or RUN; RUN is the script's name if not said
+        h: the named resource of a node
+        j: NODESxWORKERS, or NODES for as many workers as the resource has GPUs
+        env: variables of the workers, A=1,B=2
+        metadata: kept with the job, for schedulers and trackers
+        max_retries: how often the scheduler may start the job again
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+        debug: set the variables that make CUDA, NCCL and torch say more
+    """
+    return _app(
+        parse_nodes_of(h, j),
+        args,
+        script=script,
+        m=m,
+        image=image,
+        name=name,
+        h=h,
+        env=env,
+        metadata=metadata,
+        max_retries=max_retries,
+        mounts=mounts,
+        debug=debug,
+    )
+
+
+def _app(
+    nodes: Nodes,
+    script_args: tuple[str, ...],
+    *,
+    script: str | None,
+    m: str | None,
+    image: str,
+    name: str,
+    h: str | None,
+    env: dict[str, str] | None,
+    metadata: dict[str, str] | None,
+    max_retries: int,
+    mounts: list[str] | None,
+    debug: bool,
+    cpu: int = 2,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    rdzv_port: int = 29500,
+    rdzv_backend: str = "c10d",
+    rdzv_conf: str | None = None,
+    tee: int = 3,
+) -> AppDef:
+    named = parse_name(name, script, m)
+    if not 0 < rdzv_port < 65536:
+        raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
+    if tee not in range(4):
+        raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
+    endpoint = "localhost:0" if nodes.most == 1 else f"{_RANK0_HOST}:{rdzv_port}"
+    words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
+    if rdzv_conf:
+        words += ["--rdzv_conf", shlex.quote(rdzv_conf)]
+    words += ["--rdzv_endpoint", endpoint, "--rdzv_id", shlex.quote(macros.app_id)]
+    words += ["--nnodes", nodes.text, "--nproc_per_node", str(nodes.workers)]
+    words += ["--tee", str(tee), "--role", "''"]
+    if rdzv_backend == "static":
+        words += ["--node_rank", shlex.quote(macros.replica_id)]
+    command = [script] if script else ["-m", m or ""]
+    words += [shlex.quote(word) for word in (*command, *script_args)]
+    variables = {
+        "LOGLEVEL": read().get("LOGLEVEL", "WARNING"),
+        **(env or {}),
+        "TORCHX_TRACKING_EXPERIMENT_NAME": named.experiment,
+        "TORCHX_TRACKING_RUN_NAME": named.run,
+        **(_DEBUG if debug else {}),
+    }
+    role = Role(
+        name=role_name(script, m),
+        image=image,
+        min_replicas=nodes.least,
+        entrypoint="bash",
+        args=("-c", " ".join([_PROGRAM[launcher.get()], *words])),
+        env=variables,
+        num_replicas=nodes.most,
+        max_retries=max_retries,
+        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+        port_map={"c10d": rdzv_port},
+        mounts=tuple(parse_mounts(mounts or [])),
+    )
+    return AppDef(named.run, (role,), metadata or {})

@@ -1,0 +1,219 @@
+"""Small components: one command on one or several replicas."""
+
+import shlex
+
+from relight.env import read
+from relight.errors import UsageError
+from relight.job.app import AppDef, Resource, Role
+from relight.job.components import IMAGE, launcher
+from relight.job.mounts import parse_mounts
+from relight.job.resources import resource
+
+_SMALL = Resource(cpu=1, gpu=0, memMB=1024)
+_NO_IMAGE = "<NONE>"
+# Where the programs of `copy` and `booth` are, with relight in the image or with torchx.
+_APPS = {"relight": "relight.job.apps.{}", "torchrun": "torchx.apps.utils.{}_main"}
+
+
+def echo(msg: str = "hello world", image: str = IMAGE, num_replicas: int = 1) -> AppDef:
+    """Print a message.
+
+    Args:
+        msg: what to print
+        image: image of the container, for schedulers that have images
+        num_replicas: how many print it
+    """
+    role = Role(
+        name="echo",
+        image=image,
+        entrypoint="echo",
+        args=(msg,),
+        num_replicas=num_replicas,
+        resource=_SMALL,
+    )
+    return AppDef("echo", (role,))
+
+
+def touch(file: str, image: str = IMAGE) -> AppDef:
+    """Make an empty file.
+
+    Args:
+        file: its path
+        image: image of the container, for schedulers that have images
+    """
+    role = Role(name="touch", image=image, entrypoint="touch", args=(file,), resource=_SMALL)
+    return AppDef("touch", (role,))
+
+
+def sh(
+    *args: str,
+    image: str = IMAGE,
+    num_replicas: int = 1,
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    h: str | None = None,
+    env: dict[str, str] | None = None,
+    max_retries: int = 0,
+    mounts: list[str] | None = None,
+    entrypoint: str | None = None,
+) -> AppDef:
+    """Run a command with sh. Each word arrives as it is: for variables and pipes, run sh -c TEXT.
+
+    Args:
+        args: the command and its arguments
+        image: image of the container, for schedulers that have images
+        num_replicas: how many run it
+        cpu: cores of a replica
+        gpu: GPUs of a replica
+        memMB: memory of a replica in MiB
+        h: a named resource, instead of cpu, gpu and memMB
+        env: variables, A=1,B=2
+        max_retries: how often the scheduler may start it again
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+        entrypoint: a program to run with these arguments instead of sh
+    """
+    if not args and not entrypoint:
+        raise UsageError("utils.sh needs a command", hint="relight submit utils.sh ls -l")
+    role = Role(
+        name="sh",
+        image=image,
+        entrypoint=entrypoint or "sh",
+        args=args if entrypoint else ("-c", shlex.join(args)),
+        env={"LOGLEVEL": read().get("LOGLEVEL", "WARNING"), **(env or {})},
+        num_replicas=num_replicas,
+        max_retries=max_retries,
+        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+        mounts=tuple(parse_mounts(mounts or [])),
+    )
+    return AppDef("sh", (role,))
+
+
+def python(
+    *args: str,
+    m: str | None = None,
+    c: str | None = None,
+    script: str | None = None,
+    image: str = IMAGE,
+    name: str = "torchx_utils_python",
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    h: str | None = None,
+    num_replicas: int = 1,
+    mounts: list[str] | None = None,
+) -> AppDef:
+    """Run python with a module, a text or a script.
+
+    Args:
+        args: arguments of the program
+        m: a module to run
+        c: a text to run
+        script: a script to run, as a path within the image or the working directory
+        image: image of the container, for schedulers that have images
+        name: name of the job
+        cpu: cores of a replica
+        gpu: GPUs of a replica
+        memMB: memory of a replica in MiB
+        h: a named resource, instead of cpu, gpu and memMB
+        num_replicas: how many run it
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+    """
+    given = [each for each in (m, c, script) if each is not None]
+    if len(given) != 1:
+        raise UsageError(f"exactly one of -m, -c and --script is needed: {len(given)} are there")
+    program = ("-m", m) if m is not None else ("-c", c) if c is not None else (script,)
+    role = Role(
+        name="python",
+        image=image,
+        entrypoint="python",
+        args=(*map(str, program), *args),
+        env={"HYDRA_MAIN_MODULE": m} if m is not None else {},
+        num_replicas=num_replicas,
+        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+        mounts=tuple(parse_mounts(mounts or [])),
+    )
+    return AppDef(name, (role,))
+
+
+def binary(
+    *args: str,
+    entrypoint: str,
+    name: str = "torchx_utils_binary",
+    num_replicas: int = 1,
+    cpu: int = 1,
+    gpu: int = 0,
+    memMB: int = 1024,  # noqa: N803
+    h: str | None = None,
+) -> AppDef:
+    """Run a program that is there already, without an image.
+
+    Args:
+        args: its arguments
+        entrypoint: the program
+        name: name of the job
+        num_replicas: how many run it
+        cpu: cores of a replica
+        gpu: GPUs of a replica
+        memMB: memory of a replica in MiB
+        h: a named resource, instead of cpu, gpu and memMB
+    """
+    role = Role(
+        name="binary",
+        image=_NO_IMAGE,
+        entrypoint=entrypoint,
+        args=args,
+        num_replicas=num_replicas,
+        resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
+    )
+    return AppDef(name, (role,))
+
+
+def copy(src: str, dst: str, image: str = IMAGE, mounts: list[str] | None = None) -> AppDef:
+    """Copy one file. With fsspec in the image, either side may be a URL.
+
+    Args:
+        src: from here
+        dst: to here
+        image: image of the container, for schedulers that have images
+        mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
+    """
+    role = Role(
+        name="torchx-utils-copy",
+        image=image,
+        entrypoint="python",
+        args=("-m", _APPS[launcher.get()].format("copy"), "--src", src, "--dst", dst),
+        resource=_SMALL,
+        mounts=tuple(parse_mounts(mounts or [])),
+    )
+    return AppDef("torchx-utils-copy", (role,))
+
+
+def booth(
+    x1: float,
+    x2: float,
+    trial_idx: int = 0,
+    tracker_base: str = "/tmp/torchx-util-booth",  # noqa: S108
+    image: str = IMAGE,
+) -> AppDef:
+    """Evaluate Booth's function, (x1 + 2 x2 - 7)^2 + (2 x1 + x2 - 5)^2, to try out a search.
+
+    Args:
+        x1: its first argument
+        x2: its second argument
+        trial_idx: number of the trial
+        tracker_base: directory that the result is written to
+        image: image of the container, for schedulers that have images
+    """
+    role = Role(
+        name="torchx-utils-booth",
+        image=image,
+        entrypoint="python",
+        args=(
+            *("-m", _APPS[launcher.get()].format("booth")),
+            *("--x1", str(x1), "--x2", str(x2)),
+            *("--trial_idx", str(trial_idx), "--tracker_base", tracker_base),
+        ),
+        resource=_SMALL,
+    )
+    return AppDef("torchx-utils-booth", (role,))

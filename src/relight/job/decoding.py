@@ -1,0 +1,128 @@
+"""Text, or a value of JSON -> a value of the type that an annotation or an option names.
+
+Grammar and casts are those of TorchX's command line; where it lets a wrong value through in
+silence, this refuses it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: ""}
+
+
+class Kind(NamedTuple):
+    """A type: `base` is str, int, float, bool, list or dict; `items` are the types of a list's
+    items or of a dict's keys and values. With `optional`, no text at all is None.
+    """
+
+    base: type
+    items: tuple[type, ...] = ()
+    optional: bool = False
+
+    def __str__(self) -> str:
+        if self.items:
+            return f"{self.base.__name__}[{', '.join(item.__name__ for item in self.items)}]"
+        return self.base.__name__
+
+
+def decode(text: str, kind: Kind) -> Any:
+    """Return the value that a text on the command line stands for.
+
+    Raises:
+        ValueError: it does not fit; the message says what is expected.
+    """
+    if kind.base is list:
+        if not text:
+            return None if kind.optional else []
+        return [_plain(part.strip(), kind.items[0]) for part in text.split(",")]
+    if kind.base is dict:
+        if not text.strip():
+            return None if kind.optional else {}
+        key, value = kind.items
+        return {_plain(k, key): _plain(v, value) for k, v in pairs(text).items()}
+    return _plain(text, kind.base)
+
+
+def from_value(value: Any, kind: Kind) -> Any:
+    """Return a value of JSON, or of Python, if it has the type; a text is decoded.
+
+    Raises:
+        ValueError: it has another type.
+    """
+    if value is None and kind.optional:
+        return None
+    if isinstance(value, str):
+        return value if kind.base is str else decode(value, kind)
+    if kind.base is list and isinstance(value, (list, tuple)):
+        return [from_value(inner, Kind(kind.items[0])) for inner in value]
+    if kind.base is dict and isinstance(value, dict):
+        key, inner = (Kind(item) for item in kind.items)
+        return {from_value(k, key): from_value(v, inner) for k, v in value.items()}
+    if kind.base is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is kind.base:
+        return value
+    raise ValueError(f"expected {kind}, not {value!r}")
+
+
+def pairs(text: str, outer: str = ",;") -> dict[str, str]:
+    """Return `k=v,k2="a,b";k3=c,d` as a dict.
+
+    A value ends at the last separator before the next `=`, so that it may contain separators;
+    quotes around a value protect what is in it.
+
+    Raises:
+        ValueError: a key or a `=` is missing, or a quote is not closed.
+    """
+    found: dict[str, str] = {}
+    at = 0
+    while at < len(text):
+        equals = text.find("=", at)
+        key = text[at : None if equals < 0 else equals].strip()
+        if equals < 0 or not key:
+            raise ValueError(f"expected key=value, not {text[at:]!r}")
+        start = equals + 1
+        if text[start : start + 1] in ("'", '"'):
+            close = text.find(text[start], start + 1)
+            while 0 <= close < len(text) - 1 and text[close + 1] not in outer:
+                close = text.find(text[start], close + 1)
+            if close >= 0:
+                value, at = text[start + 1 : close], close + 2
+                _put(found, key, value)
+                continue
+        following = text.find("=", start)
+        if following < 0:
+            end = len(text)
+        else:
+            end = max(text.rfind(mark, start, following) for mark in outer)
+            if end < 0:
+                raise ValueError(
+                    f"{text[at:]!r} has two '=' without a separator; put quotes around a value "
+                    "with '='"
+                )
+        _put(found, key, text[start:end])
+        at = end + 1
+    return found
+
+
+def boolean(text: str) -> bool:
+    """Return what `true` or `false`, in any case, says."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.lower() == "true"
+
+
+def _put(found: dict[str, str], key: str, value: str) -> None:
+    if key in found:
+        raise ValueError(f"{key} is there twice")
+    found[key] = value
+
+
+def _plain(text: str, base: type) -> Any:
+    if base is bool:
+        return boolean(text)
+    cast: Callable[[str], Any] = base
+    try:
+        return cast(text)
+    except ValueError:
+        raise ValueError(f"expected {_PLAIN[base]}, not {text!r}") from None

@@ -1,0 +1,77 @@
+"""An AppDef of TorchX -> ours, by its fields: torchx itself is never imported here."""
+
+from typing import Any
+
+from relight.errors import UsageError
+from relight.job.app import (
+    AppDef,
+    BindMount,
+    DeviceMount,
+    Mount,
+    Resource,
+    RetryPolicy,
+    Role,
+    VolumeMount,
+)
+
+
+def to_app(found: Any, component: str) -> AppDef:
+    """Return what a component returned as an AppDef.
+
+    Raises:
+        UsageError: it is none, and none of TorchX's.
+    """
+    if isinstance(found, AppDef):
+        return found
+    if not all(hasattr(found, name) for name in ("name", "roles", "metadata")):
+        raise UsageError(
+            f"{component} returned {_shown(found)}, not an AppDef",
+            hint="a component returns relight.job.AppDef",
+        )
+    try:
+        roles = tuple(_role(role) for role in found.roles)
+        return AppDef(str(found.name), roles, dict(found.metadata or {}))
+    except (AttributeError, TypeError, ValueError, KeyError) as error:
+        raise UsageError(f"{component} returned an AppDef that can't be used: {error}") from None
+
+
+def _role(role: Any) -> Role:
+    policy = getattr(role, "retry_policy", None)
+    return Role(
+        name=str(role.name),
+        image=str(role.image),
+        min_replicas=role.min_replicas,
+        entrypoint=str(role.entrypoint),
+        args=tuple(str(word) for word in role.args),
+        env={str(name): str(value) for name, value in role.env.items()},
+        num_replicas=int(role.num_replicas),
+        max_retries=int(role.max_retries),
+        retry_policy=RetryPolicy[policy.name] if policy is not None else RetryPolicy.APPLICATION,
+        resource=_resource(role.resource),
+        port_map=dict(role.port_map),
+        metadata=dict(role.metadata),
+        mounts=tuple(_mount(mount) for mount in role.mounts),
+    )
+
+
+def _resource(resource: Any) -> Resource:
+    return Resource(
+        cpu=resource.cpu,
+        gpu=resource.gpu,
+        memMB=resource.memMB,
+        capabilities=dict(resource.capabilities),
+        devices=dict(resource.devices),
+        tags=dict(getattr(resource, "tags", {})),
+    )
+
+
+def _mount(mount: Any) -> Mount:
+    if hasattr(mount, "permissions"):
+        return DeviceMount(mount.src_path, mount.dst_path, mount.permissions)
+    if hasattr(mount, "src_path"):
+        return BindMount(mount.src_path, mount.dst_path, bool(mount.read_only))
+    return VolumeMount(mount.src, mount.dst_path, bool(mount.read_only))
+
+
+def _shown(found: Any) -> str:
+    return "nothing" if found is None else f"a {type(found).__name__}"

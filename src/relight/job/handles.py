@@ -1,0 +1,54 @@
+"""`scheduler://session/job`, the name of a job for all commands."""
+
+import re
+from typing import NamedTuple
+
+from relight.errors import UsageError
+
+SESSION = "relight"
+_FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
+_EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
+
+
+class Handle(NamedTuple):
+    """A job; with `role` and `replicas`, a part of it."""
+
+    scheduler: str
+    session: str
+    app_id: str
+    role: str = ""
+    replicas: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.scheduler}://{self.session}/{self.app_id}"
+
+
+def parse(text: str) -> Handle:
+    """Return the job that a handle, or a handle with `/ROLE/REPLICA,…`, names.
+
+    A text without `://` is the id of a job of relight's own records.
+
+    Raises:
+        UsageError: it is no handle, or no job is recorded under this id.
+    """
+    match = re.fullmatch(_FORM, text)
+    if match is None:
+        if "://" in text or "/" in text or not text:
+            raise UsageError(f"{text!r} is no handle of a job", hint=_EXAMPLE)
+        return _by_id(text)
+    scheduler, session, app_id, role, replicas = match.groups()
+    numbers = [int(number) for number in (replicas or "").split(",") if number]
+    return Handle(scheduler, session, app_id, role or "", tuple(dict.fromkeys(numbers)))
+
+
+def _by_id(text: str) -> Handle:
+    from relight.errors import nearest
+    from relight.job import records
+
+    every = records.every()
+    for record in every:
+        if text in (record.get("id"), record.get("app_id")):
+            return parse(record["handle"])
+    meant = nearest(text, [str(record.get("id")) for record in every])
+    hint = f"did you mean {meant}?" if meant else "relight list shows them"
+    raise UsageError(f"there is no job {text}", hint=hint)

@@ -1,0 +1,62 @@
+"""Words in an app that stand for what only the scheduler knows.
+
+A component writes `macros.app_id`; when a request is rendered, `substitute` puts the scheduler's
+value there. Only these four words in braces are touched, so that what a user passes to a script
+(`$HOME`, `$$`, `${x}`) arrives byte for byte. TorchX halves every `$$`, and its components
+therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`: that form, and no
+other, loses its first dollar here too.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from relight.job.app import Role
+
+img_root = "${img_root}"
+"""The directory that the image's files are in, as the replica sees it."""
+app_id = "${app_id}"
+"""The id of the app with its scheduler; unique, and the same for all replicas."""
+replica_id = "${replica_id}"
+"""The number of the replica within its role, from 0."""
+rank0_env = "${rank0_env}"
+"""The name of the environment variable that holds the host of the first role's replica 0."""
+
+NAMES = ("img_root", "app_id", "replica_id", "rank0_env")
+_WORD = re.compile(r"\$(?=\$\{\$\{rank0_env\})|\$\{(" + "|".join(NAMES) + r")\}")
+
+
+def substitute(role: Role, values: Mapping[str, str]) -> Role:
+    """Return the role with its macros replaced in `args`, the values of `env`, and `metadata`.
+
+    Args:
+        role: is not changed.
+        values: by the names of `NAMES`; a macro without a value stays as it is.
+    """
+    return replace(
+        role,
+        args=tuple(text(argument, values) for argument in role.args),
+        env={name: text(value, values) for name, value in role.env.items()},
+        metadata={name: _inside(value, values) for name, value in role.metadata.items()},
+    )
+
+
+def text(template: str, values: Mapping[str, str]) -> str:
+    """Return one text with its macros replaced; what is put in is not looked at again."""
+    if "${" not in template:
+        return template
+    if "rank0_env" not in values:  # the shell's form keeps both dollars with its macro
+        values = {**values, "rank0_env": rank0_env}
+        return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else m[0], template)
+    return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else "", template)
+
+
+def _inside(value: Any, values: Mapping[str, str]) -> Any:
+    if isinstance(value, str):
+        return text(value, values)
+    if isinstance(value, Mapping):
+        return {name: _inside(inner, values) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_inside(inner, values) for inner in value)
+    return value

@@ -1,0 +1,85 @@
+"""`type=bind,src=/a,dst=/b,readonly,type=device,src=/dev/x` -> mounts.
+
+`type` begins a mount: the words come from a list that was split at its commas.
+"""
+
+import os
+from collections.abc import Sequence
+
+from relight.errors import UsageError, nearest
+from relight.job.app import BindMount, DeviceMount, Mount, VolumeMount
+
+_KINDS = ("bind", "volume", "device")
+_NAMES = {
+    "type": "type",
+    "source": "src", "src": "src",
+    "destination": "dst", "dst": "dst", "target": "dst",
+    "readonly": "readonly", "read_only": "readonly",
+    "perm": "perm", "permissions": "perm",
+}  # fmt: skip
+_OF_KIND = {
+    "bind": ("src", "dst", "readonly"),
+    "volume": ("src", "dst", "readonly"),
+    "device": ("src", "dst", "perm"),
+}
+_EXAMPLE = "type=bind,src=/data,dst=/data,readonly"
+
+
+def parse_mounts(words: Sequence[str]) -> list[Mount]:
+    """Return the mounts that words like `type=bind`, `src=/data`, `readonly` describe.
+
+    Raises:
+        UsageError: a word is unknown, or one is missing.
+    """
+    groups: list[dict[str, str]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        key = _NAMES.get(name.strip())
+        if key is None:
+            meant = nearest(name, list(_NAMES))
+            raise UsageError(
+                f"a mount has no option {name!r}",
+                hint=f"did you mean {meant}?" if meant else f"options: {', '.join(_NAMES)}",
+            )
+        if key == "type":
+            if value not in _KINDS:
+                raise UsageError(
+                    f"there is no type of mount {value!r}", hint=f"types: {', '.join(_KINDS)}"
+                )
+            groups.append({})
+        elif not groups:
+            raise UsageError(f"a mount begins with its type, not with {word}", hint=_EXAMPLE)
+        if key in groups[-1]:
+            raise UsageError(f"a mount has two values for {key}: {groups[-1][key]} and {value}")
+        if key not in ("type", *_OF_KIND[groups[-1].get("type", value)]):
+            kind = groups[-1]["type"]
+            raise UsageError(
+                f"a mount of type {kind} has no {name}",
+                hint=f"it has {', '.join(_OF_KIND[kind])}",
+            )
+        groups[-1][key] = value if equals or key != "readonly" else "true"
+    return [_mount(group) for group in groups]
+
+
+def _mount(group: dict[str, str]) -> Mount:
+    kind = group["type"]
+    for name in ("src", "dst")[: 1 if kind == "device" else 2]:
+        if not group.get(name):
+            shown = ",".join(f"{key}={value}" for key, value in group.items())
+            raise UsageError(f"the mount {shown} has no {name}", hint=f"as in {_EXAMPLE}")
+    source = group["src"]
+    if kind == "device":
+        letters = group.get("perm", "rwm")
+        if not letters or set(letters) - set("rwm"):
+            raise UsageError(f"perm={letters}: expected letters of r, w and m")
+        return DeviceMount(source, group.get("dst") or source, letters)
+    if kind == "volume":
+        return VolumeMount(source, group["dst"], _is_read_only(group))
+    return BindMount(os.path.expanduser(source), group["dst"], _is_read_only(group))
+
+
+def _is_read_only(group: dict[str, str]) -> bool:
+    text = group.get("readonly", "false").lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"readonly={text}: expected true or false")
+    return text == "true"

@@ -1,0 +1,144 @@
+"""The patterns of a .gitignore file: which paths of a directory stay behind.
+
+The rules are git's (gitignore(5)): the last pattern that matches decides, `!` takes a path back in,
+and nothing below a directory that stays behind is looked at.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+_CLASSES = {
+    "alnum": "a-zA-Z0-9", "alpha": "a-zA-Z", "blank": " \\t", "cntrl": "\\x00-\\x1f\\x7f",
+    "digit": "0-9", "graph": "\\x21-\\x7e", "lower": "a-z", "print": "\\x20-\\x7e",
+    "punct": "!-/:-@\\[-`{-~", "space": "\\s", "upper": "A-Z", "xdigit": "0-9a-fA-F",
+}  # fmt: skip
+
+
+class Pattern(NamedTuple):
+    """One line. `takes_back` is for `!`; `whole` is matched with the path, not only its last part;
+    `regex` is None for a line that git lets match nothing, such as `[`.
+    """
+
+    regex: re.Pattern[str] | None
+    takes_back: bool
+    directories_only: bool
+    whole: bool
+
+
+def parse(lines: Iterable[str]) -> tuple[Pattern, ...]:
+    """Return the patterns of the lines of an ignore file, without comments and empty lines."""
+    found = []
+    for line in lines:
+        text = line.rstrip("\r\n")
+        while text.endswith((" ", "\t")) and not text.endswith("\\ "):
+            text = text[:-1]
+        if text and not text.startswith("#"):
+            found.append(_pattern(text))
+    return tuple(found)
+
+
+def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
+    """Return whether a path stays behind, if the directory that it is in does not.
+
+    Args:
+        patterns: in the order of the file.
+        path: relative to the directory of the file, with `/` between its parts.
+        is_directory: a symbolic link is none, wherever it leads.
+    """
+    verdict = False
+    name = path.rpartition("/")[2]
+    for pattern in patterns:
+        if pattern.takes_back != verdict or pattern.regex is None:
+            continue  # it would not change anything
+        if pattern.directories_only and not is_directory:
+            continue
+        if pattern.regex.fullmatch(path if pattern.whole else name):
+            verdict = not verdict
+    return verdict
+
+
+def _pattern(text: str) -> Pattern:
+    takes_back = text.startswith("!")
+    text = text.removeprefix("!")
+    directories_only = text.endswith("/")
+    text = text.removesuffix("/")
+    whole = "/" in text
+    regex = _regex(text.removeprefix("/"))
+    compiled = None if regex is None else re.compile(regex, re.DOTALL)
+    return Pattern(compiled, takes_back, directories_only, whole)
+
+
+def _regex(text: str) -> str | None:
+    out = ""
+    at = 0
+    while at < len(text):
+        char = text[at]
+        if char == "*":
+            end = at
+            while text[end : end + 1] == "*":
+                end += 1
+            starts = at == 0 or text[at - 1] == "/"
+            if end - at == 2 and starts and end == len(text):
+                out += ".*"
+            elif end - at == 2 and starts and text[end] == "/":
+                out += "(?:.*/)?"
+                end += 1
+            else:
+                out += "[^/]*"
+            at = end
+            continue
+        at += 1
+        if char == "?":
+            out += "[^/]"
+        elif char == "[":
+            at, brackets = _brackets(text, at)
+            if not brackets:
+                return None
+            out += "(?!/)" + brackets
+        elif char == "\\":
+            if at == len(text):
+                return None
+            out += re.escape(text[at])
+            at += 1
+        else:
+            out += re.escape(char)
+    return out
+
+
+def _brackets(text: str, at: int) -> tuple[int, str]:
+    """Return what follows `[…]`, which begins before `at`, and its regex; empty if it has no end or
+    an unknown [:class:].
+    """
+    negated = text[at : at + 1] in ("!", "^")
+    at += negated
+    inside = ""
+    first = True
+    while at < len(text):
+        if text[at] == "]" and not first:
+            if not inside:
+                return at + 1, "." if negated else "(?!)"
+            return at + 1, f"[{'^' if negated else ''}{inside}]"
+        first = False
+        if text.startswith("[:", at):
+            end = text.find("]", at + 2)
+            name = text[at + 2 : end - 1] if end > at + 2 and text[end - 1] == ":" else None
+            if end < 0 or (name is not None and name not in _CLASSES):
+                return at, ""
+            if name is not None:
+                inside += _CLASSES[name]
+                at = end + 1
+                continue
+        low, at = _one(text, at)
+        high = low
+        if text[at : at + 1] == "-" and text[at + 1 : at + 2] not in ("", "]"):
+            high, at = _one(text, at + 1)
+        if low <= high:
+            inside += f"{re.escape(low)}-{re.escape(high)}"
+    return at, ""
+
+
+def _one(text: str, at: int) -> tuple[str, int]:
+    """Return one character of a class, which a backslash may protect, and what follows it."""
+    at += text[at] == "\\" and at + 1 < len(text)
+    return text[at], at + 1

@@ -1,0 +1,78 @@
+"""What is kept of a job, and shown of it, without what looks like a secret.
+
+A variable or a flag is taken for a secret by its name; values that are none cost little to hide.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from relight.job.app import AppDef
+
+HIDDEN = "<hidden>"
+_WORD = (
+    r"(?:[A-Za-z0-9_.-]*[_.-])?(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?|"
+    r"auth|authorization|cookie|(?:api|access|private|secret|ssh)[_-]?key(?:[_-]?id)?|apikey)"
+    r"(?:[_.-][A-Za-z0-9_.-]*)?"
+)
+_QUOTED = r"'[^']*'|\"[^\"]*\""
+_UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
+_NAME = re.compile(_WORD, re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"(?<![A-Za-z0-9_.-])((?:--?)?{_WORD})=(?:{_QUOTED}|{_UP_TO_NEXT})", re.IGNORECASE
+)
+_FOLLOWED = re.compile(rf"(?<!\S)(--?{_WORD})(\s+)(?:{_QUOTED}|[^-\s]\S*)", re.IGNORECASE)
+_URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+
+# What says how a job was started, and nothing about its owner.
+_KEPT = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON", "GLOO_",
+         "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV", "PATH", "LANG",
+         "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL", "HYDRA_")  # fmt: skip
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable or a flag of this name holds a secret."""
+    return _NAME.fullmatch(name.lstrip("-")) is not None
+
+
+def of_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with secrets hidden."""
+    return {
+        name: HIDDEN if value and is_secret(name) else of_text(value)
+        for name, value in variables.items()
+    }
+
+
+def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return what is recorded of the environment of the process that submits."""
+    return of_variables({n: v for n, v in sorted(variables.items()) if n.startswith(_KEPT)})
+
+
+def of_text(text: str) -> str:
+    """Return a text with the values of `NAME=value`, `--name value` and of passwords in URLs hidden
+    where the name is a secret's.
+    """
+    text = _ASSIGNED.sub(rf"\1={HIDDEN}", text)
+    text = _FOLLOWED.sub(rf"\1\2{HIDDEN}", text)
+    return _URL.sub(rf"\1:{HIDDEN}@", text)
+
+
+def of_words(words: Sequence[str]) -> list[str]:
+    """Return a command line with secrets hidden."""
+    shown: list[str] = []
+    for number, word in enumerate(words):
+        before = words[number - 1] if number else ""
+        if before.startswith("-") and "=" not in before and is_secret(before):
+            shown.append(HIDDEN)
+        else:
+            shown.append(of_text(word))
+    return shown
+
+
+def of_app(app: AppDef) -> AppDef:
+    """Return an app with secrets hidden in arguments and variables."""
+    roles = [
+        replace(role, args=tuple(of_words(role.args)), env=of_variables(role.env))
+        for role in app.roles
+    ]
+    return replace(app, roles=tuple(roles))

@@ -1,0 +1,138 @@
+"""What is kept of each job: a directory, and in it `job.json`, what was submitted.
+
+`~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` stands for
+`~/.local/state/relight`). Schedulers that keep logs or state themselves have subdirectories there.
+Directories and files are the user's alone.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from relight import env as environment
+from relight.env import Environment
+from relight.errors import MachineError, UsageError
+
+FILE = "job.json"
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
+_OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
+_FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
+
+
+def new_id(name: str) -> str:
+    """Return `NAME-RANDOM`, unique; of the name, what can stand in the name of a file or host."""
+    number = int.from_bytes(os.urandom(8), "big")
+    number, digit = divmod(number, len(_FIRST))
+    word = _FIRST[digit]
+    while number:
+        number, digit = divmod(number, len(_REST))
+        word += _REST[digit]
+    plain = "".join(each if each in _OF_NAME else "-" for each in name)[:100].strip("-._")
+    return f"{plain or 'job'}-{word}"
+
+
+def root(env: Environment | None = None) -> str:
+    """Return the directory that all jobs' directories are in; it need not exist."""
+    env = environment.read() if env is None else env
+    own = env.get("RELIGHT_STATE_DIR")
+    if not own:
+        state = env.get("XDG_STATE_HOME")
+        if not os.path.isabs(state):  # as the standard wants it
+            state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
+        own = os.path.join(state, "relight")
+    return os.path.join(os.path.abspath(own), "jobs")
+
+
+def path(app_id: str) -> str:
+    """Return the directory of a job; it need not exist.
+
+    Raises:
+        UsageError: no job has such an id.
+    """
+    if not _is_id(app_id):
+        raise UsageError(f"{app_id!r} is no id of a job", hint="relight list shows them")
+    return os.path.join(root(), app_id)
+
+
+def directory(app_id: str) -> str:
+    """Make the directory of a job, if it is not there yet, and return it.
+
+    Raises:
+        MachineError: that is not possible.
+    """
+    where = path(app_id)
+    try:
+        os.makedirs(os.path.dirname(where), 0o700, exist_ok=True)
+        os.makedirs(where, 0o700, exist_ok=True)
+    except OSError as error:
+        raise MachineError(
+            f"can't make the directory of the job, {where}: {error.strerror}",
+            hint="RELIGHT_STATE_DIR says where jobs are recorded",
+        ) from None
+    return where
+
+
+def write(app_id: str, record: Mapping[str, Any]) -> None:
+    """Replace the record of a job as a whole.
+
+    Raises:
+        MachineError: it can't be written.
+    """
+    file = os.path.join(directory(app_id), FILE)
+    temporary = f"{file}.{os.getpid()}"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
+            json.dump(record, out, indent=1)
+        os.replace(temporary, file)
+    except OSError as error:
+        raise MachineError(f"can't write {file}: {error.strerror}") from None
+
+
+def read(app_id: str) -> dict[str, Any] | None:
+    """Return the record of a job, None if there is none."""
+    return _load(os.path.join(path(app_id), FILE))
+
+
+def every() -> list[dict[str, Any]]:
+    """Return the records of all jobs, newest first; what can't be read is left out."""
+    try:
+        names = os.listdir(root())
+    except OSError:
+        return []
+    found = [_load(os.path.join(root(), name, FILE)) for name in names]
+    records = [record for record in found if record is not None]
+    return sorted(records, key=lambda record: str(record.get("submitted", "")), reverse=True)
+
+
+def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
+    """Return the record of a job by its id with a scheduler, which need not be its directory's
+    name.
+    """
+    record = read(app_id) if _is_id(app_id) else None
+    if record is not None and record.get("scheduler") == scheduler:
+        return record
+    for record in every():
+        if (record.get("scheduler"), record.get("app_id")) == (scheduler, app_id):
+            return record
+    return None
+
+
+def remove(name: str) -> None:
+    """Remove the directory of a job with all that is in it."""
+    from relight.host.files import remove_tree
+
+    remove_tree(path(name))
+
+
+def _is_id(text: str) -> bool:
+    return bool(text) and text[0] in _LETTERS and _OF_ID.issuperset(text)
+
+
+def _load(file: str) -> dict[str, Any] | None:
+    try:
+        with open(file) as opened:
+            record = json.load(opened)
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) else None

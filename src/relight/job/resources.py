@@ -1,0 +1,222 @@
+"""Named resources: sizes of machines by the names that TorchX gives them, and one's own.
+
+Memory of `aws_*` is the published size in GiB times 983: what is left for a container.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from relight.env import Environment, read
+from relight.errors import UsageError, nearest
+from relight.job.app import UNSAID, Resource
+
+NAME_TAG = "torchx/named_resources.name"
+INSTANCE_TYPE = "node.kubernetes.io/instance-type"
+GROUP = "relight.named_resources"
+VARIABLES = ("RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES")
+EFA = "vpc.amazonaws.com/efa"
+NEURON = "aws.amazon.com/neurondevice"
+
+# Logical cores, GPUs, memory in MiB, other devices.
+_TABLE: Mapping[str, tuple[Any, ...]] = {
+    "gpu.small": (8, 1, 32768),
+    "gpu.medium": (16, 2, 65536),
+    "gpu.large": (32, 4, 131072),
+    "gpu.xlarge": (64, 8, 262144),
+    "cpu.nano": (1, 0, 512),
+    "cpu.micro": (1, 0, 1024),
+    "cpu.small": (1, 0, 2048),
+    "cpu.medium": (2, 0, 4096),
+    "cpu.large": (2, 0, 8192),
+    "cpu.xlarge": (8, 0, 32768),
+    "aws_t3.medium": (2, 0, 3932),
+    "aws_m5.large": (2, 0, 7864),
+    "aws_m5.xlarge": (4, 0, 15728),
+    "aws_m5.2xlarge": (8, 0, 31456),
+    "aws_m5.4xlarge": (16, 0, 62912),
+    "aws_m5.8xlarge": (32, 0, 125824),
+    "aws_m5.12xlarge": (48, 0, 188736),
+    "aws_m5.16xlarge": (64, 0, 251648),
+    "aws_m5.24xlarge": (96, 0, 377472),
+    "aws_m5.metal": (96, 0, 377472),
+    "aws_m5d.large": (2, 0, 7864),
+    "aws_m5d.xlarge": (4, 0, 15728),
+    "aws_m5d.2xlarge": (8, 0, 31456),
+    "aws_m5d.4xlarge": (16, 0, 62912),
+    "aws_m5d.8xlarge": (32, 0, 125824),
+    "aws_m5d.12xlarge": (48, 0, 188736),
+    "aws_m5d.16xlarge": (64, 0, 251648),
+    "aws_m5d.24xlarge": (96, 0, 377472),
+    "aws_m5d.metal": (96, 0, 377472),
+    "aws_c5.18xlarge": (72, 0, 139586),
+    "aws_p3.2xlarge": (8, 1, 59963),
+    "aws_p3.8xlarge": (32, 4, 239852),
+    "aws_p3.16xlarge": (64, 8, 479704),
+    "aws_p3dn.24xlarge": (96, 8, 754944, {EFA: 1}),
+    "aws_p4d.24xlarge": (96, 8, 1132416, {EFA: 4}),
+    "aws_p4de.24xlarge": (96, 8, 1132416, {EFA: 4}),
+    "aws_p5.48xlarge": (192, 8, 2013184, {EFA: 32}),
+    "aws_p5e.48xlarge": (192, 8, 2013184, {EFA: 32}),
+    "aws_p5en.48xlarge": (192, 8, 2013184, {EFA: 16}),
+    "aws_p6-b200.48xlarge": (192, 8, 2013184, {EFA: 8}),
+    "aws_p6-b300.48xlarge": (192, 8, 4026368, {EFA: 16}),
+    "aws_p6e-gb200.36xlarge": (144, 4, 943680, {EFA: 16}),
+    "aws_g4dn.xlarge": (4, 1, 15728),
+    "aws_g4dn.2xlarge": (8, 1, 31456),
+    "aws_g4dn.4xlarge": (16, 1, 62912),
+    "aws_g4dn.8xlarge": (32, 1, 125824, {EFA: 1}),
+    "aws_g4dn.16xlarge": (64, 1, 251648, {EFA: 1}),
+    "aws_g4dn.12xlarge": (48, 4, 188736, {EFA: 1}),
+    "aws_g4dn.metal": (96, 8, 377472, {EFA: 1}),
+    "aws_g5.xlarge": (4, 1, 15728),
+    "aws_g5.2xlarge": (8, 1, 31456),
+    "aws_g5.4xlarge": (16, 1, 62912),
+    "aws_g5.8xlarge": (32, 1, 125824, {EFA: 1}),
+    "aws_g5.16xlarge": (64, 1, 251648, {EFA: 1}),
+    "aws_g5.12xlarge": (48, 4, 188736, {EFA: 1}),
+    "aws_g5.24xlarge": (96, 4, 377472, {EFA: 1}),
+    "aws_g5.48xlarge": (192, 8, 754944, {EFA: 1}),
+    "aws_g6e.xlarge": (4, 1, 31456),
+    "aws_g6e.2xlarge": (8, 1, 62912),
+    "aws_g6e.4xlarge": (16, 1, 125824),
+    "aws_g6e.8xlarge": (32, 1, 251648),
+    "aws_g6e.16xlarge": (64, 1, 503296),
+    "aws_g6e.12xlarge": (48, 4, 377472),
+    "aws_g6e.24xlarge": (96, 4, 754944, {EFA: 2}),
+    "aws_g6e.48xlarge": (192, 8, 1509888, {EFA: 4}),
+    "aws_trn1.2xlarge": (8, 0, 31456, {NEURON: 1}),
+    "aws_trn1.32xlarge": (128, 0, 503296, {EFA: 8, NEURON: 16}),
+    "aws_inf2.xlarge": (4, 0, 15728, {NEURON: 1}),
+    "aws_inf2.8xlarge": (32, 0, 125824, {NEURON: 1}),
+    "aws_inf2.24xlarge": (96, 0, 377472, {NEURON: 6}),
+    "aws_inf2.48xlarge": (192, 0, 754944, {NEURON: 12}),
+}  # fmt: skip
+_NOT_SAID = ("NULL", "MISSING")
+
+Own = Mapping[str, Callable[[], Resource] | Resource]
+
+
+class NamedResources(Mapping[str, Resource]):
+    """The named resources: the table, and one's own.
+
+    Args:
+        own: more, by name; None for those of `own(environment)`.
+    """
+
+    def __init__(self, own: Own | None = None) -> None:
+        self._given = own
+        self._own: Own | None = own
+
+    def __getitem__(self, name: str) -> Resource:
+        """Return a resource.
+
+        Raises:
+            UsageError: there is none of this name; upper and lower case are the same.
+        """
+        if name in _TABLE and self._given is None and not _has_own(read()):
+            return _of_table(name)
+        known = list(self)
+        found = name if name in known else ""
+        if not found:
+            same = [each for each in known if each.lower() == name.lower()]
+            if len(same) > 1:
+                raise UsageError(
+                    f"the named resource {name} is ambiguous: {', '.join(same)}",
+                    hint="write upper and lower case as they are in the list",
+                )
+            found = same[0] if same else ""
+        if not found:
+            raise _unknown(name, known)
+        maker = self._all().get(found)
+        if maker is None:
+            return _of_table(found)
+        made = maker() if callable(maker) else maker
+        tags = {NAME_TAG: found, **made.tags}
+        return Resource(
+            made.cpu, made.gpu, made.memMB, dict(made.capabilities), dict(made.devices), tags
+        )
+
+    def __contains__(self, name: object) -> bool:
+        return name in list(self)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*_TABLE, *self._all(), *_NOT_SAID])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def _all(self) -> Own:
+        if self._own is None:
+            self._own = own(read())
+        return self._own
+
+
+named_resources = NamedResources()
+
+
+def resource(
+    cpu: int | None = None,
+    gpu: int | None = None,
+    memMB: int | None = None,  # noqa: N803  # the flag's name
+    h: str | None = None,
+) -> Resource:
+    """Return the resource of a replica: by name `h` if given, else by its numbers.
+
+    What is None has TorchX's default: 2 cores, no GPU, 1024 MiB. A number that is 0 stays 0.
+    """
+    if h:
+        return named_resources[h]
+    return Resource(
+        cpu=2 if cpu is None else cpu,
+        gpu=0 if gpu is None else gpu,
+        memMB=1024 if memMB is None else memMB,
+    )
+
+
+def own(env: Environment) -> Own:
+    """Return the user's named resources: those of the entry point group `relight.named_resources`,
+    then those of the module that RELIGHT_NAMED_RESOURCES (or TorchX's variable) names, which has a
+    mapping NAMED_RESOURCES of names to resources or to functions that return one.
+
+    Raises:
+        UsageError: that module can't be imported or has no such mapping.
+    """
+    from importlib import import_module
+    from importlib.metadata import entry_points
+
+    found: dict[str, Callable[[], Resource] | Resource] = {}
+    for entry in entry_points(group=GROUP):
+        if entry.name not in _TABLE:  # a package can't change what a known name means
+            found[entry.name] = entry.load()
+    for variable in VARIABLES:
+        module = env.get(variable)
+        if not module:
+            continue
+        try:
+            found |= import_module(module).NAMED_RESOURCES
+        except (ImportError, AttributeError) as error:
+            raise UsageError(
+                f"{variable}={module}: {error}",
+                hint="it names a module that has a mapping NAMED_RESOURCES",
+            ) from None
+    return found
+
+
+def _has_own(env: Environment) -> bool:
+    return any(env.get(variable) for variable in VARIABLES)
+
+
+def _of_table(name: str) -> Resource:
+    if name in _NOT_SAID:
+        return replace(UNSAID, tags={NAME_TAG: name})
+    cpu, gpu, memory, *devices = _TABLE[name]
+    kind = {INSTANCE_TYPE: name.removeprefix("aws_")} if name.startswith("aws_") else {}
+    return Resource(cpu, gpu, memory, kind, devices[0] if devices else {}, {NAME_TAG: name})
+
+
+def _unknown(name: str, known: list[str]) -> UsageError:
+    meant = nearest(name, known) or nearest("aws_" + name, known)
+    sizes = [each for each in known if each not in _NOT_SAID]
+    hint = f"did you mean {meant}?" if meant else f"known: {', '.join(sizes)}"
+    return UsageError(f"there is no named resource {name}", hint=hint)

@@ -1,0 +1,166 @@
+"""An app to and from JSON, in the shape that TorchX prints with `--dryrun --json`."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from relight.errors import UsageError
+from relight.job.app import (
+    AppDef,
+    BindMount,
+    DeviceMount,
+    Mount,
+    Resource,
+    RetryPolicy,
+    Role,
+    VolumeMount,
+)
+
+Object = dict[str, Any]
+
+
+def to_json(app: AppDef) -> Object:
+    """Return an app as what `json.dumps` takes."""
+    return {
+        "name": app.name,
+        "roles": [_role(role) for role in app.roles],
+        "metadata": dict(app.metadata),
+    }
+
+
+def from_json(value: Any) -> AppDef:
+    """Return the app that `to_json` made this of.
+
+    Raises:
+        UsageError: it is none; the message says where.
+    """
+    found = _object(value, "app", {"name", "roles", "metadata"})
+    roles = found.get("roles", [])
+    if not isinstance(roles, list):
+        raise _wrong("app.roles", "a list", roles)
+    return AppDef(
+        name=_text(found, "name", "app"),
+        roles=tuple(_to_role(role, f"app.roles[{number}]") for number, role in enumerate(roles)),
+        metadata=_texts(found.get("metadata", {}), "app.metadata"),
+    )
+
+
+def _role(role: Role) -> Object:
+    resource = role.resource
+    return {
+        "name": role.name,
+        "image": role.image,
+        "min_replicas": role.min_replicas,
+        "entrypoint": role.entrypoint,
+        "args": list(role.args),
+        "env": dict(role.env),
+        "num_replicas": role.num_replicas,
+        "max_retries": role.max_retries,
+        "retry_policy": str(role.retry_policy),
+        "resource": {
+            "cpu": resource.cpu,
+            "gpu": resource.gpu,
+            "memMB": resource.memMB,
+            "capabilities": _plain(resource.capabilities),
+            "devices": dict(resource.devices),
+            "tags": _plain(resource.tags),
+        },
+        "port_map": dict(role.port_map),
+        "metadata": _plain(role.metadata),
+        "mounts": [vars(mount).copy() for mount in role.mounts],
+        # Fields of TorchX's roles that are always so here.
+        "workspace": None,
+        "overrides": {},
+    }
+
+
+def _to_role(value: Any, where: str) -> Role:
+    known = {field.name for field in fields(Role)}
+    found = _object(value, where, known | {"workspace", "overrides"})
+    given = {name: found[name] for name in known & set(found)}
+    for name in ("name", "image"):
+        _text(found, name, where)
+    for name in ("num_replicas", "max_retries"):
+        if name in given and not _is_number(given[name]):
+            raise _wrong(f"{where}.{name}", "a number", given[name])
+    if given.get("min_replicas") is not None and not _is_number(given["min_replicas"]):
+        raise _wrong(f"{where}.min_replicas", "a number or null", given["min_replicas"])
+    args = given.get("args", [])
+    if not isinstance(args, list) or not all(isinstance(word, str) for word in args):
+        raise _wrong(f"{where}.args", "a list of texts", args)
+    policy = given.get("retry_policy", "APPLICATION")
+    if policy not in RetryPolicy.__members__:
+        raise _wrong(f"{where}.retry_policy", " or ".join(RetryPolicy.__members__), policy)
+    resource = {"cpu": -1, "gpu": -1, "memMB": -1}
+    given |= {
+        "args": tuple(args),
+        "env": _texts(given.get("env", {}), f"{where}.env"),
+        "retry_policy": RetryPolicy[policy],
+        "resource": _to_resource(given.get("resource", resource), f"{where}.resource"),
+        "port_map": _object(given.get("port_map", {}), f"{where}.port_map"),
+        "metadata": _object(given.get("metadata", {}), f"{where}.metadata"),
+        "mounts": tuple(
+            _to_mount(mount, f"{where}.mounts[{number}]")
+            for number, mount in enumerate(given.get("mounts", []))
+        ),
+    }
+    return Role(**given)
+
+
+def _to_resource(value: Any, where: str) -> Resource:
+    found = _object(value, where, {field.name for field in fields(Resource)})
+    for name in ("cpu", "gpu", "memMB"):
+        if not _is_number(found.get(name)):
+            raise _wrong(f"{where}.{name}", "a number", found.get(name))
+    return Resource(**found)
+
+
+def _to_mount(value: Any, where: str) -> Mount:
+    found = _object(value, where)
+    for kind in (DeviceMount, VolumeMount, BindMount):
+        names = {field.name for field in fields(kind)}
+        key = names - {"read_only", "dst_path"}
+        if key <= set(found) <= names:
+            return kind(**found)
+    raise _wrong(where, "a mount", value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    if value is None or isinstance(value, (str, int, float, bool)):
+        return value
+    return str(value)
+
+
+def _object(value: Any, where: str, known: set[str] | None = None) -> Object:
+    if not isinstance(value, dict):
+        raise _wrong(where, "an object", value)
+    unknown = sorted(set(value) - known) if known is not None else []
+    if unknown:
+        raise UsageError(f"{where} has no {unknown[0]}", hint=f"it has {', '.join(sorted(known))}")  # type: ignore[arg-type]
+    return value
+
+
+def _text(found: Object, name: str, where: str) -> str:
+    value = found.get(name)
+    if not isinstance(value, str):
+        raise _wrong(f"{where}.{name}", "a text", value)
+    return value
+
+
+def _texts(value: Any, where: str) -> dict[str, str]:
+    for name, text in _object(value, where).items():
+        if not isinstance(text, str):
+            raise _wrong(f"{where}.{name}", "a text", text)
+    return dict(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _wrong(where: str, expected: str, value: Any) -> UsageError:
+    return UsageError(f"{where}: expected {expected}, not {value!r}")

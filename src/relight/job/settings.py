@@ -1,0 +1,110 @@
+"""Files of settings: defaults for what is said on the command line.
+
+    [local]                  options of a scheduler
+    log_dir = /logs
+    [component:dist.ddp]     arguments of a component
+    j = 1x8
+    [cli:run]                component, scheduler, workspace of `relight submit`
+    scheduler = slurm
+    [torchx:tracker]         one name a tracker; [tracker:NAME] has its config
+
+`./.relightconfig`, `./.torchxconfig`, `~/.relightconfig`, `~/.torchxconfig`: the first file that
+has a value counts, value by value. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) stands for all of them;
+empty, for none. TorchX puts the home directory first; here a project's file goes before.
+"""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from relight.env import Environment
+from relight.errors import UsageError
+
+NAMES = (".relightconfig", ".torchxconfig")
+VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
+
+
+class Settings(NamedTuple):
+    """All sections of all files, merged."""
+
+    sections: Mapping[str, Mapping[str, str]]
+    files: tuple[str, ...] = ()
+
+    def section(self, name: str) -> Mapping[str, str]:
+        """Return a section, empty if there is none."""
+        return self.sections.get(name, {})
+
+    def command(self, name: str) -> str:
+        """Return a default of `relight submit`: `[cli:submit]` or TorchX's `[cli:run]`."""
+        return self.section("cli:submit").get(name) or self.section("cli:run").get(name, "")
+
+    def starting_with(self, prefix: str) -> dict[str, Mapping[str, str]]:
+        """Return the sections whose names begin so, by the rest of their names."""
+        return {
+            name[len(prefix) :]: section
+            for name, section in self.sections.items()
+            if name.startswith(prefix)
+        }
+
+
+def files(env: Environment) -> list[str]:
+    """Return the files that are there, the first of them counting most.
+
+    Raises:
+        UsageError: a variable names a file that is not there.
+    """
+    for variable in VARIABLES:
+        if variable in env.variables:
+            path = env.variables[variable]
+            if path and not os.path.isfile(path):
+                raise UsageError(f"{variable}={path}: there is no such file")
+            return [path] if path else []
+    folders = dict.fromkeys((os.getcwd(), os.path.abspath(env.get("HOME", "/"))))
+    paths = [os.path.join(folder, name) for folder in folders for name in NAMES]
+    return [path for path in paths if os.path.isfile(path)]
+
+
+def load(env: Environment) -> Settings:
+    """Return the settings that hold here.
+
+    Raises:
+        UsageError: a file can't be read or is not of this form.
+    """
+    found = files(env)
+    if not found:
+        return Settings({})
+    merged: dict[str, dict[str, str]] = {}
+    for path in found:
+        for name, section in _read(path).items():
+            kept = merged.setdefault(name, {})
+            for key, value in section.items():
+                kept.setdefault(key, value)
+    return Settings(merged, tuple(found))
+
+
+def sections_of(path: str) -> list[str]:
+    """Return the names of a file's sections.
+
+    Raises:
+        UsageError: it can't be read or is not of this form.
+    """
+    return list(_read(path))
+
+
+def _read(path: str) -> dict[str, dict[str, str]]:
+    import configparser
+
+    parser = configparser.ConfigParser(interpolation=None, allow_no_value=False, delimiters=("=",))
+    parser.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their case
+    try:
+        with open(path, encoding="utf-8") as file:
+            parser.read_file(file, path)
+    except (configparser.Error, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} can't be read: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from None
+    found = {name: dict(parser.items(name)) for name in parser.sections()}
+    if path.endswith(".torchxconfig"):  # TorchX takes one '%' for a reference: it is doubled there
+        for section in found.values():
+            section.update({key: value.replace("%%", "%") for key, value in section.items()})
+    return found

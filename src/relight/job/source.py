@@ -1,0 +1,63 @@
+"""Where in a file something of a component stands, for messages."""
+
+import ast
+import inspect
+import os
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+
+def line_of(function: Callable[..., Any], parameter: str = "") -> str:
+    """Return `file.py:12`, the place of a function or of one of its parameters."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None:
+        return getattr(function, "__module__", "") or "?"
+    line = code.co_firstlineno
+    node = _definition(code.co_filename, code.co_name, line)
+    if node is not None:
+        line = node.lineno
+        spec = node.args
+        every = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
+        line = next((arg.lineno for arg in every if arg and arg.arg == parameter), line)
+    return f"{shown(code.co_filename)}:{line}"
+
+
+def shown(path: str) -> str:
+    """Return a path as a user wrote it, or nearly so."""
+    near = os.path.relpath(path)
+    return path if near.startswith("..") else near
+
+
+def line_of_error(error: BaseException, path: str) -> str:
+    """Return `file.py:12` of the last line of this file that an exception went through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown(error.filename)}:{error.lineno}"
+    line, traceback = 0, error.__traceback__
+    while isinstance(traceback, TracebackType):
+        if os.path.realpath(traceback.tb_frame.f_code.co_filename) == os.path.realpath(path):
+            line = traceback.tb_lineno
+        traceback = traceback.tb_next
+    return f"{shown(path)}:{line}" if line else shown(path)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an exception as one line."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg}"
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _definition(path: str, name: str, line: int) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    try:
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name
+    ]
+    return min(found, key=lambda node: abs(node.lineno - line), default=None)

@@ -1,0 +1,208 @@
+"""The working directory of a job: what of it travels, and what git says of it.
+
+Files named in `.relightignore` stay behind, or in `.torchxignore` or `.dockerignore` where there is
+none, in the syntax of .gitignore (`patterns`). So do, unless such a file takes them back with `!`:
+`.git`, `.venv` and `__pycache__`.
+"""
+
+import io
+import os
+import shutil
+import stat
+import subprocess
+import tarfile
+from collections.abc import Iterator, Mapping
+from typing import IO, Any, NamedTuple
+
+from relight.errors import MachineError, UsageError
+from relight.job import patterns
+from relight.job.app import NOTHING
+
+IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
+STAYS_BEHIND = (".git", ".venv/", "__pycache__/")
+GIT_LIMIT_S = 2.0
+
+
+class Entry(NamedTuple):
+    """One file, directory or symbolic link. `path` is relative to the working directory."""
+
+    path: str
+    status: os.stat_result
+
+
+def entries(source: str) -> Iterator[Entry]:
+    """Yield what of a directory travels, each directory before what is in it, in sorted order.
+
+    Sockets, pipes and devices are left out.
+
+    Raises:
+        UsageError: it is no directory.
+        MachineError: a part of it can't be read.
+    """
+    if not os.path.isdir(source):
+        raise UsageError(f"the workspace {source} is not a directory")
+    yield from _below(source, "", _patterns(source))
+
+
+def pack(source: str, destination: str) -> None:
+    """Copy what of a working directory travels; modes, times and symbolic links are kept.
+
+    Args:
+        source: a directory.
+        destination: a directory, made if it does not exist. It may be inside of `source`.
+
+    Raises:
+        UsageError: `source` is no directory.
+        MachineError: something can't be read or written.
+    """
+    own = os.path.realpath(destination)
+    directories = []
+    found = [e for e in entries(source) if not _is_in(own, source, e.path)]
+    try:
+        os.makedirs(destination, exist_ok=True)
+        for path, status in found:
+            here, there = os.path.join(source, path), os.path.join(destination, path)
+            if stat.S_ISDIR(status.st_mode):
+                os.makedirs(there, exist_ok=True)
+                directories.append((here, there))
+            else:
+                _copy(here, there)
+        for here, there in reversed(directories):  # later, as some may be read-only
+            shutil.copystat(here, there)
+    except OSError as error:
+        raise _unreadable(source, error) from None
+
+
+def archive(
+    source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] = NOTHING
+) -> None:
+    """Write what of a working directory travels as a tar archive, owned by root.
+
+    Args:
+        source: a directory.
+        file: open for writing.
+        prefix: a directory of the archive to put it into.
+        more: further files of the archive, by name.
+
+    Raises:
+        UsageError: `source` is no directory.
+        MachineError: something can't be read or written.
+    """
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for name, contents in more.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(contents)
+            tar.addfile(member, io.BytesIO(contents))
+        for path, _ in entries(source):
+            try:
+                _add(tar, os.path.join(source, path), os.path.join(prefix, path))
+            except FileNotFoundError:
+                pass  # an editor's temporary file, gone in the meantime
+            except OSError as error:
+                raise _unreadable(source, error) from None
+
+
+def git_state(path: str) -> dict[str, Any]:
+    """Return `commit`, `branch` and `dirty` of the work tree that a path is in.
+
+    `branch` is empty where none is checked out, `commit` before the first one; untracked files make
+    it dirty. Empty without git, outside of a work tree, and if git takes more than 2 seconds.
+    """
+    # No lock, and nothing that the repository's configuration would start.
+    command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", path]
+    command += ["status", "--porcelain=v2", "--branch"]
+    try:
+        said = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GIT_LIMIT_S,
+            check=True,
+        ).stdout.decode(errors="replace")
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    lines = said.splitlines()
+    facts = dict(line[2:].split(" ", 1) for line in lines if line.startswith("# branch."))
+    commit, branch = facts.get("branch.oid", ""), facts.get("branch.head", "")
+    return {
+        "commit": "" if commit == "(initial)" else commit,
+        "branch": "" if branch == "(detached)" else branch,
+        "dirty": any(not line.startswith("#") for line in lines),
+    }
+
+
+def _patterns(source: str) -> tuple[patterns.Pattern, ...]:
+    lines = list(STAYS_BEHIND)
+    for name in IGNORE_FILES:
+        path = os.path.join(source, name)
+        try:
+            with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+                lines += file.read().split("\n")
+            break
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise _unreadable(source, error) from None
+    return patterns.parse(lines)
+
+
+def _below(source: str, directory: str, rules: tuple[patterns.Pattern, ...]) -> Iterator[Entry]:
+    try:
+        names = sorted(os.listdir(os.path.join(source, directory)))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unreadable(source, error) from None
+    for name in names:
+        path = os.path.join(directory, name)
+        try:
+            status = os.lstat(os.path.join(source, path))
+        except FileNotFoundError:
+            continue
+        is_directory = stat.S_ISDIR(status.st_mode)
+        if patterns.ignored(rules, path, is_directory):
+            continue
+        if is_directory or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
+            yield Entry(path, status)
+        if is_directory:
+            yield from _below(source, path, rules)
+
+
+def _is_in(own: str, source: str, path: str) -> bool:
+    """Return whether a path is the destination itself or in it."""
+    real = os.path.join(os.path.realpath(source), path)
+    return real == own or real.startswith(own + os.sep)
+
+
+def _copy(here: str, there: str) -> None:
+    try:
+        if os.path.lexists(there):
+            os.unlink(there)  # never through a link that stands there
+        shutil.copy2(here, there, follow_symlinks=False)
+    except FileNotFoundError:
+        if os.path.lexists(here):
+            raise
+
+
+def _add(tar: tarfile.TarFile, here: str, name: str) -> None:
+    if stat.S_ISREG(os.lstat(here).st_mode):
+        with open(here, "rb") as file:
+            member = _anonymous(tar.gettarinfo(arcname=name, fileobj=file))
+            # A second name of a file is a file of its own there.
+            member.type, member.size = tarfile.REGTYPE, os.fstat(file.fileno()).st_size
+            tar.addfile(member, file)
+    else:
+        tar.addfile(_anonymous(tar.gettarinfo(here, name)))
+
+
+def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _unreadable(source: str, error: OSError) -> MachineError:
+    return MachineError(
+        f"can't copy the workspace {source}: {error}",
+        hint="name what need not travel in .relightignore",
+    )

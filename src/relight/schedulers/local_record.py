@@ -1,0 +1,118 @@
+"""What is on disk of a job of this machine: its state, and a lock that its runner holds.
+
+In the directory of the job, below `local/`:
+
+    state.json   written by the runner whenever something changes, replaced as a whole
+    lock         locked as long as the runner lives (flock), so a pid is never taken on trust
+    runner.log   what the runner itself had to say, normally nothing
+"""
+
+import fcntl
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from relight.errors import UsageError
+
+POLL_S = 0.05
+
+
+class LocalRecord:
+    """A job's state on disk, from any process.
+
+    Args:
+        directory: the directory of the job.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = os.path.join(directory, "local")
+        self._state = os.path.join(self.directory, "state.json")
+        self._lock = os.path.join(self.directory, "lock")
+        self.runner_log = os.path.join(self.directory, "runner.log")
+
+    def make(self) -> None:
+        """Make the directory of a job that is not there yet.
+
+        Raises:
+            UsageError: there is such a job, or the directory can't be written.
+        """
+        try:
+            os.mkdir(self.directory, 0o700)
+        except FileExistsError:
+            raise UsageError(f"the job in {self.directory} was submitted before") from None
+        except OSError as error:
+            raise UsageError(f"can't write to {self.directory}: {error.strerror}") from None
+
+    def hold(self) -> int:
+        """Lock the job for this process, until it ends; return the descriptor."""
+        fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return fd
+
+    def is_held(self) -> bool:
+        """Return whether the runner lives."""
+        try:
+            fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            # Shared: two that look at the same time must not take each other for the runner.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
+    def write(self, state: dict[str, Any]) -> None:
+        """Replace the state.
+
+        Raises:
+            OSError: the disk is full, or gone.
+        """
+        temporary = f"{self._state}.{os.getpid()}"
+        with open(temporary, "w") as file:
+            json.dump(state, file)
+        os.replace(temporary, self._state)
+
+    def read(self) -> dict[str, Any] | None:
+        """Return the state, or None if there is no such job."""
+        held = self.is_held()  # before the state: what is written last is written under the lock
+        try:
+            with open(self._state) as file:
+                state: dict[str, Any] = json.load(file)
+        except (OSError, ValueError):
+            return None
+        if state["state"] == "RUNNING" and not held:
+            state["state"] = "FAILED"
+            state["message"] = f"the process that ran it (pid {state['pid']}) was killed"
+            for replica in state["replicas"]:
+                if replica["state"] in ("PENDING", "RUNNING"):
+                    replica.update(state="FAILED", error="killed with the process that ran it")
+        return state
+
+    def stop(self, limit_s: float) -> bool:
+        """Ask the runner to stop the job; return whether it is over within the limit."""
+        state = self.read()
+        if state is None or state["state"] != "RUNNING":
+            return True
+        try:
+            pidfd = os.pidfd_open(state["pid"])
+        except ProcessLookupError:
+            return True
+        try:
+            # Still held: the pid was the runner's when the descriptor was opened.
+            if self.is_held():
+                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        except ProcessLookupError:
+            return True
+        finally:
+            os.close(pidfd)
+        end = time.monotonic() + limit_s
+        while self.is_held():
+            if time.monotonic() > end:
+                return False
+            time.sleep(POLL_S)
+        return True

@@ -1,0 +1,81 @@
+"""Which schedulers there are, by name. A scheduler's module is imported when it is asked for."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from relight.errors import UsageError, nearest
+from relight.schedulers.api import Scheduler
+
+GROUP = "relight.schedulers"
+_MODULES = {
+    "local": "relight.schedulers.local",
+    "docker": "relight.schedulers.docker",
+    "slurm": "relight.schedulers.slurm",
+    "ssh": "relight.schedulers.ssh",
+}
+ALIASES = {"local_cwd": "local", "local_docker": "docker"}
+"""TorchX's names."""
+
+
+def find(name: str) -> Scheduler:
+    """Return a scheduler.
+
+    Args:
+        name: its name or alias, or that of an entry point of the group `relight.schedulers`, which
+            is a module with a function `make`, or such a function.
+
+    Raises:
+        UsageError: there is none of this name, or it does not load.
+    """
+    module = _MODULES.get(ALIASES.get(name, name))
+    if module is not None:
+        return _make(import_module(module))
+    for entry in _entries():
+        if entry.name == name:
+            try:
+                return _make(entry.load())
+            except Exception as error:
+                raise UsageError(
+                    f"the scheduler {name} ({entry.value}) does not load: "
+                    f"{type(error).__name__}: {error}"
+                ) from None
+    known = names()
+    meant = nearest(name, [*known, *ALIASES])
+    hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
+    raise UsageError(f"there is no scheduler {name}", hint=hint)
+
+
+def names() -> list[str]:
+    """Return the names of all schedulers, without aliases."""
+    return list(dict.fromkeys([*_MODULES, *(entry.name for entry in _entries())]))
+
+
+def same(one: str, other: str) -> bool:
+    """Return whether two names are of the same scheduler."""
+    return ALIASES.get(one, one) == ALIASES.get(other, other)
+
+
+def choose() -> str:
+    """Return the name of the scheduler that jobs are most likely meant for here (`-s auto`)."""
+    return max(names(), key=_affinity)
+
+
+def _affinity(name: str) -> int:
+    from relight.errors import RelightError
+
+    try:
+        return find(name).affinity()
+    except RelightError:
+        return 0
+
+
+def _make(found: Any) -> Scheduler:
+    make: Callable[[], Scheduler] = getattr(found, "make", found)
+    return make()
+
+
+def _entries() -> list[Any]:
+    from importlib.metadata import entry_points  # 14 ms
+
+    return list(entry_points(group=GROUP))

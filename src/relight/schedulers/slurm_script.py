@@ -1,0 +1,343 @@
+"""The batch script of an app for Slurm, for people to read as well: a pure function.
+
+    #SBATCH lines         what is asked for; several roles are a heterogeneous job
+    variables             those that all roles share
+    run_ROLE              what one replica does, on its node; exported to the tasks of the step
+    step                  one `srun` a role, one task a node: the first that fails is the cause
+    near_the_limit        SIGUSR1 to the workers some time before the time limit
+    the end               another try if there is one left, else the exit code of the cause
+
+The values of variables stand in the script, whose file is the user's alone, and in no command line.
+What srun says (one file a role) tells which task failed first and how: without accounting nothing
+else does.
+
+Sources: sbatch(1), srun(1), scancel(1); wording of srun's errors: Slurm 22.05 to 25.05.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relight.errors import UsageError
+from relight.job import macros
+from relight.job.app import AppDef, Role
+
+DEFAULT_SIGNAL = "USR1@120"
+GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
+_TAKEN = (".", "..", "torchelastic", "workspace")
+_APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no argument of a program has a NUL
+_SHELL = {_APP_ID: "${SLURM_JOB_ID}", _REPLICA: "${SLURM_PROCID}"}
+_MARK = re.compile("\0app\0|\0replica\0")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
+_SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
+_OURS = re.compile(r"(?:\S*/)?relight run\s")
+
+
+def render(
+    app: AppDef, cfg: Mapping[str, Any], app_id: str, directory: str, here: str, programs: str
+) -> str:
+    """Return the script.
+
+    Args:
+        app: with macros.
+        cfg: the options of the scheduler.
+        app_id: the name of the job.
+        directory: where logs go.
+        here: the working directory.
+        programs: a directory with `relight`, which may be on nobody's PATH.
+
+    Raises:
+        UsageError: the app or an option is something that can't be written down for Slurm.
+    """
+    roles = app.roles
+    _check(app, directory)
+    signal, seconds = before_the_limit(app, cfg)
+    common = _common(cfg, seconds if signal else 0)
+    lines = ["#!/bin/bash", f"# Job {app_id}, written by relight. Submit it with: sbatch FILE", "#"]
+    first = {"chdir": here, "output": f"{directory}/batch.log", "open-mode": "append"}
+    first |= {key: cfg[key] for key in ("comment", "mail-user", "mail-type") if cfg.get(key)}
+    for number, role in enumerate(roles):
+        flags = {"job-name": app_id, **(first if number == 0 else {}), **common, **_size(role, cfg)}
+        lines += ["#SBATCH hetjob"] if number else []
+        lines += [_sbatch(name, value) for name, value in flags.items()]
+        lines += [f"#SBATCH {_one_line(each)}" for each in cfg.get("sbatch") or ()]
+    retries = min(role.max_retries for role in roles)
+    lines += [
+        "",
+        f"export RELIGHT_JOB_DIR={shlex.quote(directory)}",
+        "# This script runs on the first node of the first role.",
+        "export RELIGHT_RANK0_HOST=$SLURMD_NODENAME TORCHX_RANK0_HOST=$SLURMD_NODENAME",
+        f"export RELIGHT_MAX_RETRIES={retries} TORCHX_MAX_RETRIES={retries}",
+        "export PYTHONUNBUFFERED=1",
+    ]
+    lines += _TOKEN if any(map(is_ours, roles)) else []
+    lines += [""]
+    names = _functions(roles)
+    for role, name in zip(roles, names, strict=True):
+        lines += _run(role, name, here, programs)
+    lines += ["# What a try before has left."]
+    lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
+    for role in roles:
+        numbers = f"{{0..{role.num_replicas - 1}}}" if role.num_replicas > 1 else "0"
+        lines += [f'mkdir -p "$RELIGHT_JOB_DIR"/{role.name}/{numbers}']
+    stop = _STOP.strip() if len(roles) > 1 else ""
+    step = _STEP.replace("        {stop}\n", f"        {stop}\n" if stop else "")
+    parts = [_FIRST_FAILURE, step]
+    if signal:
+        parts.append(_LIMIT.replace("{signal}", signal).replace("{half}", str(seconds // 2)))
+    lines += ["", "\n".join(parts).rstrip()]
+    lines += ["trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit", ""]
+    lines += ["steps=()"]
+    for number, (role, name) in enumerate(zip(roles, names, strict=True)):
+        lines += _start(role, name, number if len(roles) > 1 else None)
+    return "\n".join([*lines, "", _END])
+
+
+def is_ours(role: Role) -> bool:
+    """Return whether a role's command is `relight run`, by itself or in a shell."""
+    if os.path.basename(role.entrypoint) == "relight":
+        return role.args[:1] == ("run",)
+    return len(role.args) == 2 and role.args[0] == "-c" and bool(_OURS.match(role.args[1]))
+
+
+def is_elastic(role: Role) -> bool:
+    """Return whether a role may have fewer replicas than it has at most."""
+    return role.min_replicas is not None and role.min_replicas < role.num_replicas
+
+
+def minutes(text: str) -> float | None:
+    """Return the minutes of a time limit as sbatch reads it (`90`, `1:30:00`, `2-12`), None for
+    what is no number.
+    """
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return None
+    days, *parts = (int(part) if part else None for part in match.groups())
+    given = [part for part in parts if part is not None]
+    if days is not None:  # D-H[:M[:S]]
+        hours, mins, secs = [*given, 0, 0][:3]
+    elif len(given) == 3:
+        hours, mins, secs = given
+    else:  # M[:S]
+        hours, (mins, secs) = 0, [*given, 0][:2]
+    return (days or 0) * 1440 + hours * 60 + mins + secs / 60
+
+
+_TOKEN = """\
+# Without it nobody joins this job.
+export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}
+""".splitlines()
+
+_FIRST_FAILURE = """\
+# Of what srun has said: how the first task ended that failed, and not because its node was lost.
+first_failure() {
+    awk '/: error: Node failure on / { lost[$NF ":"] }
+         /: error: [^ ]+: tasks? [^ ]+: / && !($3 in lost) { print $NF; exit }' "$1"
+}
+"""
+
+_STEP = """\
+# Run a role: one task on each of its nodes.
+step() {
+    local role=$1 nodes=$2 code how said=$RELIGHT_JOB_DIR/$1/srun.log
+    shift 2
+    trap : TERM USR1 # this shell goes on, srun does what it does
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 --open-mode=append \\
+        --output="$RELIGHT_JOB_DIR/$role/%t/stdout.log" \\
+        --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$said"
+    code=$?
+    cat "$said"
+    how=$(first_failure "$said")
+    if [[ $code != 0 && $how =~ ^[0-9]+$ ]]; then
+        code=$how # what srun ends with may be from a task that was stopped because of it
+    elif [[ -z $how && "$*" == *--no-kill* ]] && grep -q ': error: Node failure on ' "$said"; then
+        code=0 # the others did without the lost nodes
+    fi
+    if [ "$code" != 0 ]; then
+        echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
+        {stop}
+    fi
+}
+"""
+
+_STOP = """\
+# The roles of a job end together.
+        scancel --signal=TERM "$SLURM_JOB_ID"
+        { sleep 40; scancel --signal=KILL "$SLURM_JOB_ID"; } &
+"""
+
+_LIMIT = """\
+# Slurm says that the time limit is near: so do we to the workers.
+near_the_limit() {
+    interrupted=yes
+    echo "relight: the time limit is near, SIG{signal} to the workers"
+    scancel --signal={signal} "$SLURM_JOB_ID"
+    if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+        # Whatever does not end by itself ends in time to be queued again.
+        { sleep {half}; scancel --signal=TERM "$SLURM_JOB_ID"; } &
+    fi
+}
+trap near_the_limit USR1
+"""
+
+_END = """\
+# A signal interrupts the wait.
+until interrupted=; wait "${steps[@]}"; [ -z "$interrupted" ]; do :; done
+
+code=0
+[ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
+[ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
+if [ -n "$stopped" ]; then
+    exit "$code" # Slurm knows why
+fi
+if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+    echo "relight: queued again, for try $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+fi
+echo "$code" >"$RELIGHT_JOB_DIR/ended"
+exit "$code"
+"""  # noqa: E501
+
+
+def _check(app: AppDef, directory: str) -> None:
+    names = [role.name for role in app.roles]
+    for role in app.roles:
+        if names.count(role.name) > 1:
+            raise UsageError(f"two roles have the name {role.name}")
+        if not re.fullmatch(r"[\w.@+-]+", role.name) or role.name in _TAKEN:
+            raise UsageError(f"role name {role.name!r} can't be the name of a directory here")
+        for name in role.env:
+            if not _VARIABLE.fullmatch(name):
+                raise UsageError(f"role {role.name}: {name!r} is no name of a variable of a shell")
+        for text in (role.entrypoint, *role.args, *role.env.values()):
+            if "\0" in text:
+                raise UsageError(f"role {role.name}: a NUL in {text!r}")
+    if re.search(r"[%\\\n]", directory):
+        raise UsageError(f"{directory}: Slurm can't write logs to a directory with % or \\")
+
+
+def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
+    """Return the flags that all roles share."""
+    names = ("account", "partition", "qos", "time", "constraint", "nodelist", "exclude")
+    flags: dict[str, Any] = {name: cfg[name] for name in names if cfg.get(name)}
+    if cfg.get("exclusive"):
+        flags["exclusive"] = True
+    flags["requeue" if cfg.get("requeue", True) else "no-requeue"] = True
+    if seconds:
+        flags["signal"] = f"B:USR1@{seconds}"  # for this script, which passes on what is asked for
+    return flags
+
+
+def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the signal that workers get before the time limit, and the seconds; or nothing."""
+    text = cfg.get("signal")
+    if text is None:  # others than relight may die of it
+        text = DEFAULT_SIGNAL if all(map(is_ours, app.roles)) else "none"
+    if text in ("", "none"):
+        return "", 0
+    match = _SIGNAL.fullmatch(text.upper())
+    if match is None or match[1] not in ("USR1", "USR2", "TERM", "INT", "HUP"):
+        raise UsageError(
+            f"signal={text}: expected USR1@SECONDS, or another of USR2, TERM, INT, HUP; or none"
+        )
+    seconds = int(match[2] or 60)
+    limit = minutes(str(cfg.get("time") or ""))
+    if limit:
+        seconds = min(seconds, int(limit * 60 / 4))  # a short job shall not be told at its start
+    return match[1], max(seconds, 1)
+
+
+def _size(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    number: Any = role.num_replicas
+    if is_elastic(role):
+        number = f"{role.min_replicas}-{role.num_replicas}"
+    flags: dict[str, Any] = {"nodes": number, "ntasks-per-node": 1}
+    if is_elastic(role):
+        flags["no-kill"] = True
+    resource = role.resource
+    if resource.cpu > 0:
+        flags["cpus-per-task"] = resource.cpu
+    if resource.memMB > 0 and cfg.get("mem", True):
+        flags["mem"] = f"{resource.memMB}M"
+    if resource.gpu > 0:
+        kind, form = cfg.get("gpu_type"), cfg.get("gpus") or GPU_FORMS[0]
+        what = f"{kind}:{resource.gpu}" if kind else resource.gpu
+        if form == "gpus-per-task" and is_elastic(role):
+            raise UsageError(
+                f"gpus={form} needs a fixed number of nodes", hint=f"gpus={GPU_FORMS[0]}"
+            )
+        if form == "gpus-per-task":
+            flags["ntasks"] = role.num_replicas
+        flags[form] = f"gpu:{what}" if form == "gres" else what
+    return flags
+
+
+def _sbatch(name: str, value: Any) -> str:
+    if value is True:
+        return f"#SBATCH --{name}"
+    text = _one_line(str(value))
+    if not re.fullmatch(r"[\w.,:;@%/+=()\[\]&|*!^-]+", text):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return f"#SBATCH --{name}={text}"
+
+
+def _one_line(text: str) -> str:
+    if "\n" in text or "\0" in text:
+        raise UsageError(f"an option of sbatch is one line: {text!r}")
+    return text
+
+
+def _functions(roles: Sequence[Role]) -> list[str]:
+    names: list[str] = []
+    for role in roles:
+        name = "run_" + re.sub(r"\W", "_", role.name, flags=re.ASCII)
+        while name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _run(role: Role, function: str, here: str, programs: str) -> list[str]:
+    """Return the function that is one replica."""
+    values = {
+        "img_root": here,
+        "app_id": _APP_ID,
+        "replica_id": _REPLICA,
+        "rank0_env": "RELIGHT_RANK0_HOST",
+    }
+    own = macros.substitute(role, values)
+    folder = f"$RELIGHT_JOB_DIR/{role.name}/$SLURM_PROCID"
+    lines = [f"# One replica of {role.name}; $SLURM_PROCID is its number.", f"{function}() {{"]
+    lines += [f"    unset -f {function}"]
+    if "TORCHELASTIC_ERROR_FILE" not in own.env:
+        lines += [f'    export TORCHELASTIC_ERROR_FILE="{folder}/error.json"']
+    if "PET_LOG_DIR" not in own.env:
+        lines += [f'    export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/{role.name}"']
+    lines += [f"    export {name}={word(value)}" for name, value in own.env.items()]
+    if is_ours(role):
+        lines += [f'    export PATH="$PATH":{shlex.quote(programs)}']
+    lines += [f"    exec {' '.join(map(word, (own.entrypoint, *own.args)))}", "}"]
+    return [*lines, f"export -f {function}", ""]
+
+
+def _start(role: Role, function: str, group: int | None) -> list[str]:
+    """Return the lines that start the step of a role."""
+    nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
+    flags = [] if group is None else [f"--het-group={group}"]
+    if role.resource.cpu > 0:  # which srun does not take from sbatch
+        flags += [f"--cpus-per-task={role.resource.cpu}"]
+    # Agents of ours decide themselves what a lost one means.
+    flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
+    flags += ["--no-kill"] if is_elastic(role) else []
+    return [f'step {role.name} "{nodes}" {" ".join(flags)} bash -c {function} &', "steps+=($!)"]
+
+
+def word(text: str) -> str:
+    """Return a text as one word of the shell, with what Slurm alone knows as variables."""
+    if not _MARK.search(text) and "'" not in text:
+        return shlex.quote(text)
+    quoted = re.sub(r'([\\"$`])', r"\\\1", text)
+    return '"' + _MARK.sub(lambda mark: _SHELL[mark[0]], quoted) + '"'

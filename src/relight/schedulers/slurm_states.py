@@ -1,0 +1,274 @@
+"""What Slurm knows of jobs: asked with one command for many, read from forms that stay the same.
+
+squeue's and sacct's JSON changes with each version; `squeue -O` with given widths and
+`sacct --parsable2` do not. squeue knows a job until some minutes after its end (MinJobAge), sacct
+for ever, where accounting is on. Sources: squeue(1), sacct(1), "JOB STATE CODES".
+"""
+
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from relight.errors import MachineError
+from relight.job.app import AppState
+from relight.rendezvous import hostlist
+
+_LIMIT_S = 30.0
+_PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED",
+            "CONFIGURING", "RESV_DEL_HOLD", "POWER_UP_NODE")  # fmt: skip
+_RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED",
+            "LAUNCH_FAILED", "UPDATE_DB")  # fmt: skip
+_FAILED = ("FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PREEMPTED",
+           "REVOKED", "RECONFIG_FAIL")  # fmt: skip
+STATES = {
+    **dict.fromkeys(_PENDING, AppState.PENDING),
+    **dict.fromkeys(_RUNNING, AppState.RUNNING),
+    **dict.fromkeys(_FAILED, AppState.FAILED),
+    "CANCELLED": AppState.CANCELLED,
+    "COMPLETED": AppState.SUCCEEDED,
+}
+_WORDS = {
+    "TIMEOUT": "its time limit was reached",
+    "NODE_FAIL": "a node was lost",
+    "OUT_OF_MEMORY": "it needed more memory than it had asked for",
+    "PREEMPTED": "another job was given its nodes",
+    "DEADLINE": "its deadline was reached",
+    "BOOT_FAIL": "a node did not boot",
+}
+_FIELDS = (("JobID", 20), ("HetJobID", 20), ("HetJobOffset", 14), ("State", 20), ("exit_code", 12),
+           ("RestartCnt", 12), ("SubmitTime", 24), ("Name", 256), ("Reason", 80),
+           ("NodeList", 4096))  # fmt: skip
+_SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
+
+
+class Part(NamedTuple):
+    """A job, or one component of a heterogeneous one. `exitcode` is negative for a signal;
+    `restarts` is None if not known.
+    """
+
+    app_id: str
+    offset: int
+    state: str
+    exitcode: int
+    restarts: int | None
+    submitted: str
+    name: str
+    reason: str
+    hosts: tuple[str, ...]
+
+    @property
+    def app_state(self) -> AppState:
+        """Where it is, in the words of all schedulers."""
+        return STATES.get(self.state, AppState.UNKNOWN)
+
+    def explain(self) -> str:
+        """Return what is worth saying about its state, or nothing."""
+        said = "" if self.reason in ("None", "(null)", "") else self.reason
+        if self.app_state is AppState.PENDING:
+            return f"it waits: {said}" if said else "it waits"
+        if self.app_state is AppState.FAILED:
+            return _WORDS.get(self.state, "" if said == "NonZeroExitCode" else said)
+        return f"Slurm says {self.state}" if self.app_state is AppState.UNKNOWN else ""
+
+
+Jobs = dict[str, list[Part]]
+
+
+def query(app_ids: Sequence[str]) -> Jobs:
+    """Return what Slurm knows of these jobs; the parts of each in order.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    ids = [app_id for app_id in dict.fromkeys(app_ids) if app_id.isdecimal()]
+    if not ids:
+        return {}
+    found = _squeue([f"--jobs={','.join(ids)}"])
+    missing = [app_id for app_id in ids if app_id not in found]
+    return {**found, **_sacct([f"--jobs={','.join(missing)}"])} if missing else found
+
+
+def of_user(user: int) -> Jobs:
+    """Return what Slurm knows of a user's jobs: those of the last week, where accounting is on.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    past = _sacct([f"--user={user}", "--starttime=now-7days"])
+    return {**past, **_squeue([f"--user={user}"])}
+
+
+def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":
+    """Run a command of Slurm's.
+
+    Raises:
+        MachineError: it is not there, or does not end.
+    """
+    try:
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            stdin=subprocess.DEVNULL,
+            timeout=limit_s,
+        )
+    except FileNotFoundError:
+        raise MachineError(
+            f"there is no {command[0]} here", hint="jobs go to Slurm from a host that has it"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(
+            f"{command[0]} got no answer within {limit_s:g} s", hint="scontrol ping"
+        ) from None
+
+
+def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
+    """Return what a command of Slurm's said last, without its prefixes."""
+    said = [line for line in process.stderr.splitlines() if line.strip()]
+    last = said[-1] if said else f"{process.args[0]} ended with exit code {process.returncode}"
+    return re.sub(r"^(?:\w+: )?(?:error|fatal): |^slurm_load_jobs error: ", "", last.strip())
+
+
+def _squeue(choice: Sequence[str]) -> Jobs:
+    form = ",".join(f"{name}:{width}" for name, width in _FIELDS)
+    process = run(["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", *choice])
+    if process.returncode and "Invalid job id" in process.stderr:
+        return {}
+    if process.returncode:
+        raise MachineError(f"Slurm: {reason_of(process)}", hint="scontrol ping")
+    return from_squeue(process.stdout)
+
+
+def _sacct(choice: Sequence[str]) -> Jobs:
+    command = ["sacct", "--noheader", "--parsable2", "--allocations", f"--format={_SACCT}", *choice]
+    try:
+        process = run(command)
+    except MachineError:
+        return {}
+    return {} if process.returncode else from_sacct(process.stdout)
+
+
+def from_squeue(text: str) -> Jobs:
+    """Return the jobs in the output of `squeue --Format`."""
+    parts = []
+    for line in text.splitlines():
+        values, begin = {}, 0
+        for name, width in _FIELDS:
+            values[name] = line[begin : begin + width].strip()
+            begin += width
+        if not values["JobID"].isdecimal():
+            continue
+        het = values["HetJobID"] not in ("", "N/A", "0")
+        status = _number(values["exit_code"]) or 0  # as wait(2) has it
+        part = Part(
+            app_id=values["HetJobID"] if het else values["JobID"],
+            offset=(_number(values["HetJobOffset"]) or 0) if het else 0,
+            state=values["State"],
+            exitcode=-(status & 0x7F) if status & 0x7F else status >> 8 & 0xFF,
+            restarts=_number(values["RestartCnt"]),
+            submitted=values["SubmitTime"],
+            name=values["Name"],
+            reason=values["Reason"],
+            hosts=_hosts(values["NodeList"]),
+        )
+        parts.append(part)
+    return _by_job(parts)
+
+
+def from_sacct(text: str) -> Jobs:
+    """Return the jobs in the output of `sacct --parsable2`."""
+    parts = []
+    for line in text.splitlines():
+        job, state, exits, submitted, nodes, name = [*line.split("|", 5), *[""] * 5][:6]
+        match = re.fullmatch(r"(\d+)(?:\+(\d+))?", job)
+        if match is None or not state:
+            continue
+        code, _, number = exits.partition(":")
+        part = Part(
+            app_id=match[1],
+            offset=int(match[2] or 0),
+            state=state.split()[0].rstrip("+"),  # CANCELLED by 1000
+            exitcode=-int(number) if int(number or 0) else int(code or 0),
+            restarts=None,
+            submitted=submitted,
+            name=name,
+            reason="",
+            hosts=_hosts(nodes),
+        )
+        parts.append(part)
+    return _by_job(parts)
+
+
+class TaskEnd(NamedTuple):
+    """How a task of a step ended that did not end well, as srun says. `lost`: with its node."""
+
+    task: int
+    host: str
+    exitcode: int
+    lost: bool
+
+
+_TASKS = re.compile(r"srun: error: (\S+): tasks? ([0-9,-]+): (.+)")
+_LOST = re.compile(r"srun: error: Node failure on (\S+)")
+_SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7,
+            "Floating point exception": 8, "Killed": 9, "User defined signal 1": 10,
+            "Segmentation fault": 11, "User defined signal 2": 12, "Broken pipe": 13,
+            "Alarm clock": 14, "Terminated": 15, "Out Of Memory": 9}  # fmt: skip
+
+
+def task_ends(text: str) -> list[TaskEnd]:
+    """Return how tasks ended, the first to fail first, from what srun wrote to stderr."""
+    ends: list[TaskEnd] = []
+    lost: set[str] = set()
+    for line in text.splitlines():
+        if match := _LOST.search(line):
+            lost.update(_hosts(match[1]))
+        elif match := _TASKS.search(line):
+            how = re.sub(r" \(core dumped\)", "", match[3])
+            code = re.fullmatch(r"Exited with exit code (\d+)", how)
+            exitcode = int(code[1]) if code else -_SIGNALS.get(how, 9)
+            hosts = _hosts(match[1])
+            for index, task in enumerate(_tasks(match[2])):
+                host = hosts[index] if index < len(hosts) else match[1]
+                ends.append(TaskEnd(task, host, exitcode, host in lost))
+    return ends
+
+
+def _tasks(text: str) -> Iterable[int]:
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        yield from range(int(low), int(high or low) + 1)
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(hostlist.expand(text))
+    except ValueError:  # "None assigned", or cut off
+        return ()
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _by_job(parts: Iterable[Part]) -> Jobs:
+    found: Jobs = {}
+    for part in parts:
+        found.setdefault(part.app_id, []).append(part)
+    return {app_id: sorted(each, key=lambda p: p.offset) for app_id, each in found.items()}
+
+
+def state_of(parts: Sequence[Part]) -> AppState:
+    """Return the state of a job from those of its components."""
+    states = [part.app_state for part in parts]
+    going = [s for s in states if not s.is_over]
+    for state in (AppState.RUNNING, AppState.UNKNOWN, AppState.PENDING):
+        if state in going:
+            return state
+    for state in (AppState.FAILED, AppState.CANCELLED):
+        if state in states:
+            return state
+    return AppState.SUCCEEDED

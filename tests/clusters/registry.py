@@ -1,0 +1,64 @@
+"""A registry of images, of one image: what a Docker daemon asks when it pulls, and no more.
+
+python registry.py PORT LAYER.tar ARCHITECTURE     # serves 127.0.0.1:PORT/test/shell:1
+"""
+
+import gzip
+import hashlib
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+KINDS = "application/vnd.docker"
+MANIFEST = f"{KINDS}.distribution.manifest.v2+json"
+UNKNOWN = b'{"errors": [{"code": "MANIFEST_UNKNOWN", "message": "manifest unknown"}]}'
+
+
+def digest(data: bytes) -> str:
+    return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def image(layer: bytes, architecture: str) -> dict[str, tuple[str, bytes]]:
+    """The kind and contents of what is served, by the end of its path."""
+    packed = gzip.compress(layer, 1)
+    roots = {"type": "layers", "diff_ids": [digest(layer)]}
+    known = {"architecture": architecture, "os": "linux", "config": {}, "rootfs": roots}
+    config = json.dumps(known).encode()
+    parts = [
+        {"mediaType": f"{KINDS}.{kind}", "size": len(data), "digest": digest(data)}
+        for kind, data in (
+            ("container.image.v1+json", config),
+            ("image.rootfs.diff.tar.gzip", packed),
+        )
+    ]
+    whole = {"schemaVersion": 2, "mediaType": MANIFEST, "config": parts[0], "layers": parts[1:]}
+    manifest = json.dumps(whole).encode()
+    served = {f"/v2/test/shell/blobs/{digest(d)}": ("", d) for d in (config, packed)}
+    names = ("1", digest(manifest))
+    served |= {f"/v2/test/shell/manifests/{name}": (MANIFEST, manifest) for name in names}
+    return {"/v2/": ("application/json", b"{}"), **served}
+
+
+def main() -> None:
+    served = image(Path(sys.argv[2]).read_bytes(), sys.argv[3])
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            kind, data = served.get(self.path, ("application/json", UNKNOWN))
+            self.send_response(200 if self.path in served else 404)
+            self.send_header("Content-Type", kind or "application/octet-stream")
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Docker-Content-Digest", digest(data))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(data)
+
+        do_HEAD = do_GET
+
+    with ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Answers) as server:
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

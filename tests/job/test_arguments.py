@@ -1,0 +1,189 @@
+"""A component's signature and docstring as its command line."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.job import arguments, loading
+
+COMPONENT = '''
+from typing import Annotated, Dict, List, Optional
+
+import relight.job as specs
+
+
+def f(
+    *rest: str,
+    text: str = "a",
+    n: int = 1,
+    x: float = 0.5,
+    flag: bool = False,
+    items: list[int] = [],
+    pairs: Dict[str, int] = {},
+    maybe: Optional[int] = None,
+    either: str | None = None,
+    maybe_items: Optional[List[str]] = None,
+    named: Annotated[str, "-cn"] = "",
+    tex: str = "",
+) -> specs.AppDef:
+    """Does something.
+
+    More of it.
+
+    Args:
+        text: what it says,
+            on two lines
+        n (int): how many
+        rest: for the program
+    """
+'''
+
+
+@pytest.fixture
+def bound(place: Path) -> Callable[..., dict[str, Any]]:
+    """The values that a command line gives the parameters."""
+    (place / "c.py").write_text(COMPONENT)
+
+    def bind(*words: str) -> dict[str, Any]:
+        signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+        rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
+        return {**values, "rest": rest} if rest else values
+
+    return bind
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), {}),
+        (("--text", "b"), {"text": "b"}),
+        (("--text=--b",), {"text": "--b"}),
+        (("--text", ""), {"text": ""}),
+        (("--text", "-"), {"text": "-"}),
+        (("--text", "-b c"), {"text": "-b c"}),
+        (("-n", "2"), {"n": 2}),
+        (("-n2",), {"n": 2}),
+        (("-n=2",), {"n": 2}),
+        (("--n", "-2"), {"n": -2}),
+        (("-x", "-.5"), {"x": -0.5}),
+        (("--flag", "TRUE"), {"flag": True}),
+        (("--flag=false",), {"flag": False}),
+        (("--items", "1, 2"), {"items": [1, 2]}),
+        (("--items", ""), {"items": []}),
+        (("--maybe_items", "a,,b"), {"maybe_items": ["a", "", "b"]}),
+        (("--maybe-items", ""), {"maybe_items": None}),
+        (("--pairs", "a=1;b=2,c=3"), {"pairs": {"a": 1, "b": 2, "c": 3}}),
+        (("--maybe", "7"), {"maybe": 7}),
+        (("--either", "7"), {"either": "7"}),
+        (("-cn", "z"), {"named": "z"}),
+        (("--na", "z"), {"named": "z"}),
+        (("--tex", "z"), {"tex": "z"}),
+        (("a", "--text", "b"), {"rest": ["a", "--text", "b"]}),
+        (
+            ("--", "--n", "--n", "$$", "${x}", "", "a'b\"c"),
+            {"rest": ["--n", "--n", "$$", "${x}", "", "a'b\"c"]},
+        ),
+        (("--", "--", "-n"), {"rest": ["--", "-n"]}),
+        (("-1", "a"), {"rest": ["-1", "a"]}),
+    ],
+)  # fmt: skip
+def test_words_become_values(
+    bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
+) -> None:
+    """Each type has its form, and what is for the program arrives as it is."""
+    assert bound(*words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("--n", "a"), "--n=a: expected a whole number"),
+        (("-x", "a"), "--x=a: expected a number"),
+        (("--maybe", "a"), "--maybe=a: expected a whole number"),
+        (("--flag", "yes"), "--flag=yes: expected true or false"),
+        (("--flag", "1"), "--flag=1: expected true or false"),
+        (("--flag",), "--flag needs a value"),
+        (("--flag", "--n", "1"), "--flag needs a value"),
+        (("--text", "--"), "--text needs a value"),
+        (("--items", "1,a"), "--items=1,a: expected a whole number"),
+        (("--pairs", "a"), "--pairs=a: expected key=value"),
+        (("--pairs", "a=b=c"), "two '='"),
+        (("--m", "1"), "--m is ambiguous: --maybe, --maybe_items"),
+        (("--txet", "1"), "no parameter --txet"),
+        (("-q", "1"), "no parameter -q"),
+        (("--n", "1", "--n", "2"), "--n is given twice"),
+    ],
+)
+def test_wrong_words_are_refused(
+    bound: Callable[..., Any], words: tuple[str, ...], text: str
+) -> None:
+    """What does not fit is named, with what is expected."""
+    with pytest.raises(UsageError) as caught:
+        bound(*words)
+    assert text in caught.value.message
+
+
+def test_help_comes_from_the_docstring(place: Path) -> None:
+    """Help has the first paragraph, the arguments' texts, types and defaults."""
+    (place / "c.py").write_text(COMPONENT)
+    text = arguments.usage(
+        arguments.signature_of("c.py:f", loading.find("c.py:f")), "relight submit"
+    )
+    assert "Does something.\n" in text
+    assert "what it says, on two lines (default a)" in text
+    assert "-n, --n INT" in text and "how many (default 1)" in text
+    assert "rest …" in text and "for the program" in text
+    assert "More of it" not in text
+
+
+@pytest.mark.parametrize(
+    ("head", "line", "text"),
+    [
+        ("def f(\n    a: int,\n    b,\n) -> None: ...", 3, "the parameter b of c.py:f has no type"),
+        ("def f(a: tuple[int, int]) -> None: ...", 1, "tuple[int, int]"),
+        ("def f(a: set[int]) -> None: ...", 1, "set[int]"),
+        ("def f(a: list[list[int]]) -> None: ...", 1, "list[list[int]]"),
+        ("class A: ...\ndef f(a: A) -> None: ...", 2, "type A"),
+        ("def f(**a: str) -> None: ...", 1, "takes **a"),
+        ("def f(a: int | str) -> None: ...", 1, "int | str"),
+        ("def f(a: 'Nope') -> None: ...", 1, "Nope"),
+    ],
+)
+def test_a_signature_that_has_no_command_line(place: Path, head: str, line: int, text: str) -> None:
+    """The message names file and line of the parameter."""
+    (place / "c.py").write_text(head + "\n")
+    with pytest.raises(UsageError) as caught:
+        arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    assert caught.value.message.startswith(f"c.py:{line}: ")
+    assert text in caught.value.message
+
+
+def test_annotations_may_be_texts(place: Path) -> None:
+    """With `from __future__ import annotations`, types are the same."""
+    source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
+    (place / "c.py").write_text(source)
+    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    parsed = arguments.parse(["--l", "1,2", "--o", "3"], signature)
+    assert arguments.bind(signature, parsed, {})[1] == {"l": [1, 2], "o": 3}
+
+
+def test_what_goes_before_what(place: Path) -> None:
+    """The command line goes before values from Python, and these before the settings."""
+    (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
+    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    parsed = arguments.parse(["--a", "1"], signature)
+    settings = {"a": "3", "b": "3", "c": "3", "r": "x y"}
+    rest, values = arguments.bind(signature, parsed, settings, {"a": 2, "b": 2})
+    assert (rest, values) == (["x", "y"], {"a": 1, "b": 2, "c": 3})
+
+
+@pytest.mark.parametrize("given", [{"a": "x"}, {"a": True}, {"a": 1.5}, {"nope": 1}, {}])
+def test_values_from_json_have_the_type(place: Path, given: dict[str, Any]) -> None:
+    """A value of another type, an unknown name and a missing one are refused."""
+    (place / "c.py").write_text("def f(a: int): ...\n")
+    signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
+    with pytest.raises(UsageError):
+        arguments.bind(signature, arguments.parse([], signature), {}, given)

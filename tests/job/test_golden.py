@@ -1,0 +1,120 @@
+"""Command lines of TorchX (nightly 2026-10) and what it answered: the same app, or one line."""
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.cli.main import main
+
+HERE = Path(__file__).parent
+CASES = [json.loads(line) for line in (HERE / "torchx-golden.jsonl").read_text().splitlines()]
+RUNS = [case for case in CASES if case["argv"][:1] == ["run"]]
+
+# Where TorchX's answer is one of its defects: what is answered here.
+REFUSED = {
+    "-j 4:2x1": "at least 4 nodes are more than at most 2",
+    "comp.py:types --b 1": "--b=1: expected true or false",
+}
+ACCEPTED = ("-- --x 1 --x 2", "-s local_docker")
+ELSEWHERE = ("-s kubernetes", "utils.sh sh -c exit 7")
+
+
+def words(case: dict[str, Any]) -> str:
+    return " ".join(case["argv"][1:])
+
+
+def has(case: dict[str, Any], parts: Any) -> bool:
+    return any(part in words(case) for part in parts)
+
+
+def submit(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> tuple[int, str, str]:
+    shutil.copy(HERE / "comp.py", "comp.py")
+    stdin = case.get("stdin") or ""
+    monkeypatch.setattr(
+        sys, "stdin", io.StringIO(stdin if isinstance(stdin, str) else json.dumps(stdin))
+    )
+    code = main(["submit", "--launcher=torchrun", *case["argv"][1:]])
+    found = capsys.readouterr()
+    return code, found.out, found.err
+
+
+def without_ours(app: dict[str, Any]) -> dict[str, Any]:
+    for role in app["roles"]:
+        session = role["env"].get("TORCHX_INTERNAL_SESSION_ID")
+        assert session, "no session id"
+        role["env"] = {k: v for k, v in role["env"].items() if not k.startswith("RELIGHT_")}
+        role["env"]["TORCHX_INTERNAL_SESSION_ID"] = "<UUID>"
+    return app
+
+
+GOOD = [c for c in RUNS if c["rc"] == 0 and not has(c, REFUSED) and not has(c, ELSEWHERE)]
+BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, ELSEWHERE)]
+
+
+@pytest.mark.parametrize("case", GOOD, ids=words)
+def test_the_app_is_the_same(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What TorchX describes with a command line is described the same here."""
+    code, out, err = submit(case, monkeypatch, capsys)
+    assert code == 0, err
+    found = json.loads(out)
+    assert set(found) == {"scheduler", "cfg", "app", "request"}
+    assert found["scheduler"] == case["stdout_json"]["scheduler"]
+    assert without_ours(found["app"]) == case["stdout_json"]["app"]
+
+
+@pytest.mark.parametrize("case", BAD, ids=words)
+def test_what_is_wrong_is_one_line(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What TorchX refuses, mostly with a traceback, is refused in one line with exit code 2."""
+    code, out, err = submit(case, monkeypatch, capsys)
+    lines = err.splitlines()
+    assert (code, out) == (2, "")
+    assert lines[0].startswith("relight: error: ")
+    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: "))
+
+
+@pytest.mark.parametrize("case", [c for c in RUNS if has(c, REFUSED)], ids=words)
+def test_what_cant_be_is_refused(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Values that TorchX takes in silence, and that make no job, are refused."""
+    code, _, err = submit(case, monkeypatch, capsys)
+    assert code == 2
+    assert next(text for part, text in REFUSED.items() if part in words(case)) in err
+
+
+@pytest.mark.parametrize("case", [c for c in RUNS if has(c, ACCEPTED)], ids=words)
+def test_what_torchx_can_not_say_is_accepted(
+    case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Flags of a script may be repeated, and a dry run with GPUs and mounts is JSON."""
+    code, out, err = submit(case, monkeypatch, capsys)
+    assert code == 0, err
+    (role,) = json.loads(out)["app"]["roles"]
+    if "--x" in words(case):
+        assert role["args"][1].endswith(" a.py --x 1 --x 2")
+    else:
+        assert len(role["mounts"]) == 2
+
+
+def test_an_optional_number_arrives_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Optional[int] is an int; TorchX hands over a text."""
+    shutil.copy(HERE / "comp.py", "comp.py")
+    assert main(["submit", "--dryrun", "--json", "comp.py:types", "--b", "FALSE", "--oi", "7"]) == 0
+    assert json.loads(capsys.readouterr().out)["app"]["roles"][0]["args"][3] == "7"
+
+
+def test_every_recorded_run_is_looked_at() -> None:
+    """No line of the record is left out but those of the schedulers that are not here."""
+    looked = len(GOOD) + len(BAD) + sum(has(c, (*REFUSED, *ACCEPTED)) for c in RUNS)
+    assert len(RUNS) - looked == sum(has(c, ELSEWHERE) for c in RUNS) == 2

@@ -1,0 +1,208 @@
+"""Addresses of components, and what is wrong with their files."""
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.job import components, loading
+from relight.job.app import AppDef, BindMount, DeviceMount, RetryPolicy, VolumeMount
+
+GOOD = """
+import relight.job as specs
+
+def one(n: int = 1) -> specs.AppDef:
+    return specs.AppDef("one", [specs.Role("r", "", entrypoint="true", num_replicas=n)])
+
+class Two:
+    def __init__(self, n: int) -> None:
+        self.n = n
+
+    def build(self) -> specs.AppDef:
+        return one(self.n)
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules() -> Iterator[None]:
+    """What a test imports is forgotten."""
+    before, path = set(sys.modules), list(sys.path)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    sys.path[:] = path
+
+
+def built(address: str, *args: Any) -> AppDef:
+    return loading.call(address, loading.find(address), args, {}, "relight")
+
+
+@pytest.mark.parametrize("name", components.names())
+def test_built_in_components_load(name: str) -> None:
+    """Each name of the table is a function with a command line."""
+    from relight.job.arguments import signature_of
+
+    signature = signature_of(name, loading.find(name))
+    assert signature.description
+    assert all(parameter.help for parameter in signature.parameters)
+
+
+def test_files_modules_and_packages(place: Path) -> None:
+    """A function is found by file, by module, and in a package with its relative imports."""
+    (place / "good.py").write_text(GOOD)
+    package = place / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text(GOOD)
+    (package / "use.py").write_text("from .base import one\n\ndef two(): return one(2)\n")
+    assert built("good.py:one").name == "one"
+    assert built(f"{place}/good.py:one", 3).roles[0].num_replicas == 3
+    assert built("good:one").name == "one"
+    assert built("good.one").name == "one"
+    assert built("pack/use.py:two").roles[0].num_replicas == 2
+    assert built("pack.use:two").roles[0].num_replicas == 2
+    assert built("good.py:Two", 4).roles[0].num_replicas == 4
+
+
+def test_a_file_named_like_a_module_of_python(place: Path) -> None:
+    """json.py is the user's file, and json stays Python's."""
+    import json
+
+    (place / "json.py").write_text(GOOD)
+    assert built("json.py:one").name == "one"
+    assert sys.modules["json"] is json
+
+
+@pytest.mark.parametrize(
+    ("text", "address", "message"),
+    [
+        ("def f(:\n", "bad.py:f", "bad.py:1 does not load: SyntaxError"),
+        ("x = 1\n1 / 0\n", "bad.py:f", "bad.py:2 does not load: ZeroDivisionError"),
+        ("raise SystemExit(3)\n", "bad.py:f", "bad.py:1 does not load: SystemExit: 3"),
+        ("import nope\n", "bad.py:f", "bad.py:1 does not load: ModuleNotFoundError"),
+        ("def g(): ...\n", "bad.py:f", "there is no f in bad.py"),
+        ("f = 1\n", "bad.py:f", "f in bad.py is no function"),
+        ("def f():\n    return 1\n", "bad.py:f", "bad.py:f returned a int, not an AppDef"),
+        ("def f():\n\n    raise KeyError('x')\n", "bad.py:f", "failed in bad.py:3: KeyError: 'x'"),
+        ("", "other.py:f", "there is no file other.py"),
+        ("", "no.such:f", "there is no file or module no.such"),
+        ("", "bad.py", "there is no component bad.py"),
+        ("", "utils.ecoh", "there is no component utils.ecoh"),
+    ],
+)
+def test_what_is_wrong_with_a_file(place: Path, text: str, address: str, message: str) -> None:
+    """One line with the file's line, whatever the file does."""
+    (place / "bad.py").write_text(text)
+    with pytest.raises(UsageError) as caught:
+        built(address)
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+    assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
+
+
+def test_near_names_are_told(place: Path) -> None:
+    """The component, or the file, that was probably meant is in the hint."""
+    (place / "mine.py").write_text(GOOD)
+    for address, hint in (
+        ("utils.ecoh", "did you mean utils.echo?"),
+        ("mien.py:one", "did you mean mine.py?"),
+        ("mine.py:onee", "did you mean one?"),
+    ):
+        with pytest.raises(UsageError) as caught:
+            loading.find(address)
+        assert caught.value.hint == hint
+
+
+def test_components_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group relight.components adds a module's functions below its alias."""
+    (place / "theirs.py").write_text(GOOD)
+    for number, alias in enumerate(("team", "_hidden")):
+        info = place / f"p{number}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: p{number}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[relight.components]\n{alias} = theirs\n")
+    monkeypatch.syspath_prepend(str(place))
+    assert set(loading.registered()) == {"team.one", "one"}
+    assert built("team.one").name == "one"
+
+
+class Policy(Enum):
+    APPLICATION = "APPLICATION"
+
+
+@dataclass
+class TheirResource:
+    cpu: int = 1
+    gpu: int = 2
+    memMB: int = 3
+    capabilities: dict[str, Any] = field(default_factory=dict)
+    devices: dict[str, int] = field(default_factory=dict)
+    tags: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass
+class TheirBind:
+    src_path: str = "/a"
+    dst_path: str = "/b"
+    read_only: bool = True
+
+
+@dataclass
+class TheirVolume:
+    src: str = "v"
+    dst_path: str = "/b"
+    read_only: bool = False
+
+
+@dataclass
+class TheirDevice:
+    src_path: str = "/dev/x"
+    dst_path: str = "/dev/y"
+    permissions: str = "r"
+
+
+@dataclass
+class TheirRole:
+    name: str = "r"
+    image: str = "i"
+    min_replicas: int | None = None
+    entrypoint: str = "e"
+    args: list[str] = field(default_factory=lambda: ["$${${rank0_env}:=localhost}"])
+    env: dict[str, str] = field(default_factory=lambda: {"A": "1"})
+    num_replicas: int = 2
+    max_retries: int = 1
+    retry_policy: Policy = Policy.APPLICATION
+    resource: TheirResource = field(default_factory=TheirResource)
+    port_map: dict[str, int] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+    mounts: list[Any] = field(default_factory=lambda: [TheirBind(), TheirVolume(), TheirDevice()])
+    workspace: None = None
+    overrides: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TheirApp:
+    name: str = "a"
+    roles: list[TheirRole] = field(default_factory=lambda: [TheirRole()])
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def test_an_app_of_torchx_is_taken() -> None:
+    """An AppDef with TorchX's fields becomes ours, mounts and retry policy included."""
+    make: Callable[[], TheirApp] = TheirApp
+    app = loading.call("theirs", make, (), {}, "relight")
+    (role,) = app.roles
+    assert isinstance(app, AppDef)
+    assert role.args == ("$${${rank0_env}:=localhost}",)
+    assert (role.resource.cpu, role.resource.gpu, role.resource.memMB) == (1, 2, 3)
+    assert role.retry_policy is RetryPolicy.APPLICATION
+    assert role.mounts == (
+        BindMount("/a", "/b", True),
+        VolumeMount("v", "/b"),
+        DeviceMount("/dev/x", "/dev/y", "r"),
+    )

@@ -1,0 +1,64 @@
+"""Macros: what stands for the scheduler's values, and what is left alone."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.job import macros
+from relight.job.app import Role
+
+VALUES = {"img_root": "/i", "app_id": "a-1", "replica_id": "0", "rank0_env": "RANK0"}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("${app_id}/${replica_id}", "a-1/0"),
+        ("$${${rank0_env}:=localhost}:29500", "${RANK0:=localhost}:29500"),
+        ("$$ $HOME ${x} ${app_idx} $app_id", "$$ $HOME ${x} ${app_idx} $app_id"),
+        ("$${HOME}", "$${HOME}"),
+        ("$${app_id}", "$a-1"),
+        ("$", "$"),
+        ("", ""),
+    ],
+)
+def test_four_words_in_braces(template: str, expected: str) -> None:
+    """Only the macros are replaced, and only the shell's form of rank0_env loses a dollar."""
+    assert macros.text(template, VALUES) == expected
+
+
+@given(st.text(alphabet="${}ax_'\" \\"))
+def test_all_else_stays(text: str) -> None:
+    """A text without a macro arrives byte for byte."""
+    assert macros.text(text, VALUES) == text
+
+
+def test_a_value_is_not_looked_at_again() -> None:
+    """What a macro stands for may look like a macro."""
+    assert macros.text("${app_id}", {"app_id": "${replica_id}", "replica_id": "9"}) == (
+        "${replica_id}"
+    )
+
+
+def test_a_macro_without_a_value_stays() -> None:
+    """What the scheduler does not know is left, dollars included."""
+    template = "$${${rank0_env}:=localhost} ${app_id}"
+    assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
+
+
+def test_where_macros_count() -> None:
+    """Arguments, values of variables and all depths of metadata; not names, image, entrypoint."""
+    role = Role(
+        name="${app_id}",
+        image="${app_id}",
+        entrypoint="${app_id}",
+        args=("${app_id}",),
+        env={"${app_id}": "${replica_id}"},
+        metadata={"a": [{"b": ["${app_id}"]}], "n": 1},
+    )
+    found = macros.substitute(role, VALUES)
+    assert (found.name, found.image, found.entrypoint) == ("${app_id}",) * 3
+    assert found.args == ("a-1",)
+    assert found.env == {"${app_id}": "0"}
+    assert found.metadata == {"a": [{"b": ["a-1"]}], "n": 1}
+    assert role.args == ("${app_id}",)

@@ -1,0 +1,74 @@
+"""Apps to JSON and back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import relight.job as specs
+from relight.errors import UsageError
+from relight.job.serial import from_json, to_json
+
+CASES = [
+    json.loads(line)["stdout_json"]["app"]
+    for line in (Path(__file__).parent / "torchx-golden.jsonl").read_text().splitlines()
+    if "app" in json.loads(line).get("stdout_json", {})
+]
+
+
+@pytest.mark.parametrize("app", CASES, ids=lambda app: str(app["name"]))
+def test_torchx_apps_go_through(app: dict[str, Any]) -> None:
+    """What TorchX prints is read, and written as it was."""
+    assert to_json(from_json(app)) == app
+
+
+def test_everything_goes_through() -> None:
+    """All fields survive JSON."""
+    role = specs.Role(
+        name="r",
+        image="i",
+        min_replicas=1,
+        entrypoint="e",
+        args=["a", ""],
+        env={"A": "1"},
+        num_replicas=2,
+        max_retries=3,
+        retry_policy=specs.RetryPolicy.ROLE,
+        resource=specs.Resource(1, 2, 3, {"a": 1}, {"d": 2}, {"t": "x"}),
+        port_map={"p": 1},
+        metadata={"k": {"l": [1, None]}},
+        mounts=[
+            specs.BindMount("/a", "/b", True),
+            specs.VolumeMount("v", "/b"),
+            specs.DeviceMount("/dev/x", "/dev/y", "r"),
+        ],
+    )
+    app = specs.AppDef("a", [role], {"m": "n"})
+    assert from_json(json.loads(json.dumps(to_json(app)))) == app
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"name": 1}, "app.name: expected a text, not 1"),
+        ({"bogus": 1}, "app has no bogus"),
+        ({"roles": 3}, "app.roles: expected a list"),
+        ({"roles": [{"name": "r"}]}, r"app.roles\[0\].image: expected a text"),
+        ({"roles": [{"name": "r", "image": "", "env": {"A": 1}}]}, "env.A: expected a text"),
+        ({"roles": [{"name": "r", "image": "", "mounts": [{}]}]}, r"mounts\[0\]: expected a mount"),
+        ({"roles": [{"name": "r", "image": "", "num_replicas": True}]}, "expected a number"),
+    ],
+)
+def test_what_is_no_app(change: dict[str, Any], text: str) -> None:
+    """The message says where it is wrong."""
+    with pytest.raises(UsageError, match=text):
+        from_json({"name": "a", "roles": [], "metadata": {}, **change})
+
+
+def test_an_app_can_not_be_changed() -> None:
+    """A role's lists are tuples, whatever it was made of."""
+    role = specs.Role("r", "i", args=["a"])
+    assert role.args == ("a",)
+    with pytest.raises(AttributeError):
+        role.name = "x"  # type: ignore[misc]

@@ -1,0 +1,1 @@
+"""The schedulers, on real servers where one can run here."""

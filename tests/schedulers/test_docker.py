@@ -1,0 +1,412 @@
+"""Jobs on a real Docker daemon."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters import registry
+from clusters.docker import IMAGE, PATIENCE_S, Dockerd, docker_unavailable, shell
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import (
+    AppDef,
+    AppState,
+    BindMount,
+    DeviceMount,
+    Resource,
+    Role,
+    VolumeMount,
+)
+from relight.schedulers import docker, docker_request
+from relight.schedulers.api import AppStatus, LogQuery
+
+pytestmark = pytest.mark.slow
+CANCELLED, FAILED, RUNNING, SUCCEEDED = (
+    AppState[name] for name in ("CANCELLED", "FAILED", "RUNNING", "SUCCEEDED")
+)
+FOR_EVER = "sleep 1000 & trap 'exit 7' TERM; wait"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Dockerd]:
+    """A daemon for all tests of this file."""
+    reason = docker_unavailable()
+    if reason:
+        pytest.skip(reason)
+    with Dockerd() as daemon:
+        yield daemon
+
+
+class Jobs:
+    """The scheduler on the daemon, and what tests do with it."""
+
+    def __init__(self, daemon: Dockerd) -> None:
+        self.daemon = daemon
+        self.scheduler = docker.make()
+        self.count = 0
+
+    def submit(self, *roles: Role, **cfg: Any) -> str:
+        self.count += 1
+        request = self.scheduler.render(AppDef("job", roles), cfg, f"job-x{self.count}")
+        return self.scheduler.submit(request)
+
+    def status(self, app_id: str) -> AppStatus:
+        return self.scheduler.status([app_id])[app_id]
+
+    def wait(self, app_id: str) -> AppStatus:
+        """Look until the job is over, as a waiting command does."""
+        end = time.monotonic() + PATIENCE_S
+        while not (status := self.status(app_id)).state.is_over:
+            assert time.monotonic() < end, (status, self.daemon.log())
+            time.sleep(0.1)
+        return status
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        end = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end, self.daemon.log()
+            time.sleep(0.05)
+
+    def lines(self, app_id: str, replica: int = 0, role: str = "main", **query: Any) -> list[str]:
+        return list(self.scheduler.logs(app_id, LogQuery(role, replica, **query)))
+
+
+@pytest.fixture
+def jobs(daemon: Dockerd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """The scheduler; its containers are removed at the end."""
+    monkeypatch.setenv("DOCKER_HOST", daemon.host)
+    jobs = Jobs(daemon)
+    yield jobs
+    jobs.scheduler.close()
+    daemon.clear()
+
+
+def sh(text: str, name: str = "main", **parts: Any) -> Role:
+    """A role that runs a shell."""
+    return Role(**{"name": name, "image": IMAGE, "entrypoint": "sh", "args": ("-c", text), **parts})
+
+
+def run(command: list[Any]) -> tuple[int, str]:
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return done.returncode, done.stdout.strip()
+
+
+def test_a_job_and_its_logs(jobs: Jobs) -> None:
+    """A job runs, ends well, and says what it wrote, by stream and replica."""
+    text = "echo out ${replica_id} $GREETING; echo err >&2; printf 'no end'"
+    its = sh(text, num_replicas=2, env={"GREETING": "$hello"}, resource=Resource(1, 0, 64))
+    app_id = jobs.submit(its)
+    status = jobs.wait(app_id)
+    assert (status.state, status.exitcode, status.restarts) == (SUCCEEDED, 0, 0)
+    seen = [(r.role, r.replica, r.state, r.exitcode) for r in status.replicas]
+    assert seen == [("main", 0, SUCCEEDED, 0), ("main", 1, SUCCEEDED, 0)]
+    assert jobs.lines(app_id, 1, stream="stdout") == ["out 1 $hello", "no end"]
+    assert jobs.lines(app_id, 1, stream="stderr") == ["err"]
+    assert sorted(jobs.lines(app_id, 0)) == ["err", "no end", "out 0 $hello"]
+    host = jobs.daemon.client.inspect_container(jobs.daemon.containers()[0]["Id"])["HostConfig"]
+    assert (host["Memory"], host["ShmSize"], host["NanoCpus"]) == (64 << 20, 64 << 20, 10**9)
+
+
+def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
+    """Agents in two containers find each other by the name of the first one, and form a group."""
+    text = (
+        "relight run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=${app_id} "
+        "--rdzv-endpoint=$${${rank0_env}:=localhost}:29500 --no-python "
+        "sh -c 'echo $RANK of $WORLD_SIZE on $MASTER_ADDR'"
+    )
+    app_id = jobs.submit(sh(text, num_replicas=2))
+    status = jobs.wait(app_id)
+    said = [line for number in (0, 1) for line in jobs.lines(app_id, number)]
+    assert status.state is SUCCEEDED, said
+    found = sorted(re.findall(r"(\d) of (\d) on (\S+)", "\n".join(said)))
+    assert [(rank, size) for rank, size, _ in found] == [(str(n), "4") for n in range(4)], said
+    assert len({master for *_, master in found}) == 1
+
+
+def test_one_failure_stops_the_job(jobs: Jobs) -> None:
+    """When a replica has failed, whoever waits stops the others; the job's exit code is that of the
+    failure, not of those that were stopped.
+    """
+    app_id = jobs.submit(sh(FOR_EVER, "server"), sh("exit 3", "trainer"))
+    status = jobs.wait(app_id)
+    assert (status.state, status.exitcode) == (FAILED, 3)
+    assert status.message == "trainer/0 failed with exit code 3"
+    jobs.until(lambda: jobs.status(app_id).replicas[0].state is CANCELLED)
+    assert jobs.status(app_id).exitcode == 3
+    assert [listed.state for listed in jobs.scheduler.list()] == [FAILED]
+
+
+def test_a_job_that_may_shrink(jobs: Jobs) -> None:
+    """With fewer replicas than asked for, but enough, the job runs on and ends well."""
+    text = "[ ${replica_id} != 1 ] || exit 3; sleep 1"
+    status = jobs.wait(jobs.submit(sh(text, num_replicas=3, min_replicas=2)))
+    assert status.state is SUCCEEDED
+    assert [replica.exitcode for replica in status.replicas] == [0, 3, 0]
+    assert jobs.wait(jobs.submit(sh(text, num_replicas=3))).exitcode == 3
+
+
+def test_cancel(jobs: Jobs) -> None:
+    """A job that is cancelled gets SIGTERM, is not started again, and is over when cancel returns;
+    that it was cancelled is known to others, and a second time does nothing.
+    """
+    its = sh(f"echo up; {FOR_EVER}".replace("exit 7", "echo saved; exit 7"), max_retries=3)
+    app_id = jobs.submit(its)
+    jobs.until(lambda: "up" in jobs.lines(app_id))
+    assert jobs.status(app_id).state is RUNNING
+    jobs.scheduler.cancel(app_id)
+    status = docker.make().status([app_id])[app_id]
+    assert (status.state, status.restarts) == (CANCELLED, 0)
+    assert status.exitcode != 0
+    assert jobs.lines(app_id) == ["up", "saved"]
+    jobs.scheduler.cancel(app_id)
+    assert jobs.status(app_id).state is CANCELLED
+
+
+def test_cancel_of_what_does_not_listen(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ignores SIGTERM is killed after a while."""
+    monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
+    app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000"))
+    jobs.until(lambda: "up" in jobs.lines(app_id))
+    jobs.scheduler.cancel(app_id)
+    assert jobs.status(app_id).state is CANCELLED
+    assert jobs.status(app_id).replicas[0].exitcode == 137
+
+
+def test_retries(jobs: Jobs, tmp_path: Path) -> None:
+    """A replica that fails is started again as often as its role allows; logs are followed over all
+    tries, and only the last failure is the job's.
+    """
+    mounts = (BindMount(str(tmp_path), "/d"),)
+    text = "echo x >> /d/tries; echo try; sleep 0.3; read a b c < <(echo $(cat /d/tries)); [ $c ]"
+    app_id = jobs.submit(sh(text, mounts=mounts, max_retries=5))
+    assert jobs.lines(app_id, follow=True) == ["try"] * 3
+    status = jobs.wait(app_id)
+    assert (status.state, status.restarts) == (SUCCEEDED, 2)
+    assert jobs.wait(jobs.submit(sh("exit 5", max_retries=1))).exitcode == 5
+
+
+def test_delete(jobs: Jobs, tmp_path: Path) -> None:
+    """Of a job that is deleted, failed or running, nothing stays: no container, image, network."""
+    (tmp_path / "x").write_text("x")
+    failed = jobs.submit(sh("exit 1"), workspace=str(tmp_path))
+    jobs.wait(failed)
+    running = jobs.submit(sh(FOR_EVER))
+    jobs.scheduler.delete(failed)
+    assert list(jobs.scheduler.status([failed, running])) == [running]
+    assert len(jobs.daemon.client.networks(names=["relight"])) == 1
+    jobs.scheduler.delete(running)
+    assert jobs.daemon.containers() == []
+    assert jobs.daemon.client.networks(names=["relight"]) == []
+    tags = [tag for image in jobs.daemon.client.images() for tag in image["RepoTags"] or []]
+    assert tags == [IMAGE]
+
+
+def test_a_start_that_fails_is_taken_back(jobs: Jobs, tmp_path: Path) -> None:
+    """If one replica can't be started, none runs on and none is left."""
+    (tmp_path / "x").write_text("x")
+    with pytest.raises(MachineError, match="could not select device driver"):
+        gpu = sh("true", "gpu", resource=Resource(1, 1, 100))
+        jobs.submit(sh(FOR_EVER), gpu, workspace=str(tmp_path))
+    with pytest.raises(MachineError, match="bind source path does not exist"):
+        jobs.submit(sh("true"), sh("true", "bad", mounts=(BindMount("/no/such/path", "/d"),)))
+    assert jobs.daemon.containers() == []
+    assert len(jobs.daemon.client.images()) == 1
+    assert jobs.scheduler.list() == []
+
+
+def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
+    """GPUs of a running job are refused, in one line that says how to take others."""
+    config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
+    labels = {"relight/gpus": "0,1", "relight/app-id": "other-x1"}
+    client = jobs.daemon.client
+    client.start(client.create_container_from_config({**config, "Labels": labels}, "other"))
+    gpu = sh("true", resource=Resource(1, 1, 100))
+    with pytest.raises(UsageError, match="GPU 0 belongs to the running job other-x1"):
+        jobs.submit(gpu)
+    with pytest.raises(MachineError, match="could not select device driver"):
+        jobs.submit(gpu, gpus=["2"])  # so far, and no driver here
+
+
+def test_mounts_and_devices(jobs: Jobs, tmp_path: Path) -> None:
+    """Directories, volumes and devices are where the app has them."""
+    (tmp_path / "in").write_text("from here")
+    mounts = (
+        BindMount(str(tmp_path), "/rw"),
+        BindMount(str(tmp_path), "/ro", read_only=True),
+        VolumeMount("cache", "/cache"),
+        DeviceMount("/dev/zero", "/dev/nothing", "r"),
+    )
+    text = (
+        "cat /ro/in > /rw/out; touch /ro/x || echo no; echo v >> /cache/v; cat /cache/v;"
+        ": < /dev/nothing && echo device; cat /ro/in > /dev/nothing || echo locked"
+    )
+    for lines in (["no", "v"], ["no", "v", "v"]):
+        app_id = jobs.submit(sh(text, mounts=mounts))
+        jobs.wait(app_id)
+        assert jobs.lines(app_id, stream="stdout") == [*lines, "device", "locked"], jobs.lines(
+            app_id
+        )
+    assert (tmp_path / "out").read_text() == "from here"
+
+
+def test_published_ports(jobs: Jobs) -> None:
+    """A port that is asked for answers on the loopback of the daemon's machine."""
+    server = (
+        "import socketserver; H = type('H', (socketserver.BaseRequestHandler,), "
+        "{'handle': lambda s: s.request.sendall(b'hello')}); "
+        "socketserver.TCPServer(('', 8080), H).serve_forever()"
+    )
+    its = sh("", entrypoint="/usr/bin/python3", args=("-c", server), port_map={"http": 8080})
+    jobs.submit(its, publish=["http:9090"])
+    client = "import socket; s = socket.create_connection(('127.0.0.1', 9090)); print(s.recv(9))"
+    command = [*jobs.daemon.enter(), sys.executable, "-c", client]
+    jobs.until(lambda: run(command) == (0, "b'hello'"))
+
+
+def test_a_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
+    """The working directory is in the image's own, but for what its ignore file names."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "run.sh").write_text("#!/bin/sh\necho it runs\n")
+    (tmp_path / "sub" / "run.sh").chmod(0o755)
+    (tmp_path / "big.bin").write_text("big")
+    (tmp_path / ".dockerignore").write_text("*.bin\n")
+    its = sh("sub/run.sh; [ -e big.bin ] || echo small")
+    app_id = jobs.submit(its, workspace=str(tmp_path), quiet=True)
+    jobs.wait(app_id)
+    assert jobs.lines(app_id) == ["it runs", "small"]
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.relight", "Dockerfile.torchx"])
+def test_a_workspace_with_a_dockerfile(name: str, jobs: Jobs, tmp_path: Path) -> None:
+    """A workspace may say itself how it becomes an image, even if that file is ignored."""
+    (tmp_path / "x").write_text("x")
+    (tmp_path / name).write_text("ARG IMAGE\nFROM $IMAGE\nENV FROM_FILE=yes\nCOPY x /elsewhere/\n")
+    (tmp_path / ".relightignore").write_text("Dockerfile*\n")
+    app_id = jobs.submit(sh("echo $FROM_FILE; cat /elsewhere/x"), workspace=str(tmp_path))
+    jobs.wait(app_id)
+    assert jobs.lines(app_id) == ["yes", "x"]
+
+
+def test_images_are_pulled(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An image that is not there is pulled, with a word on stderr; one that is there is not."""
+    (tmp_path / "layer").write_bytes(shell())
+    command = [*jobs.daemon.enter(), sys.executable, registry.__file__, "5000", tmp_path / "layer"]
+    command.append(jobs.daemon.client.version()["Arch"])
+    its = sh("echo pulled", image="127.0.0.1:5000/test/shell:1", resource=Resource(1, 0, 64))
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as server:
+        try:
+            probe = "import socket; socket.create_connection(('127.0.0.1', 5000))"
+            enter = [*jobs.daemon.enter(), sys.executable, "-c", probe]
+            jobs.until(lambda: run(enter)[0] == 0)
+            app_id = jobs.submit(its)
+            assert capsys.readouterr() == ("", f"relight: pulling {its.image}\n")
+            assert jobs.wait(app_id).state is SUCCEEDED
+            assert jobs.lines(app_id) == ["pulled"]
+            jobs.submit(its, pull="always", quiet=True)
+            with pytest.raises(MachineError, match=r"can't pull the image 127.*:2: .*unknown"):
+                jobs.submit(sh("", image="127.0.0.1:5000/test/shell:2"), quiet=True)
+        finally:
+            server.kill()
+    assert jobs.wait(jobs.submit(its)).state is SUCCEEDED
+    with pytest.raises(MachineError, match="can't pull the image"):
+        jobs.submit(its, pull="always")
+    with pytest.raises(MachineError, match="No such image"):
+        jobs.submit(sh("", image="127.0.0.1:5000/test/shell:3"), pull="never")
+    jobs.daemon.clear()
+    jobs.daemon.client.remove_image(its.image)
+
+
+def test_logs_follow_to_the_end(jobs: Jobs) -> None:
+    """Followed lines come while the replica runs, and end with it."""
+    app_id = jobs.submit(sh("echo one; sleep 1; echo two"))
+    lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
+    assert next(lines) == "one"
+    assert jobs.status(app_id).state is RUNNING
+    assert list(lines) == ["two"]
+
+
+def test_logs_of_a_time(jobs: Jobs) -> None:
+    """Only the lines between two times are shown."""
+    app_id = jobs.submit(sh("echo one; sleep 0.2; echo two; sleep 0.2; echo three"))
+    jobs.wait(app_id)
+    container = jobs.daemon.containers()[0]["Id"]
+    said = jobs.daemon.client.logs(container, timestamps=True).decode().splitlines()
+    first, second, third = [docker._seconds(line.split()[0]) for line in said]
+    since = datetime.fromtimestamp((first + second) / 2, UTC)
+    until = datetime.fromtimestamp((second + third) / 2, UTC)
+    assert jobs.lines(app_id, since=since) == ["two", "three"]
+    assert jobs.lines(app_id, until=until) == ["one", "two"]
+    assert jobs.lines(app_id, since=since, until=until) == ["two"]
+
+
+def test_what_is_not_there(jobs: Jobs) -> None:
+    """Unknown jobs and replicas are errors that name what there is."""
+    for verb in (jobs.scheduler.cancel, jobs.scheduler.delete, jobs.lines):
+        with pytest.raises(UsageError, match="no job nosuch-x1"):
+            verb("nosuch-x1")
+    assert jobs.scheduler.status(["nosuch-x1"]) == {}
+    app_id = jobs.submit(sh("true"))
+    with pytest.raises(UsageError, match="has no replica main/1") as caught:
+        jobs.lines(app_id, 1)
+    assert caught.value.hint == "it has main/0"
+
+
+def test_the_list(jobs: Jobs) -> None:
+    """All jobs of this user are listed, the newest first; other containers are not."""
+    config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
+    others = {"relight/app-id": "a-x1", "relight/user": "somebody", "relight/role": "r"}
+    for name, labels in (("plain", {}), ("others", {**others, "relight/replica": "0"})):
+        jobs.daemon.client.create_container_from_config({**config, "Labels": labels}, name)
+    first = jobs.submit(sh("true"))
+    jobs.wait(first)
+    time.sleep(1)  # the daemon counts seconds
+    second = jobs.submit(sh(FOR_EVER))
+    listed = jobs.scheduler.list()
+    seen = [(each.app_id, each.state, each.name) for each in listed]
+    assert seen == [(second, RUNNING, "job"), (first, SUCCEEDED, "job")]
+    assert abs(datetime.fromisoformat(listed[0].submitted).timestamp() - time.time()) < 600
+
+
+def test_a_removed_container(jobs: Jobs) -> None:
+    """A job one of whose containers somebody removed has failed."""
+    app_id = jobs.submit(sh("true", num_replicas=2))
+    jobs.wait(app_id)
+    jobs.daemon.client.remove_container(jobs.daemon.containers()[0]["Id"])
+    status = jobs.status(app_id)
+    assert (status.state, status.message) == (FAILED, "1 of its containers were removed")
+
+
+def test_out_of_memory(jobs: Jobs) -> None:
+    """A replica that the kernel killed for its memory says so, and how much it had."""
+    text = (
+        "x = [bytes(10_000_000) for _ in range(100)]; x = [b'1' * 10_000_000 for _ in range(100)]"
+    )
+    its = sh("", entrypoint="/usr/bin/python3", args=("-c", text), resource=Resource(1, 0, 50))
+    status = jobs.wait(jobs.submit(its))
+    if status.state is FAILED and status.replicas[0].error == "":
+        pytest.skip("this kernel does not limit the memory of containers")
+    assert status.message == "main/0 failed with exit code 137: out of memory (it had 50 MiB)"
+
+
+def test_the_network_of_the_host(jobs: Jobs) -> None:
+    """Without a network of names, replicas meet on localhost."""
+    text = (
+        "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
+        "--rdzv-endpoint=$RELIGHT_RANK0_HOST:29511 --no-python sh -c 'echo $WORLD_SIZE'"
+    )
+    app_id = jobs.submit(sh(text, num_replicas=2), network="host")
+    assert jobs.wait(app_id).state is SUCCEEDED, jobs.lines(app_id)
+    assert jobs.lines(app_id, 1, stream="stdout") == ["2"]
+
+
+def test_it_can_be_used_here(jobs: Jobs) -> None:
+    """A daemon that answers is one for `-s auto`."""
+    assert jobs.scheduler.affinity() == 10
+    assert docker_request.user_name() and os.getuid() == 0

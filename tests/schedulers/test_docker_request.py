@@ -1,0 +1,238 @@
+"""What is sent to Docker for an app, without a daemon."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.env import Environment
+from relight.errors import MachineError, UsageError
+from relight.job.app import (
+    AppDef,
+    BindMount,
+    DeviceMount,
+    Resource,
+    RetryPolicy,
+    Role,
+    VolumeMount,
+)
+from relight.schedulers import docker, docker_request
+
+NO_VARIABLES = Environment({})
+EFA = "vpc.amazonaws.com/efa"
+
+
+def role(name: str = "trainer", **parts: Any) -> Role:
+    return Role(**{"name": name, "image": "img:1", "entrypoint": "run", **parts})
+
+
+def body(*roles: Role, variables: Environment = NO_VARIABLES, **cfg: Any) -> dict[str, Any]:
+    return docker_request.body(AppDef("app", roles), cfg, "app-x7k2m", variables)
+
+
+def configs(*roles: Role, **cfg: Any) -> list[dict[str, Any]]:
+    return [container["config"] for container in body(*roles, **cfg)["containers"]]
+
+
+def variables_of(config: dict[str, Any]) -> dict[str, str]:
+    return dict(pair.split("=", 1) for pair in config["Env"])
+
+
+def test_a_container_a_replica() -> None:
+    """Each replica is a container with the role's command, its macros replaced, and its labels."""
+    args = ("--id=${app_id}", "${replica_id}", "$${${rank0_env}:=localhost}", "$$ ${x} $HOME")
+    its = role(args=args, num_replicas=2, resource=Resource(2, 0, 1024))
+    found = body(its)
+    assert [c["name"] for c in found["containers"]] == [
+        "app-x7k2m-trainer-0",
+        "app-x7k2m-trainer-1",
+    ]
+    config = found["containers"][1]["config"]
+    assert config["Image"] == "img:1"
+    expected = ["run", "--id=app-x7k2m", "1", "${RELIGHT_RANK0_HOST:=localhost}", "$$ ${x} $HOME"]
+    assert config["Cmd"] == expected
+    assert config["Hostname"] == "app-x7k2m-trainer-1"
+    host = config["HostConfig"]
+    assert (host["NanoCpus"], host["Memory"], host["ShmSize"]) == (2 * 10**9, 2**30, 2**30)
+    assert host["NetworkMode"] == found["network"] == "relight"
+    assert config["Labels"]["torchx.pytorch.org/app-id"] == "app-x7k2m"
+    assert config["Labels"]["relight/replica"] == "1"
+    variables = variables_of(config)
+    assert variables["TORCHX_RANK0_HOST"] == variables["RELIGHT_RANK0_HOST"]
+    assert variables["RELIGHT_RANK0_HOST"] == "app-x7k2m-trainer-0"
+    assert variables["TORCHX_IMAGE"] == variables["RELIGHT_IMAGE"] == "img:1"
+
+
+def test_what_is_not_said_is_not_limited() -> None:
+    """Without resources there are no limits, and Docker's own /dev/shm."""
+    host = configs(role())[0]["HostConfig"]
+    assert not {"NanoCpus", "Memory", "ShmSize", "DeviceRequests", "RestartPolicy"} & set(host)
+    assert configs(role(), shm_size="2g")[0]["HostConfig"]["ShmSize"] == 2 << 30
+
+
+def test_json_with_gpus_and_mounts() -> None:
+    """A request with GPUs, mounts and devices can be printed as JSON: it is all that is sent."""
+    mounts = (
+        BindMount("/a", "/b", read_only=True),
+        VolumeMount("v", "/v"),
+        DeviceMount("/dev/x", "/dev/y", "rw"),
+    )
+    its = role(mounts=mounts, resource=Resource(2, 1, 10, devices={EFA: 1}), max_retries=2)
+    request = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m")
+    host = json.loads(json.dumps(request.body))["containers"][0]["config"]["HostConfig"]
+    assert host["Mounts"] == [
+        {"Type": "bind", "Source": "/a", "Target": "/b", "ReadOnly": True},
+        {"Type": "volume", "Source": "v", "Target": "/v", "ReadOnly": False},
+    ]
+    paths = [
+        (d["PathOnHost"], d["PathInContainer"], d["CgroupPermissions"]) for d in host["Devices"]
+    ]
+    assert paths == [
+        ("/dev/x", "/dev/y", "rw"),
+        ("/dev/infiniband/uverbs0", "/dev/infiniband/uverbs0", "rwm"),
+    ]
+    assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 2}
+    assert host["DeviceRequests"][0]["DeviceIDs"] == ["0"]
+    for word in ("--mount=type=bind,src=/a,dst=/b,readonly", "--restart=on-failure:2"):
+        assert word in request.text
+
+
+def test_replicas_share_no_device() -> None:
+    """Replicas on one host have GPUs and numbered devices of their own, over all roles."""
+    roles = (
+        role("a", num_replicas=2, resource=Resource(1, 2, 1, devices={EFA: 2})),
+        role("b", resource=Resource(1, 1, 1, devices={EFA: 1})),
+    )
+    hosts = [config["HostConfig"] for config in configs(*roles)]
+    assert [h["DeviceRequests"][0]["DeviceIDs"] for h in hosts] == [["0", "1"], ["2", "3"], ["4"]]
+    assert [[d["PathOnHost"][-1] for d in h["Devices"]] for h in hosts] == [
+        ["0", "1"],
+        ["2", "3"],
+        ["4"],
+    ]
+    chosen = configs(*roles, gpus=["GPU-a", "7", "6", "5", "4"])
+    assert chosen[1]["HostConfig"]["DeviceRequests"][0]["DeviceIDs"] == ["6", "5"]
+    assert chosen[1]["Labels"]["relight/gpus"] == "6,5"
+    with pytest.raises(UsageError, match="5 GPUs are asked for, -cfg gpus names 1"):
+        configs(*roles, gpus=["0"])
+
+
+def test_which_variable_counts() -> None:
+    """The role's variables go before those of the option, and these before copied ones."""
+    variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
+    its = role(env={"A1": "role"})
+    found = body(its, variables=variables, copy_env=["A*"], env={"A1": "cfg", "A2": "cfg"})
+    seen = variables_of(found["containers"][0]["config"])
+    assert [seen[name] for name in ("A1", "A2", "A3")] == ["role", "cfg", "shell"]
+    assert "B" not in seen
+
+
+def test_published_ports() -> None:
+    """A port is open on the daemon's machine only if it is asked for, there on loopback alone, and
+    each replica has one of its own.
+    """
+    its = role(num_replicas=2, port_map={"http": 8080, "c10d": 29500})
+    assert "PortBindings" not in configs(its)[0]["HostConfig"]
+    found = [config["HostConfig"]["PortBindings"] for config in configs(its, publish=["http:90"])]
+    assert found == [
+        {"8080/tcp": [{"HostIp": "127.0.0.1", "HostPort": port}]} for port in ("90", "91")
+    ]
+    with pytest.raises(UsageError, match="no role has a port htp") as caught:
+        configs(its, publish=["htp"])
+    assert caught.value.hint == "did you mean http?"
+    with pytest.raises(UsageError, match="would both have port 8080"):
+        configs(its, role("other", port_map={"http": 8080}), publish=["http"])
+    with pytest.raises(UsageError, match="is no port"):
+        configs(its, publish=["http:99999"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "cfg", "said"),
+    [
+        ({"image": "<NONE>"}, {}, "trainer has no image"),
+        ({"image": ""}, {}, "trainer has no image"),
+        ({"mounts": (BindMount("/a", "b"),)}, {}, "begins with /"),
+        ({}, {"shm_size": "lots"}, "shm_size=lots is no size"),
+    ],
+)
+def test_what_cant_be_is_refused(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
+    """A bad part of an app is the user's error before anything is sent."""
+    with pytest.raises(UsageError, match=said):
+        body(role(**parts), **cfg)
+
+
+def test_without_a_network_of_names() -> None:
+    """In the host's network replicas meet on localhost, and keep the host's name."""
+    config = configs(role(), network="host")[0]
+    assert variables_of(config)["RELIGHT_RANK0_HOST"] == "localhost"
+    assert "Hostname" not in config
+
+
+def test_a_workspace_is_an_image(tmp_path: Path) -> None:
+    """A dry run with a workspace builds nothing; it says what would be built, once an image."""
+    roles = (role("a"), role("b"), role("c", image="other"))
+    found = body(*roles, workspace=str(tmp_path))
+    assert [build["base"] for build in found["builds"]] == ["img:1", "other"]
+    images = [container["config"]["Image"] for container in found["containers"]]
+    assert images == [found["builds"][number]["image"] for number in (0, 0, 1)]
+
+
+def test_secrets_are_not_shown() -> None:
+    """What people read of a request hides values that are secrets by their names."""
+    its = role(env={"API_TOKEN": "s3cret", "PLAIN": "seen"}, args=("--password", "hunter2"))
+    text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
+    assert "s3cret" not in text and "hunter2" not in text
+    assert "PLAIN=seen" in text
+
+
+def test_what_has_no_effect_is_said() -> None:
+    """A device without a known file, and a policy that Docker does not have, are noted."""
+    its = role(resource=Resource(1, 0, 1, devices={"x.org/y": 1}), max_retries=1)
+    notes = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
+    assert len(notes) == 2 and "x.org/y" in notes[0]
+    alone = role(max_retries=1, retry_policy=RetryPolicy.REPLICA)
+    assert docker.make().render(AppDef("app", (alone,)), {}, "app-x7k2m").notes == ()
+
+
+@given(
+    app_id=st.text(min_size=1, max_size=80),
+    names=st.lists(st.text(max_size=40), min_size=1, max_size=4),
+    replicas=st.integers(1, 12),
+)
+def test_names_are_valid(app_id: str, names: list[str], replicas: int) -> None:
+    """Whatever app and roles are called, containers have names of their own that are hostnames, and
+    the end of the app's id, where its random part is, is in them.
+    """
+    app = AppDef("a", tuple(role(name, num_replicas=replicas) for name in names))
+    app_id += "-x7k2mb9"
+    found = [name for its in docker_request.container_names(app, app_id) for name in its]
+    assert len(set(found)) == len(names) * replicas
+    for name in found:
+        assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])", name)
+        assert "x7k2mb9" in name
+
+
+def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A missing package is said with the command that brings it; a dry run does not need it."""
+    monkeypatch.setitem(sys.modules, "docker", None)
+    scheduler = docker.make()
+    scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
+    with pytest.raises(UsageError, match="needs the package docker") as caught:
+        scheduler.list()
+    assert caught.value.hint == "pip install 'relight[docker]'"
+
+
+def test_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing listens, the error says where and why in one line."""
+    pytest.importorskip("docker", reason="no Python package docker")
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    scheduler = docker.make()
+    assert scheduler.affinity() == 0
+    with pytest.raises(MachineError, match=r"none\.sock: No such file or directory") as caught:
+        scheduler.list()
+    assert "\n" not in caught.value.message

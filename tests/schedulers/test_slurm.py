@@ -1,0 +1,370 @@
+"""Jobs on a real Slurm: a slurmctld, and a slurmd on each of 4 hosts; accounting is off."""
+
+import json
+import os
+import re
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters.slurm import Slurm, slurm_unavailable
+from clusters.workers import SHELL
+from netlab import Lab, lab_unavailable
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+NODES = ["node1", "node2", "node3", "node4"]
+VERBS = Path(__file__).parent / "slurm_jobs.py"
+PATIENCE_S = 120.0
+OVER = ("SUCCEEDED", "FAILED", "CANCELLED")
+RUN = (
+    "relight run --rdzv_backend c10d --rdzv_endpoint $${${rank0_env}:=localhost}:29500 "
+    "--rdzv_id '${app_id}' --rdzv_conf last_call_timeout=1 --nproc_per_node 2 --role '' "
+)
+
+
+class Jobs:
+    """The scheduler on the login node."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self.slurm = slurm
+
+    def do(self, *words: str, expected: int = 0, **options: Any) -> Any:
+        """Do one thing; return what it printed, as JSON if it is."""
+        command = [sys.executable, VERBS, *words]
+        environment = {**SHELL, **options.pop("env", {})}
+        text, code = self.slurm.run(command, env=environment, **options)
+        assert code == expected, f"{text}\n{self.slurm.logs()}"
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def submit(self, *roles: dict[str, Any], **options: Any) -> str:
+        """Submit a job of these roles; return its id."""
+        cfg = options.pop("cfg", {})
+        app_id = self.do("submit", "job", json.dumps(cfg), *map(json.dumps, roles), **options)
+        assert app_id.isdecimal()
+        return str(app_id)
+
+    def status(self, app_id: str) -> dict[str, Any]:
+        """The status of a job."""
+        found: dict[str, Any] = self.do("status", app_id)[app_id]
+        return found
+
+    def until(self, app_id: str, *states: str) -> dict[str, Any]:
+        """Wait until a job is in one of these states."""
+        end = time.monotonic() + PATIENCE_S
+        while (status := self.status(app_id))["state"] not in states:
+            assert time.monotonic() < end, (
+                f"{status}\n{self.directory(app_id)}\n{self.said(app_id)}"
+            )
+            time.sleep(0.2)
+        return status
+
+    def logs(self, app_id: str, replica: str = "main/0", stream: str = "combined") -> list[str]:
+        """The lines of a replica."""
+        command = [sys.executable, VERBS, "logs", app_id, *replica.split("/"), stream, "once"]
+        text, code = self.slurm.run(command, env=SHELL)
+        assert code == 0, text
+        return text.splitlines()
+
+    def directory(self, app_id: str) -> Path:
+        """The directory of a job."""
+        for path in self.slurm.directory.rglob("slurm.json"):
+            record = json.loads(path.read_text())
+            if record["app_id"] == app_id:
+                return Path(record["directory"])
+        raise AssertionError(f"no job {app_id}")
+
+    def said(self, app_id: str) -> str:
+        """What the batch script has said."""
+        path = self.directory(app_id) / "batch.log"
+        return path.read_text() if path.exists() else ""
+
+    def wait_for(self, path: Path) -> None:
+        """Wait until a file is there."""
+        end = time.monotonic() + PATIENCE_S
+        while not path.exists():
+            assert time.monotonic() < end, f"no {path}\n{self.slurm.logs()}"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    """The scheduler, on a Slurm of four nodes and a login node."""
+    reason = slurm_unavailable() or lab_unavailable()
+    if reason:
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("slurm")
+    with Lab(hosts=["login", *NODES]) as lab, Slurm(lab, directory) as slurm:
+        yield Jobs(slurm)
+
+
+def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> dict[str, Any]:
+    """A role that runs a command in bash."""
+    return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}
+
+
+def test_agents_meet(jobs: Jobs) -> None:
+    """`-j 2x2`: one agent a node, four ranks; variables arrive as they are; logs by replica, by
+    rank; the script is the user's alone.
+    """
+    value = "a,b\n'\"$HOME `id` \\"
+    command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $RANK/$WORLD_SIZE \"$VALUE\"'"
+    app_id = jobs.submit(bash(command, replicas=2, env={"VALUE": value, "ID": "s://${app_id}"}))
+    status = jobs.until(app_id, *OVER)
+    assert status == {
+        "state": "SUCCEEDED",
+        "message": "",
+        "restarts": 0,
+        "exitcode": 0,
+        "replicas": [
+            ["main/0", "SUCCEEDED", "node1", 0, ""],
+            ["main/1", "SUCCEEDED", "node2", 0, ""],
+        ],
+    }
+    for k in (0, 1):
+        text = "\n".join(jobs.logs(app_id, f"main/{k}", "stdout"))
+        for rank in (2 * k, 2 * k + 1):
+            assert f"{rank}/4 a,b" in text
+        assert "'\"$HOME `id` \\" in text
+        errors = "\n".join(jobs.logs(app_id, f"main/{k}", "stderr"))
+        assert f"job {app_id} meets at node1:29500" in errors
+        assert "no token" not in errors
+    directory = jobs.directory(app_id)
+    own = [p.read_text() for p in directory.glob("torchelastic/main/*/attempt_0/*/stdout.log")]
+    assert sorted(text.partition(" ")[0] for text in own) == ["0/4", "1/4", "2/4", "3/4"]
+    assert stat.S_IMODE((directory / "job.sbatch").stat().st_mode) == 0o600
+    shown, _ = jobs.slurm.run(["scontrol", "show", "job", app_id])
+    assert value.partition("\n")[0] not in shown + jobs.said(app_id)
+
+
+def test_the_cause_of_a_failure(jobs: Jobs) -> None:
+    """A job of agents ends with the exit code of the rank that failed, and says which it was."""
+    command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
+    app_id = jobs.submit(bash(command, replicas=2))
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["exitcode"]) == ("FAILED", 7), jobs.said(app_id)
+    assert "exit code 7: rank 3 exited with code 7" in status["message"]
+
+
+def test_replicas_end_together(jobs: Jobs) -> None:
+    """Where replicas are no agents, the first failure stops the others and is the exit code."""
+    command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || exit 7; exec sleep 99"
+    app_id = jobs.submit(bash(command, replicas=3))
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["exitcode"]) == ("FAILED", 7)
+    assert status["message"] == "main/1 on node2 failed with exit code 7"
+    assert [replica[1] for replica in status["replicas"]] == ["CANCELLED", "FAILED", "CANCELLED"]
+    said, _ = jobs.slurm.run(["scontrol", "show", "job", app_id])
+    assert "ExitCode=7:0" in said, "and Slurm knows it as well"
+
+
+def test_following_and_cancelling(jobs: Jobs) -> None:
+    """Logs are followed while the job runs; cancelled, it ends with all its processes."""
+    pids = jobs.slurm.directory / "pids"
+    pids.mkdir()
+    command = f"touch {pids}/$$; echo one; sleep 1; echo two; sleep 999"
+    app_id = jobs.submit(bash(command, replicas=2))
+    follow = [sys.executable, VERBS, "logs", app_id, "main", "1", "combined", "follow"]
+    process = jobs.slurm.start(follow, stdout=-1, stderr=-1, text=True, env=SHELL)
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["one\n", "two\n"]
+    assert process.poll() is None
+    assert jobs.status(app_id)["state"] == "RUNNING"
+    jobs.do("cancel", app_id)
+    status = jobs.until(app_id, *OVER)
+    assert status["state"] == "CANCELLED"
+    assert {replica[1] for replica in status["replicas"]} == {"CANCELLED"}
+    assert process.communicate(timeout=PATIENCE_S) == ("", "")
+    numbers = [int(path.name) for path in pids.iterdir()]
+    assert len(numbers) == 2
+    end = time.monotonic() + PATIENCE_S
+    while any(_runs(number) for number in numbers):
+        assert time.monotonic() < end, "a replica is left"
+        time.sleep(0.1)
+    jobs.do("cancel", app_id)
+    folder = jobs.directory(app_id)
+    jobs.do("delete", app_id)
+    assert not folder.exists()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_lost_node_queues_the_job_again(jobs: Jobs) -> None:
+    """A job of a fixed size runs again from the start when a node is set down, as the same job."""
+    here = jobs.slurm.directory
+    command = (
+        f"touch {here}/again.$SLURM_PROCID.${{SLURM_RESTART_COUNT:-0}}; "
+        f"while [ ! -e {here}/again.go ]; do sleep 0.1; done; echo try $SLURM_RESTART_COUNT"
+    )
+    app_id = jobs.submit(bash(command, replicas=2))
+    jobs.wait_for(here / "again.1.0")
+    node = jobs.status(app_id)["replicas"][1][2]
+    try:
+        set_state(jobs, node, "down")
+        jobs.wait_for(here / "again.1.1")
+    finally:
+        set_state(jobs, node, "resume")
+    (here / "again.go").touch()
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1)
+    assert jobs.logs(app_id, "main/0", "stdout") == ["try 1"]
+
+
+def set_state(jobs: Jobs, node: str, state: str) -> None:
+    """Set a node down, or back."""
+    said, code = jobs.slurm.run(
+        ["scontrol", "update", f"nodename={node}", f"state={state}", "reason=test"]
+    )
+    assert code == 0, said
+
+
+def test_an_elastic_job_goes_on_without_a_node(jobs: Jobs) -> None:
+    """`-j 2:3x2`: when a node is set down, the others train on, and the job ends well."""
+    here = jobs.slurm.directory
+    (here / "elastic.sh").write_text(
+        f"touch {here}/elastic.$WORLD_SIZE.$RANK\n"
+        f"while [ ! -e {here}/elastic.go ]; do sleep 0.1; done\necho of $WORLD_SIZE\n"
+    )
+    command = RUN + f"--nnodes 2:3 --no-python bash {here}/elastic.sh"
+    app_id = jobs.submit(bash(command, replicas=3, min_replicas=2), cfg={"exclude": "node4"})
+    jobs.wait_for(here / "elastic.6.5")
+    try:
+        set_state(jobs, "node3", "down")
+        jobs.wait_for(here / "elastic.4.3")
+    finally:
+        set_state(jobs, "node3", "resume")
+    status = jobs.status(app_id)
+    assert (status["state"], status["restarts"]) == ("RUNNING", 0)
+    (here / "elastic.go").touch()
+    status = jobs.until(app_id, *OVER)
+    assert status["state"] == "SUCCEEDED", jobs.said(app_id)
+    assert jobs.logs(app_id, "main/0", "stdout") == ["of 4", "of 4"]
+    assert ["main/2", "FAILED", "node3", None, "its node was lost"] in status["replicas"]
+
+
+WORKER = """
+import os, signal, sys, time
+from pathlib import Path
+here, rank = Path({here!r}), os.environ["RANK"]
+checkpoint = here / f"checkpoint.{{rank}}"
+if checkpoint.exists():
+    print("goes on from", checkpoint.read_text(), flush=True)
+    sys.exit(0)
+def save(number, frame):
+    checkpoint.write_text("step 5")
+    if len(list(here.glob("checkpoint.*"))) == 4:
+        (here / "saved").touch()
+signal.signal(signal.SIGUSR1, save)
+print("begins", flush=True)
+while True:
+    time.sleep(0.1)
+    if (here / "saved").exists():
+        sys.exit(85)
+"""
+
+
+def test_the_time_limit_is_a_preemption(jobs: Jobs) -> None:
+    """Workers get SIGUSR1 before the time limit, save, and go on in the job's next try."""
+    here = jobs.slurm.directory
+    (here / "worker.py").write_text(WORKER.format(here=str(here)))
+    role = bash(RUN + f"--nnodes 2 {here}/worker.py", replicas=2, max_retries=1)
+    app_id = jobs.submit(role, cfg={"time": "1"})
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), jobs.said(app_id)
+    said = jobs.said(app_id)
+    assert "the time limit is near, SIGUSR1 to the workers" in said
+    assert "main failed with exit code 85\nrelight: queued again, for try 2 of 2" in said
+    lines = jobs.logs(app_id, "main/0", "stdout")
+    assert sorted(lines) == ["begins"] * 2 + ["goes on from step 5"] * 2
+
+
+def test_roles_end_together(jobs: Jobs) -> None:
+    """Roles are one heterogeneous job, which ends with the exit code of the role that failed."""
+    shown = "echo $RELIGHT_RANK0_HOST $SLURM_NNODES ${replica_id} $WORD; "
+    a = bash(f"{shown} sleep 1; exit 9", "a", env={"WORD": "one"})
+    b = bash(f"{shown} exec sleep 99", "b", 2, env={"WORD": "two"})
+    app_id = jobs.submit(a, b)
+    status = jobs.until(app_id, *OVER)
+    assert (status["state"], status["exitcode"]) == ("FAILED", 9), jobs.said(app_id)
+    assert status["message"] == "a/0 on node1 failed with exit code 9"
+    assert [replica[:2] for replica in status["replicas"]] == [
+        ["a/0", "FAILED"],
+        ["b/0", "CANCELLED"],
+        ["b/1", "CANCELLED"],
+    ]
+    assert jobs.logs(app_id, "a/0", "stdout") == ["node1 1 0 one"]
+    assert jobs.logs(app_id, "b/1", "stdout") == ["node1 2 1 two"]
+
+
+def test_options_reach_slurm(jobs: Jobs) -> None:
+    """Options arrive as they were given, whatever characters they have; so does the directory."""
+    shared = jobs.slurm.directory / "shared dir"
+    source = jobs.slurm.directory / "source"
+    source.mkdir()
+    (source / "data").write_text("travels")
+    comment = "a 'b' \"c\" #d \\e $HOME"
+    cfg = {"comment": comment, "time": "2:00:00", "exclude": "node1", "requeue": False,
+           "exclusive": True, "sbatch": ["--nice=5"], "job_dir": str(shared),
+           "workspace": str(source)}  # fmt: skip
+    app_id = jobs.submit(bash("cat data; pwd", resource=[4, 0, -1]), cfg=cfg)
+    said, _ = jobs.slurm.run(["scontrol", "show", "job", app_id])
+    for wanted in (f"Comment={comment} ", "TimeLimit=02:00:00", "ExcNodeList=node1", "Requeue=0",
+                   "Nice=5", "CPUs/Task=4", "OverSubscribe=NO"):  # fmt: skip
+        assert wanted.strip() in said, said
+    status = jobs.until(app_id, *OVER)
+    assert status["state"] == "SUCCEEDED", jobs.said(app_id)
+    where = jobs.directory(app_id)
+    assert where.parent.parent == shared
+    assert jobs.logs(app_id) == [f"travels{where}/workspace"]
+
+
+def test_what_slurm_refuses(jobs: Jobs) -> None:
+    """A partition that there is not is one line with those that there are, and nothing is left."""
+    before = sorted(jobs.slurm.directory.rglob("job.sbatch"))
+    role = json.dumps(bash("true"))
+    text = jobs.do("submit", "job", '{"partition": "nope"}', role, expected=1)
+    assert text == (
+        "Slurm refuses the job: Batch job submission failed: Invalid partition name specified\n"
+        "hint: partitions: test\nexit 2\n"
+    )
+    assert sorted(jobs.slurm.directory.rglob("job.sbatch")) == before
+
+
+def test_many_jobs_are_one_question(jobs: Jobs) -> None:
+    """Statuses of many jobs, unknown ones among them, take one squeue; the list has them all."""
+    ids = [jobs.submit(bash("true")) for _ in range(3)]
+    for app_id in ids:
+        jobs.until(app_id, *OVER)
+    asked = jobs.slurm.directory / "asked"
+    tools = jobs.slurm.directory / "tools"
+    tools.mkdir()
+    for name in ("squeue", "sacct"):
+        path = tools / name
+        path.write_text(
+            f'#!/bin/sh\necho {name} >>{asked}\nPATH={os.environ["PATH"]} {name} "$@"\n'
+        )
+        path.chmod(0o755)
+    path = f"{tools}:{jobs.slurm.environment['PATH']}"
+    found = jobs.do("status", *ids, "99999", "nonsense", env={"PATH": path})
+    assert {app_id: status["state"] for app_id, status in found.items()} == dict.fromkeys(
+        ids, "SUCCEEDED"
+    )
+    assert asked.read_text().split() == ["squeue", "sacct"]
+    listed = jobs.do("list")
+    assert [each[0] for each in listed][:3] == ids[::-1]
+    assert all(re.fullmatch(r"job-\w+", each[2]) for each in listed)
+    assert "Slurm knows no job 99999" in jobs.do("cancel", "99999", expected=1)
+    assert "has no replica main/5" in jobs.do(
+        "logs", ids[0], "main", "5", "combined", "once", expected=1
+    )

@@ -1,0 +1,316 @@
+"""The batch script for Slurm, and what is read of Slurm's answers: all of it without a Slurm."""
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, AppState, Resource, Role
+from relight.schedulers import slurm_script, slurm_states
+from relight.schedulers.api import LogQuery
+from relight.schedulers.slurm import make
+from relight.schedulers.slurm_states import TaskEnd
+
+GOLDEN = Path(__file__).parent / "slurm"
+RUN = (
+    "relight run --rdzv_backend c10d --rdzv_endpoint $${${rank0_env}:=localhost}:29500 --rdzv_id "
+    "'${app_id}' --nnodes %s --nproc_per_node 8 --tee 3 --role '' main.py --lr 0.1 '$$' '${x}'"
+)
+
+
+def ddp(nodes: str = "2", replicas: int = 2, **fields: Any) -> Role:
+    """The role of dist.ddp."""
+    args = ("-c", RUN % nodes)
+    return Role("main", "img", entrypoint="bash", args=args, num_replicas=replicas, **fields)
+
+
+def rendered(*roles: Role, **cfg: Any) -> str:
+    """The script of an app with these roles."""
+    app = AppDef("main", roles)
+    place = "/home/u/jobs/main-x7/slurm", "/home/u/work", "/opt/relight/bin"
+    return slurm_script.render(app, cfg, "main-x7", *place)
+
+
+def sbatch_lines(*roles: Role, **cfg: Any) -> list[str]:
+    """What the script asks of sbatch, without the dashes."""
+    lines = rendered(*roles, **cfg).splitlines()
+    return [line.removeprefix("#SBATCH ") for line in lines if line.startswith("#SBATCH")]
+
+
+CASES = {
+    "plain": rendered(Role("echo", "img", entrypoint="echo", args=("hi there",))),
+    "ddp": rendered(
+        ddp(
+            env={"LOGLEVEL": "INFO", "RELIGHT_JOB_ID": "slurm://relight/${app_id}", "A": "b,c\nd"},
+            max_retries=3,
+            resource=Resource(96, 8, 1024),
+        ),
+        partition="gpu",
+        time="1-12",
+        account="me",
+        comment='it\'s "it"',
+        sbatch=["--reservation=r"],
+    ),
+    "elastic": rendered(ddp("2:4", 4, min_replicas=2), signal="TERM@300"),
+    "roles": rendered(
+        ddp(), Role("reader", "img", entrypoint="python", args=("read.py", "${replica_id}"))
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_are_as_they_were(name: str) -> None:
+    """The whole script of an app is the text in slurm/NAME.sbatch."""
+    path = GOLDEN / f"{name}.sbatch"
+    if os.environ.get("UPDATE_GOLDEN"):
+        path.write_text(CASES[name])
+    assert path.read_text() == CASES[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_scripts_are_bash(name: str) -> None:
+    """Bash can read each script."""
+    checked = subprocess.run(
+        ["bash", "-n"], input=CASES[name], text=True, capture_output=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_every_option_of_sbatch() -> None:
+    """Each option of the scheduler arrives as a line for sbatch."""
+    options = {
+        "partition": "p1,p2", "time": "2:00:00", "account": "a", "qos": "high", "constraint": "a&b",
+        "comment": "c", "mail-user": "u@x.org", "mail-type": "END,FAIL", "nodelist": "n[1-2]",
+        "exclude": "n3", "exclusive": True, "requeue": False, "gpus": "gres", "gpu_type": "a100",
+        "mem": False, "sbatch": ["--licenses=l:1", "--nice"], "signal": "none",
+    }  # fmt: skip
+    assert sbatch_lines(ddp(resource=Resource(4, 2, 8)), **options) == [
+        "--job-name=main-x7",
+        "--chdir=/home/u/work",
+        "--output=/home/u/jobs/main-x7/slurm/batch.log",
+        "--open-mode=append",
+        "--comment=c",
+        "--mail-user=u@x.org",
+        "--mail-type=END,FAIL",
+        "--account=a",
+        "--partition=p1,p2",
+        "--qos=high",
+        "--time=2:00:00",
+        "--constraint=a&b",
+        "--nodelist=n[1-2]",
+        "--exclude=n3",
+        "--exclusive",
+        "--no-requeue",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--gres=gpu:a100:2",
+        "--licenses=l:1",
+        "--nice",
+    ]
+    names = {option.name for option in make().options} - {"job_dir", "workspace"}
+    assert names == set(options)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind", "lines"),
+    [
+        ("gpus-per-node", None, ["--gpus-per-node=2"]),
+        ("gpus-per-node", "h100", ["--gpus-per-node=h100:2"]),
+        ("gpus-per-task", None, ["--ntasks=2", "--gpus-per-task=2"]),
+        ("gres", None, ["--gres=gpu:2"]),
+    ],
+)
+def test_ways_to_ask_for_gpus(form: str, kind: str | None, lines: list[str]) -> None:
+    """GPUs are asked for in the form that the cluster wants."""
+    found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
+    assert found[-len(lines) :] == lines
+
+
+@pytest.mark.parametrize(
+    ("signal", "time", "role", "expected"),
+    [
+        (None, None, ddp(), "B:USR1@120"),
+        (None, "60", ddp(), "B:USR1@120"),
+        (None, "4", ddp(), "B:USR1@60"),
+        (None, "0:40", ddp(), "B:USR1@10"),
+        (None, None, Role("x", "img", entrypoint="python"), None),
+        ("USR2@30", None, Role("x", "img", entrypoint="python"), "B:USR1@30"),
+        ("B:SIGTERM", None, ddp(), "B:USR1@60"),
+        ("none", None, ddp(), None),
+    ],
+)
+def test_the_signal_before_the_limit(
+    signal: str | None, time: str | None, role: Role, expected: str | None
+) -> None:
+    """Agents of relight are told in time, others only if asked for; never at the job's start."""
+    lines = [line for line in sbatch_lines(role, signal=signal, time=time) if "signal" in line]
+    assert lines == ([f"--signal={expected}"] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("roles", "cfg", "message"),
+    [
+        ([ddp(), ddp()], {}, "two roles have the name main"),
+        ([Role("a/b", "img")], {}, "can't be the name of a directory"),
+        ([ddp(env={"a.b": "c"})], {}, "'a.b' is no name of a variable"),
+        ([ddp(env={"A": "\0"})], {}, "a NUL in"),
+        ([ddp()], {"comment": "a\nb"}, "is one line"),
+        ([ddp()], {"sbatch": ["--nice\nrm"]}, "is one line"),
+        ([ddp()], {"signal": "KILL@9"}, "expected USR1@SECONDS"),
+        ([ddp()], {"signal": "soon"}, "expected USR1@SECONDS"),
+        ([ddp("1:2", min_replicas=1, resource=Resource(1, 1, 1))], {"gpus": "gpus-per-task"},
+         "needs a fixed number of nodes"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_written_down(roles: list[Role], cfg: dict[str, Any], message: str) -> None:
+    """What Slurm or a shell would read otherwise than it was meant is refused."""
+    with pytest.raises(UsageError, match=message):
+        rendered(*roles, **cfg)
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
+@settings(max_examples=60, deadline=None)
+def test_words_arrive_verbatim(text: str) -> None:
+    """What is written as a word of the shell is one argument, and the same."""
+    script = f"printf '%s\\0' {slurm_script.word(text)}"
+    printed = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout
+    assert printed.decode() == text + "\0"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90", 90), ("1:30", 1.5), ("1:30:00", 90), ("2-12", 3600), ("1-0:30", 1470),
+     ("1-0:0:30", 1440.5), ("UNLIMITED", None), ("", None)],
+)  # fmt: skip
+def test_time_limits(text: str, expected: float | None) -> None:
+    """Time limits are read as sbatch reads them."""
+    assert slurm_script.minutes(text) == expected
+
+
+# Answers.
+
+
+def squeue_line(**values: str) -> str:
+    return "".join(values.get(name, "N/A").ljust(width) for name, width in slurm_states._FIELDS)
+
+
+def test_squeue() -> None:
+    """Jobs and components of heterogeneous ones are told apart, exit codes are those of wait(2)."""
+    text = "\n".join(
+        [
+            squeue_line(JobID="7", State="FAILED", exit_code="2304", RestartCnt="2", Name="a b",
+                        NodeList="n[1-2]", Reason="NonZeroExitCode", SubmitTime="2026-01-02"),
+            squeue_line(JobID="9", HetJobID="8", HetJobOffset="1", State="PENDING", RestartCnt="0",
+                        exit_code="0", Reason="Resources", NodeList=""),
+            squeue_line(JobID="8", HetJobID="8", HetJobOffset="0", State="RUNNING", exit_code="15"),
+        ]
+    )  # fmt: skip
+    jobs = slurm_states.from_squeue(text)
+    assert list(jobs) == ["7", "8"]
+    (seven,), (first, second) = jobs["7"], jobs["8"]
+    assert (seven.state, seven.exitcode, seven.restarts, seven.name) == ("FAILED", 9, 2, "a b")
+    assert seven.hosts == ("n1", "n2") and seven.submitted == "2026-01-02"
+    assert (first.offset, second.offset, first.exitcode) == (0, 1, -15)
+    assert second.explain() == "it waits: Resources" and seven.explain() == ""
+    assert slurm_states.state_of(jobs["8"]) is AppState.RUNNING
+
+
+def test_sacct() -> None:
+    """What accounting keeps is read: components, codes, signals, who cancelled."""
+    text = (
+        "7|CANCELLED by 1000|0:15|2026-01-02T03:04:05|None assigned|a|b\n"
+        "8+0|TIMEOUT|0:0|2026-01-02T03:04:05|n1|het\n8+1|COMPLETED|3:0|x|n[2-3]|het\n"
+        "9.batch|FAILED|1:0|x|n1|batch\n"
+    )
+    jobs = slurm_states.from_sacct(text)
+    assert list(jobs) == ["7", "8"]
+    assert (jobs["7"][0].app_state, jobs["7"][0].exitcode) == (AppState.CANCELLED, -15)
+    assert (jobs["7"][0].name, jobs["7"][0].hosts) == ("a|b", ())
+    assert slurm_states.state_of(jobs["8"]) is AppState.FAILED
+    assert jobs["8"][0].explain() == "its time limit was reached"
+    assert jobs["8"][1].hosts == ("n2", "n3")
+
+
+@pytest.mark.parametrize(
+    ("states", "expected"),
+    [("COMPLETED COMPLETED", "SUCCEEDED"), ("FAILED COMPLETED", "FAILED"),
+     ("COMPLETED NODE_FAIL", "FAILED"), ("CANCELLED COMPLETED", "CANCELLED"),
+     ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
+     ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
+)  # fmt: skip
+def test_the_state_of_several_parts(states: str, expected: str) -> None:
+    """A job is over when all of it is, and has failed when a part has, whichever comes last."""
+    text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(states.split()))
+    parts = slurm_states.from_sacct(text)["1"]
+    assert slurm_states.state_of(parts) is AppState[expected]
+
+
+def test_what_srun_says_of_tasks() -> None:
+    """The first task to fail comes first; those of lost nodes are known as such."""
+    text = """\
+srun: error: Node failure on n3
+srun: error: n3: task 2: Killed
+srun: error: n[1-2]: tasks 0-1: Exited with exit code 7
+srun: launch/slurm: _step_signal: Terminating StepId=1.0
+srun: error: n4: task 3: Segmentation fault (core dumped)
+srun: error: Unable to create step for job 1: Job/step already completing or completed
+"""
+    assert slurm_states.task_ends(text) == [
+        TaskEnd(2, "n3", -9, lost=True),
+        TaskEnd(0, "n1", 7, lost=False),
+        TaskEnd(1, "n2", 7, lost=False),
+        TaskEnd(3, "n4", -11, lost=False),
+    ]
+
+
+def test_without_a_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where there is no Slurm, `-s auto` passes it by, and a dry run works."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    scheduler = make()
+    assert scheduler.affinity() == 0
+    request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
+    assert request.text == request.body["script"]
+    assert list(tmp_path.iterdir()) == []
+
+
+FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "exitcode"),
+    [("0\n", AppState.SUCCEEDED, 0), ("7\n", AppState.FAILED, 7), (None, AppState.UNKNOWN, 1)],
+)
+def test_a_job_that_slurm_has_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ended: str | None,
+    state: AppState,
+    exitcode: int,
+) -> None:
+    """Without accounting, how a job ended is in its directory, and so are its logs."""
+    import json
+
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))
+    monkeypatch.setattr(slurm_states, "query", lambda ids: {})
+    folder = tmp_path / "jobs" / "main-x7" / "slurm"
+    (folder / "main" / "1").mkdir(parents=True)
+    record = {**FORGOTTEN, "directory": str(folder)}
+    (folder.parent / "slurm.json").write_text(json.dumps(record))
+    (folder / "main" / "1" / "stdout.log").write_text("hi\n")
+    (folder / "main" / "srun.log").write_text(
+        "srun: error: n2: task 1: Exited with exit code 7\n" if ended != "0\n" else ""
+    )
+    if ended:
+        (folder / "ended").write_text(ended)
+    scheduler = make()
+    status = scheduler.status(["77", "78"])
+    assert list(status) == ["77"]
+    assert (status["77"].state, status["77"].exitcode) == (state, exitcode)
+    assert list(scheduler.logs("77", LogQuery("main", 1))) == ["hi"]

@@ -1,0 +1,250 @@
+"""What of a working directory travels with a job, and what git says of it."""
+
+import io
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from relight.errors import MachineError, UsageError
+from relight.job import patterns, workspaces
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="no git")
+ALONE = {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_NOSYSTEM": "1"}
+
+
+def git(directory: Path, *arguments: str, stdin: str = "") -> str:
+    who = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    return subprocess.run(
+        ["git", *who, *arguments],
+        cwd=directory,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PATH": os.environ["PATH"], **ALONE},
+    ).stdout
+
+
+def tree(directory: Path) -> set[str]:
+    """The paths of all files and links below a directory."""
+    return {
+        str(path.relative_to(directory))
+        for path in directory.rglob("*")
+        if path.is_symlink() or not path.is_dir()
+    }
+
+
+def fill(directory: Path, *paths: str) -> None:
+    for path in paths:
+        (directory / path).parent.mkdir(parents=True, exist_ok=True)
+        (directory / path).write_text(path)
+
+
+def packed(directory: Path, destination: Path) -> set[str]:
+    workspaces.pack(str(directory), str(destination))
+    return tree(destination)
+
+
+def test_files_arrive_as_they_are(tmp_path: Path) -> None:
+    """Contents, modes, times, empty directories and links are the same at the other end."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    fill(here, "main.py", "deep/er/data.bin", "locked/file")
+    (here / "empty").mkdir()
+    (here / "main.py").chmod(0o755)
+    os.utime(here / "main.py", (1e9, 1e9))
+    (here / "link").symlink_to("main.py")
+    (here / "dangling").symlink_to("/nowhere/at/all")
+    (here / "locked").chmod(0o555)
+    found = packed(here, there)
+    assert found == {"main.py", "deep/er/data.bin", "locked/file", "link", "dangling"}
+    assert (there / "empty").is_dir()
+    assert (there / "deep/er/data.bin").read_text() == "deep/er/data.bin"
+    status = (there / "main.py").stat()
+    assert (stat.S_IMODE(status.st_mode), status.st_mtime) == (0o755, 1e9)
+    assert stat.S_IMODE((there / "locked").stat().st_mode) == 0o555
+    assert os.readlink(there / "link") == "main.py"
+    assert os.readlink(there / "dangling") == "/nowhere/at/all"
+
+
+def test_what_is_no_file_stays_behind(tmp_path: Path) -> None:
+    """A pipe would block whoever opens it, and a socket can't be copied."""
+    here = tmp_path / "here"
+    fill(here, "main.py")
+    os.mkfifo(here / "pipe")
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(here / "s"))
+        assert packed(here, tmp_path / "there") == {"main.py"}
+
+
+def test_the_copy_may_be_inside(tmp_path: Path) -> None:
+    """A destination below the working directory is not copied into itself."""
+    fill(tmp_path, "main.py", "jobs/old/x")
+    assert packed(tmp_path, tmp_path / "jobs" / "new") == {"main.py", "jobs/old/x"}
+
+
+def test_a_second_copy_replaces_the_first(tmp_path: Path) -> None:
+    """What stands at the destination is overwritten, and no link there is followed."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    fill(here, "a")
+    fill(tmp_path, "precious")
+    there.mkdir()
+    (there / "a").symlink_to(tmp_path / "precious")
+    assert packed(here, there) == {"a"}
+    assert (there / "a").read_text() == "a"
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", workspaces.IGNORE_FILES)
+def test_ignore_files(name: str, tmp_path: Path) -> None:
+    """What an ignore file names stays behind; `!` takes it back in."""
+    here = tmp_path / "here"
+    fill(here, "main.py", "data/big.bin", "data/small.csv", "a.log", "keep.log", "x/y/b.log")
+    (here / name).write_text("# what stays behind\n*.log\n!keep.log\n\ndata/*\n!data/*.csv\n")
+    found = packed(here, tmp_path / "there")
+    assert found == {"main.py", "data/small.csv", "keep.log", name}
+
+
+def test_the_first_ignore_file_counts(tmp_path: Path) -> None:
+    """.relightignore goes before .dockerignore, which may have been written for an image."""
+    here = tmp_path / "here"
+    fill(here, "a", "b")
+    (here / ".dockerignore").write_text("a\n")
+    (here / ".relightignore").write_text("b\n")
+    assert packed(here, tmp_path / "there") == {"a", ".dockerignore", ".relightignore"}
+
+
+def test_what_is_never_meant(tmp_path: Path) -> None:
+    """History, virtual environment and byte code stay behind, unless they are taken back."""
+    here = tmp_path / "here"
+    fill(here, "main.py", ".git/HEAD", ".venv/bin/python", "p/__pycache__/m.pyc", ".gitignore")
+    assert packed(here, tmp_path / "there") == {"main.py", ".gitignore"}
+    (here / ".relightignore").write_text("!.git\n")
+    found = packed(here, tmp_path / "again")
+    assert found == {"main.py", ".gitignore", ".git/HEAD", ".relightignore"}
+
+
+def test_an_archive_holds_the_same(tmp_path: Path) -> None:
+    """The archive has what a copy has, owned by root; a second name of a file has its contents."""
+    here, there = tmp_path / "here", tmp_path / "there"
+    fill(here, "main.py", "sub/x", "a.log")
+    os.link(here / "main.py", here / "other.py")
+    (here / "link").symlink_to("sub")
+    (here / ".relightignore").write_text("*.log\n")
+    file = io.BytesIO()
+    workspaces.archive(str(here), file, prefix="w")
+    file.seek(0)
+    with tarfile.open(fileobj=file) as tar:
+        assert {(m.uid, m.gid, m.uname) for m in tar.getmembers()} == {(0, 0, "")}
+        tar.extractall(there)
+    assert tree(there / "w") == packed(here, tmp_path / "copy")
+    assert (there / "w/other.py").read_text() == "main.py"
+    assert os.readlink(there / "w/link") == "sub"
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    """No such directory is the user's error; a destination that can't be is the machine's."""
+    with pytest.raises(UsageError, match="is not a directory"):
+        workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))
+    fill(tmp_path, "here/x", "file")
+    with pytest.raises(MachineError, match="can't copy") as caught:
+        workspaces.pack(str(tmp_path / "here"), str(tmp_path / "file"))
+    assert "\n" not in caught.value.message
+
+
+NAMES = st.sampled_from(["a", "b", "ab", "a.c", "b-c", "[", "]", "#a", "!a", "a ", "-", "A", "*"])
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+PIECES = st.sampled_from(
+    ["a", "b", "ab", "*", "**", "?", "/", "/", "**/", "/**", "/**/", "[ab]", "[!a]", "[^b]",
+     "[]]", "[", "]", "\\", "\\*", "\\#", "#", "!", " ", "\\ ", ".", "-", "[[:alpha:]]", "[[:x:]]",
+     "[c-a]", "[\\]]", "[a-]", "c", "[!]]", "[[:upper:]-]", "[[]", "[a-c]"]
+)  # fmt: skip
+# git takes the `**` of `a**/b` for one between slashes, against its own documentation.
+ODD = re.compile(r"[^/!]\*\*|.!\*\*|\*\*[^/]")
+LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: not ODD.search(s))
+
+
+@needs_git
+@given(paths=st.lists(PATHS, min_size=1, max_size=12), lines=st.lists(LINES, max_size=5))
+@example(paths=["a/b/c", "a/c"], lines=["a/**/c"])
+@example(paths=["a/b", "a/ab"], lines=["*", "!a", "!a/ab"])
+@example(paths=["a/b"], lines=["a", "!a/b"])
+@example(paths=["ab/a"], lines=["ab\r"])
+@settings(max_examples=100, deadline=None)
+def test_patterns_mean_what_git_says(
+    paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What travels is what git would add with the same lines."""
+    directory = tmp_path_factory.mktemp("patterns")
+    here = directory / "here"
+    for path in paths:
+        try:
+            fill(here, path)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            pass  # another path makes it a file, or a directory
+    git(directory, "init", "-q", "--bare", "history")
+    rules = directory / "rules"
+    rules.write_text("\n".join([*workspaces.STAYS_BEHIND, *lines]))
+    where = ("--git-dir=../history", "--work-tree=.")
+    asked = git(here, *where, "ls-files", "-z", "--others", f"--exclude-from={rules}")
+    (here / ".relightignore").write_text("\n".join(lines))
+    found = packed(here, directory / "there") - {".relightignore"}
+    assert found == {path for path in asked.split("\0") if path}, lines
+    shutil.rmtree(directory)
+
+
+@needs_git
+def test_pattern_of_a_class_with_a_slash(tmp_path: Path) -> None:
+    """No class, whatever it excludes, matches the slash between directories."""
+    rules = patterns.parse(["a[!b]c", "/x[^y]z"])
+    assert not patterns.ignored(rules, "x/z", False)
+    assert patterns.ignored(rules, "q/a-c", False)
+
+
+@needs_git
+def test_git_state(tmp_path: Path) -> None:
+    """Commit, branch and whether anything differs from it, from anywhere in the work tree."""
+    fill(tmp_path, "sub/main.py")
+    git(tmp_path, "init", "-q", "-b", "topic/x")
+    assert workspaces.git_state(str(tmp_path)) == {"commit": "", "branch": "topic/x", "dirty": True}
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    clean = {"commit": commit, "branch": "topic/x", "dirty": False}
+    assert workspaces.git_state(str(tmp_path / "sub")) == clean
+    fill(tmp_path, "new.py")
+    assert workspaces.git_state(str(tmp_path)) == {**clean, "dirty": True}
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "two")
+    git(tmp_path, "checkout", "-q", commit)
+    assert workspaces.git_state(str(tmp_path)) == {**clean, "branch": ""}
+
+
+def test_git_state_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No repository, no git, or a git that does not answer: nothing is known, nothing fails."""
+    assert workspaces.git_state(str(tmp_path)) == {}
+    slow = tmp_path / "git"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(workspaces, "GIT_LIMIT_S", 0.1)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert workspaces.git_state(str(tmp_path)) == {}
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    assert workspaces.git_state(str(tmp_path)) == {}
+
+
+@needs_git
+def test_git_state_starts_nothing_of_the_repository(tmp_path: Path) -> None:
+    """A command that the repository's configuration names for `git status` is not run."""
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "config", "core.fsmonitor", f"touch {tmp_path}/ran; true")
+    assert workspaces.git_state(str(tmp_path))["commit"] == ""
+    assert not (tmp_path / "ran").exists()
