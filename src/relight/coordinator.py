@@ -11,7 +11,7 @@ connection can make.
 import socket
 from collections.abc import Callable
 
-from relight.core import messages
+from relight.core import messages, wire
 from relight.core.group import Lost, Settings, Told
 from relight.core.messages import Form, FromAgent, FromCoordinator, Join, Malformed, Message
 from relight.errors import EXIT_USAGE
@@ -22,6 +22,7 @@ from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 
+_JOBS_TOLD = 16
 _STALL_S = 0.5
 """An agent that was stopped, or a machine that was, must not take it for the silence of others."""
 
@@ -65,8 +66,7 @@ class Coordinator:
         self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._by_key: dict[bytes, Connection] = {}
         self._by_node: dict[tuple[Group, str], _Peer] = {}
-        hello = {"type": "hello", "sender": "coordinator"}
-        self._listener = Listener(loop, sock, self, hello, security, divert=divert)
+        self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = log
         self._log = log
         self._patient_until = 0.0
@@ -83,6 +83,7 @@ class Coordinator:
         if job not in self.groups:
             self.on_job(job, "its first node has come")
             self.groups[job] = Group(self._loop, settings, self.holds)
+            self._listener.hello = self._hello()
         return self.groups[job]
 
     def say(self, text: str) -> None:
@@ -101,6 +102,7 @@ class Coordinator:
         for group in self.groups.values():
             group.close()
         self.groups.clear()
+        self._listener.hello = self._hello()
 
     def close(self) -> None:
         """Stop listening, and end all connections."""
@@ -234,6 +236,15 @@ class Coordinator:
             if self.groups[job] not in used:
                 self.groups.pop(job).close()
                 self.on_job(job, "its nodes have gone")
+                self._listener.hello = self._hello()
+
+    def _hello(self) -> Message:
+        """Say which jobs are here: who has another token sees whether it is that of its own job."""
+        hello: Message = {"type": "hello", "sender": "coordinator"}
+        if len(self.groups) > _JOBS_TOLD:  # a head node's agents would all have to read them
+            return hello
+        told: Message = {**hello, "jobs": list(self.groups)}
+        return told if len(wire.body_of(told)) <= wire.MAX_HELLO // 2 else hello
 
     # Who is silent.
 

@@ -53,7 +53,7 @@ _TRIES = 3
 _LOOK_UP_EVERY = 25
 """How many times to dial before the endpoint's name is looked up again."""
 _UNFIT_S = 30.0
-"""How long a job that went before, with another token, may still hold the endpoint."""
+"""How long nodes of the same job that have another token may still be there, from a former try."""
 _BURST_S = 0.05
 """Time between beats while the last one has no echo."""
 _LOG_EVERY_S = 10.0
@@ -140,6 +140,7 @@ class RemoteLink:
         self._quiet_until = 0.0
         self._leased_until = 0.0
         self._unfit_since: float | None = None
+        self._unfit = ""
         self._confirmed = False
         self._closed = False
 
@@ -176,12 +177,12 @@ class RemoteLink:
         if coordinator is not None:
             over = self._group is not None and self._group.membership.end is not None
             limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
-            if not over and coordinator.others and not give_up():
+            if not over and self._has_others() and not give_up():
                 self._owner.say("the workers here are done; coordinating the other nodes until "
                                 "theirs are")  # fmt: skip
             self._loop.run_until(
                 lambda: (
-                    not coordinator.others
+                    not self._has_others()
                     or give_up()
                     or (limit is not None and self._loop.now() >= limit.when)
                 )
@@ -194,6 +195,10 @@ class RemoteLink:
                 timer.cancel()
         if self._beats is not None:
             self._beats.close()
+
+    def _has_others(self) -> bool:
+        """Whether other nodes are in the group of this job. Other jobs find a new coordinator."""
+        return self._group is not None and len(self._group.sinks) > 1
 
     # Seeking.
 
@@ -377,17 +382,26 @@ class RemoteLink:
             return
         if connection.refused:
             self._renew_by_refusal()
-        if connection.unfit and self._unfit_since is None:
+        if connection.unfit and self._is_of_others(connection):
+            reason = "another job, with another token, holds it"
+        elif connection.unfit and self._unfit_since is None:
             self._unfit_since = self._loop.now()
+            self._unfit = reason
         if was_open:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._look_up()  # a pod that comes back has another address
         elif self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
-            self._owner.told(End(EXIT_USAGE, f"the coordinator turns us away: {reason}", (), None))
+            text = f"the coordinator at {self._meeting.where} turns us away: {self._unfit}"
+            self._owner.told(End(EXIT_USAGE, text, (), None))
         else:
             again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
             self._retry(reason, again, 1.0 if connection.unfit else _RETRY_S)
+
+    def _is_of_others(self, connection: "Connection") -> bool:
+        """Whether who turned us away coordinates other jobs, and not ours."""
+        jobs = (connection.opening.peer_hello or {}).get("jobs")
+        return isinstance(jobs, list) and self._meeting.job not in jobs
 
     def _renew_by_refusal(self) -> None:
         """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile."""

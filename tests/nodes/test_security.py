@@ -384,3 +384,17 @@ def test_who_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
     assert not wrong.workers
     assert wrong.process.poll() is None
     assert "generation" not in wrong.text
+
+
+def test_a_job_that_went_before(lab: Lab, tmp_path: Path) -> None:
+    """While another job with another token holds the endpoint, a job waits, and then has it."""
+    first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
+    place = tmp_path / "second"
+    place.mkdir()
+    second = Job(lab, place, *c10d("node1", "2"), "--rdzv-id=second")
+    waiting = [second.start(host, RELIGHT_TOKEN="second") for host in ("node1", "node2")]
+    for agent in waiting:
+        second.until_says(agent, r"waiting for the coordinator .* another job, with another token")
+    assert first.stop() == [0] * len(agents)
+    second.until_runs(waiting, 2)
+    assert second.stop() == [0, 0]

@@ -76,3 +76,22 @@ def test_a_host_that_never_comes(lab: Lab, tmp_path: Path) -> None:
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
     assert job.stop() == [0, 0]
+
+
+def test_another_job_goes_on(lab: Lab, tmp_path: Path) -> None:
+    """The job whose node coordinates two jobs ends at once; the other runs on without a restart."""
+    jobs, started = [], []
+    for name in ("first", "second"):
+        place = tmp_path / name
+        place.mkdir()
+        flags = f"--rdzv-id={name}", "--rdzv-conf=close_timeout=120"
+        jobs.append(Job(lab, place, *c10d("node1", "2"), *flags))
+        started.append([jobs[-1].start(host) for host in ("node1", "node2")])
+        jobs[-1].until_runs(started[-1], 2)
+    assert jobs[0].stop() == [0, 0]
+    before = jobs[1].counts()
+    jobs[1].until(
+        lambda: all(jobs[1].counts()[name] > count + 50 for name, count in before.items())
+    )
+    assert jobs[1].stop() == [0, 0]
+    assert all(len(agent.workers) == 1 for agent in started[1])

@@ -66,6 +66,7 @@ class Connection:
 
     Attributes:
         owner: who is told.
+        opening: what the two sides have said of themselves.
         peer: its address for people, `10.0.0.3:41234`.
         heard_at: loop time at which bytes came last.
         is_open: the peer is known, and messages flow.
@@ -86,15 +87,14 @@ class Connection:
         timeout_s: float = OPEN_TIMEOUT_S,
     ) -> None:
         nonce = os.urandom(NONCE_BYTES)
-        self._opening = Opening(hello, nonce, security.secret, dialled=dialled)
+        self.opening = Opening(hello, nonce, security.secret, dialled=dialled)
         self._loop = loop
         self.owner = owner
         self._security = security
         self._dialled = dialled
         self.peer = names.peer_of(sock) or "?"
         self.heard_at = loop.now()
-        self.is_open = False
-        self.refused = self.unfit = False
+        self.is_open = self.refused = self.unfit = False
         self.session_key = b""
         self._sock: socket.socket | None = sock
         self._fd = sock.fileno()
@@ -229,7 +229,7 @@ class Connection:
     def _greet(self) -> None:
         self._act = self._transfer
         if self._dialled:
-            self._push(self._opening.hello)
+            self._push(self.opening.hello)
         self._transfer()
 
     def _transfer(self) -> None:
@@ -268,7 +268,7 @@ class Connection:
 
     def _receive_early(self, message: Message) -> None:
         """Take a message of a peer that is not known yet: its hello, then its proof."""
-        opening = self._opening
+        opening = self.opening
         try:
             for answer in opening.receive(message, self._decoder.body):
                 self._push(answer)
@@ -283,7 +283,7 @@ class Connection:
             self._open()
 
     def _open(self) -> None:
-        opening = self._opening
+        opening = self.opening
         assert opening.peer_hello is not None
         self._timer.cancel()
         self._seal, self._decoder.unseal = opening.seal, opening.unseal
@@ -298,7 +298,7 @@ class Connection:
     def _too_late(self) -> None:
         if self._act == self._finish_connecting:
             self.fail(f"no answer within {self._timeout_s:g} s")
-        elif self._opening.peer_hello is not None:
+        elif self.opening.peer_hello is not None:
             self.fail(f"no proof within {self._timeout_s:g} s")
         else:
             self.fail(f"no answer to the greeting within {self._timeout_s:g} s (is it relight?)")
@@ -334,7 +334,7 @@ class Connection:
     def _closed_by_peer(self) -> str:
         if self.is_open:
             return _CLOSED
-        if self._opening.peer_hello is not None:
+        if self.opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of a greeting (is it relight?)"
 
