@@ -38,6 +38,8 @@ from relight.values import (
     parse_streams,
 )
 
+MAX_ID_BYTES = 200
+
 DEFAULT_MASTER_PORT = 29500
 DEFAULT_GRACE_S = 30
 UNSET_RUN_ID = "none"
@@ -223,6 +225,11 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
             notes.append("without --master-addr all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
         raise UsageError("--rdzv-id is empty", hint="the nodes of a job find each other by its id")
+    if len(spec.rdzv_id.encode(errors="surrogateescape")) > MAX_ID_BYTES:
+        raise UsageError(
+            f"--rdzv-id is longer than {MAX_ID_BYTES} bytes; it names a directory of logs",
+            hint=f"it begins with {spec.rdzv_id[:40]}",
+        )
     if "/" in spec.rdzv_id or "\0" in spec.rdzv_id:
         raise UsageError(f"--rdzv-id={spec.rdzv_id} contains a slash; it names a directory of logs")
     return notes

@@ -48,11 +48,11 @@ SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,requeue_delay=1
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,sched_min_interval=0,bf_interval=1,requeue_delay=1
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
-ReturnToService=2
+ReturnToService=1
 JobRequeue=1
 KillWait=3
 MinJobAge=300
@@ -98,8 +98,7 @@ class Slurm:
                 self.lab[self.login].start(["slurmctld", "-D", "-i"], **options)
                 for node in self.nodes:
                     self.lab[node].start(["slurmd", "-D", "-N", node], **options)
-            idle = ["sinfo", "-h", "-N", "-t", "idle", "-o", "%N"]
-            self._until(lambda: sorted(self.run(idle)[0].split()) == sorted(self.nodes))
+            self.wait_until_idle()
         except BaseException:
             self.close()
             raise
@@ -135,6 +134,20 @@ class Slurm:
         process = self.start(command, **pipes, **options)
         text = process.communicate(timeout=PATIENCE_S)[0]
         return text, process.returncode
+
+    def clear(self) -> None:
+        """Cancel all jobs, put all nodes back, and wait until nothing runs."""
+        self.run(["scancel", "--user=root"])
+        down = ["sinfo", "--noheader", "--Node", "--states=down,drain,fail", "--format=%N"]
+        for node in set(self.run(down)[0].split()):
+            self.run(["scontrol", "update", f"nodename={node}", "state=resume"])
+        self.wait_until_idle()
+
+    def wait_until_idle(self) -> None:
+        """Wait until all nodes are there and have nothing to do."""
+        # A node that has just come back is idle* until it has answered: it is not listed.
+        idle = ["sinfo", "--noheader", "--Node", "--states=idle", "--responding", "--format=%N"]
+        self._until(lambda: sorted(self.run(idle)[0].split()) == sorted(self.nodes))
 
     def _configure(self) -> None:
         for name in ("state", *(f"spool.{node}" for node in self.nodes)):
@@ -175,7 +188,7 @@ class Slurm:
         end = time.monotonic() + PATIENCE_S
         while not condition():
             if time.monotonic() > end:
-                raise AssertionError(f"Slurm did not start:\n{self.logs()}")
+                raise AssertionError(f"Slurm is not ready:\n{self.logs()}")
             time.sleep(0.05)
 
     def logs(self) -> str:

@@ -1,7 +1,7 @@
 """Addresses of components, and what is wrong with their files."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -194,8 +194,7 @@ class TheirApp:
 
 def test_an_app_of_torchx_is_taken() -> None:
     """An AppDef with TorchX's fields becomes ours, mounts and retry policy included."""
-    make: Callable[[], TheirApp] = TheirApp
-    app = loading.call("theirs", make, (), {}, "relight")
+    app = loading.call("theirs", lambda: TheirApp(), (), {}, "relight")
     (role,) = app.roles
     assert isinstance(app, AppDef)
     assert role.args == ("$${${rank0_env}:=localhost}",)

@@ -1,44 +1,40 @@
-"""Jobs on this machine: replicas are started and ended together, and nothing is left behind."""
+"""Jobs on this machine: replicas are started and ended together, each with its logs."""
 
 import json
 import os
-import signal
 import socket
-import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import clean_environment
-from test_orphans import marked, wait_until_gone
+from test_orphans import marked
 
 from relight.errors import UsageError
 from relight.host import devices
 from relight.host.devices import Device
 from relight.job import records
-from relight.job.app import AppDef, AppState, BindMount, Resource, Role
-from relight.schedulers import local
-from relight.schedulers.api import AppStatus, LogQuery, Request
+from relight.job.app import AppState, BindMount, Resource, RetryPolicy, Role
+from relight.schedulers.api import LogQuery
 from relight.schedulers.local import Local, make
-
-PATIENCE_S = 60.0
+from schedulers.local_jobs import (
+    PATIENCE_S,
+    files_below,
+    lines,
+    own_place,
+    render,
+    shell,
+    submit,
+    until,
+    wait,
+)
 
 
 @pytest.fixture(autouse=True)
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the jobs of a test are recorded; the tests' own variables are out of the way."""
-    for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    work = tmp_path / "work"
-    work.mkdir()
-    monkeypatch.chdir(work)
-    return tmp_path / "state"
+    """Where the jobs of a test are recorded."""
+    return own_place(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -47,46 +43,6 @@ def scheduler() -> Iterator[Local]:
     scheduler = make()
     yield scheduler
     scheduler.close()
-
-
-def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
-    """A role that runs a command in a shell."""
-    args = ("-c", command)
-    return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
-
-
-def render(scheduler: Local, *roles: Role, **cfg: Any) -> Request:
-    """What would be done for these roles."""
-    defaults = {option.name: option.default for option in scheduler.options}
-    return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
-
-
-def submit(scheduler: Local, *roles: Role, **cfg: Any) -> str:
-    """Start these roles as a job; return its id."""
-    return scheduler.submit(render(scheduler, *roles, **cfg))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait until something is true, and return it."""
-    end = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.02)
-    return value
-
-
-def wait(scheduler: Local, app_id: str) -> AppStatus:
-    """Wait until a job is over."""
-    return until(lambda: (s := scheduler.status([app_id])[app_id]).state.is_over and s)
-
-
-def lines(scheduler: Local, app_id: str, role: str = "main", k: int = 0, **query: Any) -> list[str]:
-    """The lines of a replica."""
-    return list(scheduler.logs(app_id, LogQuery(role, k, **query)))
-
-
-def files_below(path: Path) -> list[str]:
-    return sorted(str(p) for p in path.rglob("*"))
 
 
 # What would be done.
@@ -149,6 +105,12 @@ def test_what_has_no_effect_is_said(scheduler: Local) -> None:
     notes = render(scheduler, gpus).notes
     assert [note.split(" ")[0] for note in notes] == ["mounts", "each"]
     assert render(scheduler, shell("true")).notes == ()
+    alone = shell("true", replicas=2, max_retries=1, retry_policy=RetryPolicy.REPLICA)
+    assert render(scheduler, alone).notes == ("the job as a whole is tried again, 1 time",)
+    elastic = shell("true", replicas=2, min_replicas=1)
+    assert render(scheduler, elastic).notes == (
+        "all replicas are started, and the job ends when one fails",
+    )
 
 
 @pytest.mark.parametrize(
@@ -296,165 +258,3 @@ def test_a_workspace_travels(scheduler: Local, tmp_path: Path) -> None:
     wait(scheduler, app_id)
     assert lines(scheduler, app_id) == [f"before{there}"]
     assert not (source / "begun").exists()
-
-
-# Ends.
-
-
-def test_cancelling(scheduler: Local) -> None:
-    """A cancelled job is over when the call returns, with all that it had started."""
-    marker = f"{os.getpid()}02.25"
-    app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
-    until(lambda: len(marked(marker)) >= 4)
-    scheduler.cancel(app_id)
-    status = scheduler.status([app_id])[app_id]
-    assert status.state is AppState.CANCELLED
-    assert {replica.state for replica in status.replicas} == {AppState.CANCELLED}
-    assert marked(marker) == []
-    scheduler.cancel(app_id)
-    assert scheduler.status([app_id])[app_id] == status
-
-
-def test_one_that_will_not_stop(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that ignores SIGTERM is killed after the grace time."""
-    monkeypatch.setattr(local, "GRACE_S", 0.3)
-    app_id = submit(scheduler, shell("trap '' TERM; touch up; while :; do sleep 0.1; done"))
-    until(lambda: Path("up").exists())
-    scheduler.cancel(app_id)
-    assert scheduler.status([app_id])[app_id].replicas[0].exitcode == -9
-
-
-def test_jobs_that_are_not_there(scheduler: Local) -> None:
-    """An unknown id has no status, and nothing of it can be done."""
-    for app_id in ("nosuch-1", "../x", ""):
-        assert scheduler.status([app_id]) == {}
-        for verb in (scheduler.cancel, scheduler.delete):
-            with pytest.raises(UsageError):
-                verb(app_id)
-        with pytest.raises(UsageError):
-            lines(scheduler, app_id)
-    app_id = submit(scheduler, shell("true"))
-    with pytest.raises(UsageError, match="no replica main/1") as caught:
-        lines(scheduler, app_id, k=1)
-    assert caught.value.hint == "it has main/0"
-
-
-def test_a_command_that_is_not_there(scheduler: Local, state: Path) -> None:
-    """It is refused before anything starts, and nothing is left of the job."""
-    request = render(scheduler, Role("main", "img", entrypoint="nosuchcommand"))
-    with pytest.raises(UsageError, match="the command of main/0, nosuchcommand, is not there"):
-        scheduler.submit(request)
-    assert files_below(state) == []
-
-
-def test_logs_that_cannot_be_written(scheduler: Local, tmp_path: Path, state: Path) -> None:
-    """A log directory that can't be made is one line for the user, and no job."""
-    (tmp_path / "file").touch()
-    request = render(scheduler, shell("true"), log_dir=str(tmp_path / "file"))
-    with pytest.raises(UsageError, match=r"can't write logs to .*: Not a directory"):
-        scheduler.submit(request)
-    assert scheduler.list() == []
-
-
-def test_a_request_is_submitted_once(scheduler: Local) -> None:
-    """The second submission of a request is refused, and the first goes on."""
-    request = render(scheduler, shell("sleep 0.5; echo once"))
-    app_id = scheduler.submit(request)
-    with pytest.raises(UsageError, match="was submitted before"):
-        scheduler.submit(request)
-    assert wait(scheduler, app_id).state is AppState.SUCCEEDED
-    assert lines(scheduler, app_id) == ["once"]
-
-
-def test_deleting(scheduler: Local, tmp_path: Path) -> None:
-    """Nothing is left of a deleted job, wherever its logs were."""
-    app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
-    other = submit(scheduler, shell("true"))
-    wait(scheduler, other)
-    assert [each.app_id for each in scheduler.list()] == [other, app_id]
-    scheduler.delete(app_id)
-    assert [each.app_id for each in scheduler.list()] == [other]
-    assert not any(app_id in path for path in files_below(tmp_path))
-
-
-def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None:
-    """The value of a variable is in no file of the job and in no command line."""
-    secret = "hunter" + os.urandom(4).hex()
-    submit(scheduler, shell("touch up; sleep 100", env={"TOKEN": secret}), log_dir=str(tmp_path))
-    until(lambda: Path("up").exists())
-    assert marked(secret) == []
-    found = [p for p in tmp_path.rglob("*") if p.is_file() and secret in p.read_text("latin-1")]
-    assert found == []
-
-
-# Whoever submitted it.
-
-SUBMITTER = """
-import sys, time
-from relight.job.app import AppDef, Role
-from relight.schedulers.local import make
-scheduler = make()
-role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
-cfg = {"detach": sys.argv[1] == "detach"}
-print(scheduler.submit(scheduler.render(AppDef("job", (role,)), cfg, "job-x1")), flush=True)
-time.sleep(float(sys.argv[3]))
-"""
-
-
-def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
-    """Start a process that submits a job, and wait until it has."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SUBMITTER, how, command, str(lifetime_s)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env=clean_environment(RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"]),
-    )
-    assert process.stdout is not None
-    with process.stdout:
-        assert process.stdout.readline() == "job-x1\n"
-    return process
-
-
-def test_a_detached_job_lives_on(scheduler: Local) -> None:
-    """With `detach` the job outlives the process that submitted it; others see it to its end."""
-    process = start("detach", "while [ ! -e go ]; do sleep 0.02; done; echo done", 0)
-    assert process.wait(PATIENCE_S) == 0
-    assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
-    Path("go").touch()
-    assert lines(scheduler, "job-x1", k=1, follow=True) == ["done"]
-    assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
-
-
-def test_a_held_job_ends_with_its_submitter(scheduler: Local) -> None:
-    """Without it the job ends when the process is gone, even by SIGKILL, and nothing is left."""
-    marker = f"{os.getpid()}03.25"
-    process = start("hold", f"setsid sleep {marker} & sleep {marker}", 100)
-    until(lambda: len(marked(marker)) >= 4)
-    process.kill()
-    process.wait(PATIENCE_S)
-    status = wait(scheduler, "job-x1")
-    assert status.state is AppState.CANCELLED
-    assert status.message == "the command that it belonged to ended"
-    wait_until_gone(marker, PATIENCE_S)
-
-
-def test_closing_ends_held_jobs(scheduler: Local) -> None:
-    """Closing the scheduler ends what it holds, and returns when that is over."""
-    marker = f"{os.getpid()}04.25"
-    app_id = submit(scheduler, shell(f"sleep {marker}"))
-    scheduler.close()
-    assert marked(marker) == []
-    assert scheduler.status([app_id])[app_id].state is AppState.CANCELLED
-
-
-def test_a_killed_runner(scheduler: Local) -> None:
-    """If the process that runs a job is killed, so are the replicas, and the status says it."""
-    marker = f"{os.getpid()}05.25"
-    app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}"), detach=True)
-    until(lambda: len(marked(marker)) >= 2)
-    file = Path(records.path(app_id)) / "local" / "state.json"
-    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
-    wait_until_gone(marker, PATIENCE_S)
-    status = wait(scheduler, app_id)
-    assert status.state is AppState.FAILED and "was killed" in status.message
-    scheduler.cancel(app_id)

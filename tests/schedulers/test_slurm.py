@@ -104,6 +104,13 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
         yield Jobs(slurm)
 
 
+@pytest.fixture(autouse=True)
+def idle(jobs: Jobs) -> Iterator[None]:
+    """What a test leaves does not reach the next one."""
+    yield
+    jobs.slurm.clear()
+
+
 def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> dict[str, Any]:
     """A role that runs a command in bash."""
     return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}

@@ -280,6 +280,32 @@ def test_without_a_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("said", "partition", "expected"),
+    [("a* 1\nb 64000+\n", "", False), ("a* 1\nb 64000+\n", "b", True), ("a 1\nb 64000\n", "", True),
+     ("", "", True), ("sinfo: error: no\n", "x", True)],
+)  # fmt: skip
+def test_memory_is_asked_for_where_there_is_some(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, partition: str, expected: bool
+) -> None:
+    """Where a partition's nodes have no memory configured, none is asked for, unless the user says
+    so; where there is no Slurm, it is.
+    """
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        f"#!/bin/sh\nprintf '{said}' | grep \"$(echo \"$4\" | sed 's/--partition=//')\"\n"
+    )
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    app = AppDef("main", (ddp(resource=Resource(1, 0, 2048)),))
+
+    def asks(**cfg: Any) -> bool:
+        return "--mem=2048M" in make().render(app, {"partition": partition, **cfg}, "x").text
+
+    assert asks() is expected
+    assert asks(mem=True) and not asks(mem=False)
+
+
 FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
 
 

@@ -74,8 +74,9 @@ def _role(role: dict[str, Any]) -> Iterator[str]:
     if role["image"] not in ("", "<NONE>"):
         yield f"  image      {role['image']}"
     yield f"  runs       {shlex.join([role['entrypoint'], *role['args']])}"
-    sizes = (("cpu", "cores"), ("gpu", "GPUs"), ("memMB", "MiB"))
-    said = [f"{resource[name]} {unit}" for name, unit in sizes if resource[name] >= 0]
+    sizes = {"cpu": "core", "gpu": "GPU"}
+    said = [many(resource[name], word) for name, word in sizes.items() if resource[name] >= 0]
+    said += [f"{resource['memMB']} MiB"] if resource["memMB"] >= 0 else []
     if said:
         yield f"  each has   {', '.join(said)}"
     if role["max_retries"]:

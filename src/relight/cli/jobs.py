@@ -1,7 +1,6 @@
 """What the commands on jobs share: reading flags, printing, and watching a job to its end."""
 
 import sys
-import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -84,7 +83,7 @@ def show(value: Any) -> None:
     """Print JSON: one object a line where it is not for eyes."""
     import json
 
-    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None, ensure_ascii=False))
+    print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
 
 
 def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
@@ -135,6 +134,8 @@ class Follower:
     """
 
     def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
+        import threading
+
         self._runner, self._handle, self._where = runner, handle, where
         self._query = query
         self._lock = threading.Lock()

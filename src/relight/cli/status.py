@@ -1,7 +1,7 @@
 """`relight status`: how a job is."""
 
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show, status_object, table
-from relight.errors import EXIT_OK, UsageError
+from relight.errors import EXIT_OK, UsageError, many
 from relight.job import handles
 from relight.job.runner import Runner
 from relight.spec import Flag
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     if found.message:
         print(f"  {found.message}")
     if found.restarts:
-        print(f"  started again {found.restarts} times")
+        print(f"  started again {many(found.restarts, 'time')}")
     if found.url:
         print(f"  {found.url}")
     rows = [

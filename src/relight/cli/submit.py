@@ -1,7 +1,5 @@
 """`relight submit`: describe a job once and send it to a scheduler."""
 
-import json
-import signal
 import sys
 from typing import Any, NoReturn
 
@@ -157,6 +155,8 @@ def _refuse_beside_stdin(words: list[str], rest: list[str]) -> None:
 
 def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     """Read the object on stdin into `values`; return the component and its arguments."""
+    import json
+
     try:
         found = json.load(sys.stdin)
     except ValueError as error:
@@ -196,6 +196,8 @@ def _show(runner: Runner, job: Prepared, *, as_json: bool) -> int:
 
 
 def _send(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
+    import signal
+
     for note in job.notes:
         say(f"note: {note}")
     scheduler = runner.scheduler(job.scheduler)

@@ -120,6 +120,8 @@ class Role:
     mounts: Sequence[Mount] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.args, str):  # it would become a list of letters
+            raise TypeError(f"args of the role {self.name}: expected a list, not {self.args!r}")
         object.__setattr__(self, "args", tuple(self.args))
         object.__setattr__(self, "mounts", tuple(self.mounts))
 

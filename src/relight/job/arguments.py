@@ -56,6 +56,8 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
             file and line.
     """
     target = function.__init__ if inspect.isclass(function) else function
+    if inspect.iscoroutinefunction(target):
+        raise _wrong(target, "", f"{name} is async; a component is a plain function")
     signature = inspect.signature(target)
     hints = _hints(target, signature)
     description, helps = _docstring(function)
@@ -66,6 +68,8 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
             continue
         if parameter.annotation is parameter.empty:
             raise _wrong(target, each, f"the parameter {each} of {name} has no type")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise _wrong(target, each, f"the parameter {each} of {name} has no name to be given by")
         if parameter.kind is parameter.VAR_KEYWORD:
             raise _wrong(target, each, f"{name} takes **{each}, which no flag can stand for")
         try:
@@ -303,7 +307,7 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
 def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
     from relight.job.source import line_of
 
-    hint = "" if _SUPPORTED in text else f"types: {_SUPPORTED}"
+    hint = f"types: {_SUPPORTED}" if text.endswith("has no type") else ""
     return UsageError(f"{line_of(target, parameter)}: {text}", hint=hint)
 
 

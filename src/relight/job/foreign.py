@@ -36,7 +36,10 @@ def to_app(found: Any, component: str) -> AppDef:
 
 
 def _role(role: Any) -> Role:
-    policy = getattr(role, "retry_policy", None)
+    if isinstance(role.args, str):
+        raise TypeError(f"args of the role {role.name}: expected a list, not {role.args!r}")
+    if getattr(role, "workspace", None):
+        raise ValueError(f"the role {role.name} has a workspace; --workspace says one for the job")
     return Role(
         name=str(role.name),
         image=str(role.image),
@@ -46,12 +49,21 @@ def _role(role: Any) -> Role:
         env={str(name): str(value) for name, value in role.env.items()},
         num_replicas=int(role.num_replicas),
         max_retries=int(role.max_retries),
-        retry_policy=RetryPolicy[policy.name] if policy is not None else RetryPolicy.APPLICATION,
+        retry_policy=_policy(role),
         resource=_resource(role.resource),
         port_map=dict(role.port_map),
         metadata=dict(role.metadata),
         mounts=tuple(_mount(mount) for mount in role.mounts),
     )
+
+
+def _policy(role: Any) -> RetryPolicy:
+    policy = getattr(role, "retry_policy", None)
+    name = getattr(policy, "name", policy) or RetryPolicy.APPLICATION
+    if name not in RetryPolicy.__members__:
+        known = ", ".join(RetryPolicy.__members__)
+        raise ValueError(f"the role {role.name} has the retry policy {name}; there are {known}")
+    return RetryPolicy[name]
 
 
 def _resource(resource: Any) -> Resource:

@@ -9,6 +9,7 @@ alias.function           of a module that a package gives in the group `relight.
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
 
@@ -97,16 +98,16 @@ def call(
 
     token = components.launcher.set(launcher)
     try:
-        found = function(*args, **kwargs)
-        if isinstance(function, type):
-            found = found.build()
+        with redirect_stdout(sys.stderr):  # stdout is for the result
+            found = function(*args, **kwargs)
+            if isinstance(function, type):
+                found = found.build()
     except RelightError:
         raise
-    except Exception as error:
-        from relight.job.source import line_of_error, one_line
+    except (Exception, SystemExit) as error:
+        from relight.job.source import file_of, line_of_error, one_line
 
-        code = getattr(function, "__code__", None) or getattr(function, "build", call).__code__
-        where = line_of_error(error, code.co_filename)
+        where = line_of_error(error, file_of(function))
         raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
     finally:
         components.launcher.reset(token)
@@ -178,7 +179,8 @@ def _import(name: str, path: str = "") -> ModuleType:
 def _guarded(load: Callable[[], Any], path: str) -> Any:
     """Run a file's own code; whatever is wrong with it becomes one line."""
     try:
-        return load()
+        with redirect_stdout(sys.stderr):
+            return load()
     except (Exception, SystemExit) as error:
         from relight.job.source import line_of_error, one_line
 

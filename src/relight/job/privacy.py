@@ -6,6 +6,7 @@ A variable or a flag is taken for a secret by its name; values that are none cos
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from relight.job.app import AppDef
 
@@ -70,9 +71,25 @@ def of_words(words: Sequence[str]) -> list[str]:
 
 
 def of_app(app: AppDef) -> AppDef:
-    """Return an app with secrets hidden in arguments and variables."""
+    """Return an app with secrets hidden in arguments, variables and metadata."""
     roles = [
-        replace(role, args=tuple(of_words(role.args)), env=of_variables(role.env))
+        replace(
+            role,
+            args=tuple(of_words(role.args)),
+            env=of_variables(role.env),
+            metadata=_inside(role.metadata),
+        )
         for role in app.roles
     ]
-    return replace(app, roles=tuple(roles))
+    return replace(app, roles=tuple(roles), metadata=_inside(app.metadata))
+
+
+def _inside(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: HIDDEN if inner and is_secret(str(name)) else _inside(inner)
+            for name, inner in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_inside(inner) for inner in value]
+    return of_text(value) if isinstance(value, str) else value

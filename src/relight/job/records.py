@@ -15,6 +15,7 @@ from relight.env import Environment
 from relight.errors import MachineError, UsageError
 
 FILE = "job.json"
+_NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
 _FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
@@ -135,4 +136,6 @@ def _load(file: str) -> dict[str, Any] | None:
             record = json.load(opened)
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or not all(isinstance(record.get(n), str) for n in _NEEDED):
+        return None
+    return record

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 
 def line_of(function: Callable[..., Any], parameter: str = "") -> str:
     """Return `file.py:12`, the place of a function or of one of its parameters."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     if code is None:
         return getattr(function, "__module__", "") or "?"
     line = code.co_firstlineno
@@ -21,6 +22,14 @@ def line_of(function: Callable[..., Any], parameter: str = "") -> str:
         every = [*spec.posonlyargs, *spec.args, *spec.kwonlyargs, spec.vararg, spec.kwarg]
         line = next((arg.lineno for arg in every if arg and arg.arg == parameter), line)
     return f"{shown(code.co_filename)}:{line}"
+
+
+def file_of(function: Callable[..., Any]) -> str:
+    """Return the file that a function, a class or what wraps one comes from."""
+    inner = inspect.unwrap(getattr(function, "func", function))
+    module = sys.modules.get(getattr(inner, "__module__", ""))
+    code = getattr(inner, "__code__", None)
+    return code.co_filename if code else getattr(module, "__file__", None) or "?"
 
 
 def shown(path: str) -> str:

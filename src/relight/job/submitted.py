@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from relight.env import Environment
-from relight.errors import RelightError
+from relight.errors import RelightError, UsageError
 from relight.job import handles, privacy, records, serial
 from relight.job.app import AppState
 from relight.job.handles import Handle
@@ -27,6 +27,8 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     Raises:
         RelightError: it was not sent, and there is no record of it.
     """
+    if records.read(job.app_id) is not None:
+        raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
     record = _record(job, env)
     records.write(job.app_id, record)  # before: a job that runs is never without its record
     try:

@@ -22,7 +22,7 @@ from typing import Any
 from relight import env
 from relight.errors import MachineError, UsageError, many
 from relight.job import macros, records
-from relight.job.app import AppDef, AppState, Role
+from relight.job.app import AppDef, AppState, RetryPolicy, Role
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -210,7 +210,11 @@ class Local:
             assert process.stdin is not None
             process.stdin.close()
         for process in self._held.values():
-            process.wait(_CLOSE_S)
+            try:
+                process.wait(_CLOSE_S)
+            except KeyboardInterrupt:  # ctrl-C once more: the runner kills what is left
+                process.terminate()
+                process.wait(_CLOSE_S)
         self._held.clear()
 
     def _start(self, order: dict[str, Any], record: LocalRecord) -> None:
@@ -284,8 +288,13 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if replicas > 1 and not cfg.get(_GPUS):
         yield f"each of {replicas} replicas sees all GPUs (-cfg {_GPUS}=true gives each its own)"
     retries = {role.max_retries for role in app.roles}
-    if len(retries) > 1:
+    partly = any(
+        role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION for role in app.roles
+    )
+    if partly or len(retries) > 1:
         yield f"the job as a whole is tried again, {many(min(retries), 'time')}"
+    if any(role.min_replicas not in (None, role.num_replicas) for role in app.roles):
+        yield "all replicas are started, and the job ends when one fails"
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:

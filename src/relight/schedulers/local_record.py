@@ -2,7 +2,8 @@
 
 In the directory of the job, below `local/`:
 
-    state.json   written by the runner whenever something changes, replaced as a whole
+    state.json   written by the runner whenever something changes, replaced as a whole; blanks at
+                 its end are room for what is still to come, should the disk be full by then
     lock         locked as long as the runner lives (flock), so a pid is never taken on trust
     runner.log   what the runner itself had to say, normally nothing
 """
@@ -17,6 +18,12 @@ from typing import Any
 from relight.errors import UsageError
 
 POLL_S = 0.05
+_ROOM = 4096
+_TRIES = 5
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 class LocalRecord:
@@ -31,6 +38,7 @@ class LocalRecord:
         self._state = os.path.join(self.directory, "state.json")
         self._lock = os.path.join(self.directory, "lock")
         self.runner_log = os.path.join(self.directory, "runner.log")
+        self._room = 0
 
     def make(self) -> None:
         """Make the directory of a job that is not there yet.
@@ -67,23 +75,32 @@ class LocalRecord:
         return False
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state.
+        """Replace the state. On a disk that is full there is the room that the first one took.
 
         Raises:
-            OSError: the disk is full, or gone.
+            OSError: the disk can't be written at all.
         """
-        temporary = f"{self._state}.{os.getpid()}"
-        with open(temporary, "w") as file:
-            json.dump(state, file)
-        os.replace(temporary, self._state)
+        text = json.dumps(state).encode()
+        self._room = self._room or len(text) + _ROOM * (1 + len(state["replicas"]))
+        text = text.ljust(self._room)
+        temporary = f"{self._state}.new"
+        try:
+            with open(temporary, "wb", opener=_private) as file:
+                file.write(text)
+            os.replace(temporary, self._state)
+        except OSError:
+            if os.path.exists(temporary):
+                os.unlink(temporary)
+            if not os.path.exists(self._state):
+                raise
+            with open(self._state, "r+b") as file:
+                file.write(text)
 
     def read(self) -> dict[str, Any] | None:
         """Return the state, or None if there is no such job."""
         held = self.is_held()  # before the state: what is written last is written under the lock
-        try:
-            with open(self._state) as file:
-                state: dict[str, Any] = json.load(file)
-        except (OSError, ValueError):
+        state = self._load()
+        if state is None:
             return None
         if state["state"] == "RUNNING" and not held:
             state["state"] = "FAILED"
@@ -92,6 +109,20 @@ class LocalRecord:
                 if replica["state"] in ("PENDING", "RUNNING"):
                     replica.update(state="FAILED", error="killed with the process that ran it")
         return state
+
+    def _load(self) -> dict[str, Any] | None:
+        for number in range(_TRIES):
+            if number:
+                time.sleep(POLL_S)  # just being written, on a full disk
+            try:
+                with open(self._state) as file:
+                    state: dict[str, Any] = json.load(file)
+                    return state
+            except OSError:
+                return None
+            except ValueError:
+                pass
+        return None
 
     def stop(self, limit_s: float) -> bool:
         """Ask the runner to stop the job; return whether it is over within the limit."""

@@ -28,6 +28,7 @@ from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.schedulers.local_record import LocalRecord
 
 _LINE_LIMIT = 65536
+_ERROR_LIMIT = 300
 
 
 class Stream:
@@ -36,6 +37,8 @@ class Stream:
     def __init__(self, path: str, combined: int) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        self.lost = ""
+        """Why some of it is not in the files."""
         self._combined = combined
         self._line = b""
 
@@ -43,17 +46,25 @@ class Stream:
         """Copy what is there; return whether there may be more."""
         data = os.read(self.reader, 65536)
         if not data:
-            _write(self._combined, self._line)
+            self._write(self._combined, self._line)
             self._line = b""
             return False
-        _write(self.file, data)
+        self._write(self.file, data)
         self._line += data
         cut = max(self._line.rfind(b"\n"), self._line.rfind(b"\r")) + 1
         if not cut and len(self._line) > _LINE_LIMIT:
             cut = len(self._line)
-        _write(self._combined, self._line[:cut])
+        self._write(self._combined, self._line[:cut])
         self._line = self._line[cut:]
         return True
+
+    def _write(self, fd: int, data: bytes) -> None:
+        """Write all of it; what a full disk has no room for is lost, and the job goes on."""
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except OSError as error:
+            self.lost = self.lost or error.strerror or "error"
 
     def close(self) -> None:
         """Close what is open of it."""
@@ -81,7 +92,7 @@ class Runner:
         self._supervision: Supervision | None = None
         self._workers: Workers | None = None
         self._timer: Timer | None = None
-        self._stopped = ""
+        self._stopped = self._lost = ""
         self._first: int | None = None
         self._restarts = 0
         self._said = False
@@ -94,6 +105,7 @@ class Runner:
             self._loop.on_signal(number, self._on_signal)
         if self._hold is not None:
             self._loop.on_readable(self._hold, self._let_go)
+        self._record.write(self._state("RUNNING", ""))  # a job without a state is not begun
         while True:
             failed = self._try_once()
             if not failed or self._stopped or self._restarts >= self._order["max_retries"]:
@@ -102,7 +114,9 @@ class Runner:
             self._first = None
             self._states = [self._blank(number) for number in range(len(self._replicas))]
         state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
-        self._write(state, self._stopped or (self._why() if failed else ""))
+        why = self._stopped or (self._why() if failed else "")
+        lost = f"not all that it wrote is in its logs: {self._lost}" if self._lost else ""
+        self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _try_once(self) -> bool:
         """Run all replicas; return whether the job has failed."""
@@ -132,6 +146,7 @@ class Runner:
             while stream.reader in self._loop:  # all that could write to it is gone
                 self._copy(stream)
             stream.close()
+            self._lost = self._lost or stream.lost
         for fd in files:
             os.close(fd)
         failed = supervision.failed
@@ -175,7 +190,7 @@ class Runner:
             error = self._workers.evidence.get(number, "")
             if report is not None:
                 error = f"{report.type}: {report.message}" if report.type else report.message
-            state["error"] = " ".join(error.split())
+            state["error"] = " ".join(error.split())[:_ERROR_LIMIT]
         self._write("RUNNING")
         self._say_started()
 
@@ -226,22 +241,23 @@ class Runner:
 
     def _write(self, state: str, message: str = "") -> None:
         try:
-            self._record.write(
-                {
-                    "app_id": self._order["app_id"],
-                    "name": self._order["name"],
-                    "log_dir": self._order["log_dir"],
-                    "state": state,
-                    "message": message,
-                    "submitted": self._submitted,
-                    "host": socket.gethostname(),
-                    "pid": os.getpid(),
-                    "restarts": self._restarts,
-                    "replicas": self._states,
-                }
-            )
-        except OSError as error:  # a full disk: the job goes on
+            self._record.write(self._state(state, message))
+        except OSError as error:  # the job goes on
             sys.stderr.write(f"{time.strftime('%F %T')} the state was not written: {error}\n")
+
+    def _state(self, state: str, message: str) -> dict[str, Any]:
+        return {
+            "app_id": self._order["app_id"],
+            "name": self._order["name"],
+            "log_dir": self._order["log_dir"],
+            "state": state,
+            "message": message,
+            "submitted": self._submitted,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "restarts": self._restarts,
+            "replicas": self._states,
+        }
 
     def _say_started(self) -> None:
         if not self._said:
@@ -258,15 +274,6 @@ def _tell(line: str) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
     os.close(null)
-
-
-def _write(fd: int, data: bytes) -> None:
-    """Write all of it; what a full disk has no room for is lost, and the job goes on."""
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError:
-        pass
 
 
 def main() -> NoReturn:

@@ -20,7 +20,7 @@ from typing import Any
 from relight import env
 from relight.errors import MachineError, UsageError
 from relight.job import records
-from relight.job.app import AppDef, AppState
+from relight.job.app import AppDef, AppState, RetryPolicy
 from relight.schedulers import slurm_script, slurm_states
 from relight.schedulers.api import (
     AppStatus,
@@ -64,7 +64,7 @@ class Slurm:
         Option("nodelist", str, None, "nodes that the job must have: node[1-4]"),
         Option("exclude", str, None, "nodes that it must not have"),
         Option("exclusive", bool, False, "share nodes with no other job"),
-        Option("mem", bool, True, "ask for memory; false where the cluster does not manage it"),
+        Option("mem", bool, None, "ask for memory; if not said, where the partition manages it"),
         Option(
             "gpus",
             str,
@@ -111,13 +111,19 @@ class Slurm:
         folder = os.path.join(directory, "slurm")
         programs = os.path.dirname(sys.executable)
         here = os.path.join(folder, _WORKSPACE) if cfg.get("workspace") else os.getcwd()
+        if cfg.get("mem") is None and any(role.resource.memMB > 0 for role in app.roles):
+            cfg = {**cfg, "mem": slurm_states.manages_memory(cfg.get("partition") or "")}
         script = slurm_script.render(app, cfg, app_id, folder, here, programs)
         notes = []
         if any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
             notes.append("with requeue=false a job that failed is not tried again")
-        if len({role.max_retries for role in app.roles}) > 1:
+        partly = any(
+            role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION
+            for role in app.roles
+        )
+        if partly or len({role.max_retries for role in app.roles}) > 1:
             notes.append("the job as a whole is tried again, as often as the least of its roles")
         path = os.path.join(folder, "job.sbatch")
         body = {
@@ -240,6 +246,8 @@ class Slurm:
             if "partition" in reason.lower():
                 names = slurm_states.run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
                 hint = f"partitions: {', '.join(dict.fromkeys(names))}" if names else ""
+            elif "configuration is not available" in reason:
+                hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows what nodes have"
             raise UsageError(f"Slurm refuses the job: {reason}", hint=hint)
         return process.stdout.strip().partition(";")[0]  # ID;CLUSTER in a federation
 

@@ -251,12 +251,10 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
 
 
 def _size(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    number: Any = role.num_replicas
+    flags: dict[str, Any] = {"nodes": role.num_replicas, "ntasks-per-node": 1}
     if is_elastic(role):
-        number = f"{role.min_replicas}-{role.num_replicas}"
-    flags: dict[str, Any] = {"nodes": number, "ntasks-per-node": 1}
-    if is_elastic(role):
-        flags["no-kill"] = True
+        # With a number of tasks a node, Slurm takes the least number of nodes, not the most.
+        flags = {"nodes": f"{role.min_replicas}-{role.num_replicas}", "no-kill": True}
     resource = role.resource
     if resource.cpu > 0:
         flags["cpus-per-task"] = resource.cpu

@@ -15,6 +15,8 @@ from relight.job.app import AppState
 from relight.rendezvous import hostlist
 
 _LIMIT_S = 30.0
+_ASK_S = 5.0
+_NO_MEMORY_MB = 1000
 _PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED",
             "CONFIGURING", "RESV_DEL_HOLD", "POWER_UP_NODE")  # fmt: skip
 _RUNNING = ("RUNNING", "COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED",
@@ -97,6 +99,21 @@ def of_user(user: int) -> Jobs:
     """
     past = _sacct([f"--user={user}", "--starttime=now-7days"])
     return {**past, **_squeue([f"--user={user}"])}
+
+
+def manages_memory(partition: str) -> bool:
+    """Return whether nodes of a partition, or of several, have memory to ask for. Where that was
+    not configured each has 1 MB, and no job that asks for more is accepted.
+    """
+    command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m"]
+    try:
+        process = run([*command, *([f"--partition={partition}"] if partition else [])], _ASK_S)
+    except MachineError:
+        return True
+    rows = [row for line in process.stdout.splitlines() if len(row := line.split()) == 2]
+    rows = [row for row in rows if partition or row[0].endswith("*")] or rows
+    sizes = [_number(size.rstrip("+")) or 0 for _, size in rows]
+    return not sizes or max(sizes) > _NO_MEMORY_MB
 
 
 def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":
