@@ -17,7 +17,7 @@ LAYERS = (
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
-    ("doctor", "function"),
+    ("doctor", "function", "function_hosts"),
     ("group",),
     ("coordinator",),
     ("link",),

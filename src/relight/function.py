@@ -39,6 +39,8 @@ def launch(
     max_restarts: int = 0,
     env: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
+    hosts: Sequence[str] = (),
+    ssh: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> list[R]:
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
@@ -52,10 +54,13 @@ def launch(
             `pip install 'relight[notebook]'` (cloudpickle).
         args: passed on.
         nproc_per_node: workers of each node, or a word as for `--nproc-per-node`.
-        nnodes: agents, all on this machine.
+        nnodes: agents, all on this machine; with `hosts`, their number.
         max_restarts: restarts of the job after failures.
         env: variables for the workers beside those of this process.
         flags: more flags of `relight run`.
+        hosts: one agent each, started over ssh: `node1`, `user@node2:2222`. Workers there have the
+            environment of their host and `env`; modules that the function needs must be there.
+        ssh: options of the ssh scheduler, by name (`relight schedulers ssh`).
         kwargs: passed on.
 
     Returns:
@@ -69,6 +74,10 @@ def launch(
     """
     if nnodes < 1:
         raise UsageError(f"nnodes={nnodes}: there must be at least 1 node")
+    if hosts and nnodes not in (1, len(hosts)):
+        raise UsageError(f"nnodes={nnodes}, and there are {len(hosts)} hosts: one node each")
+    if ssh and not hosts:
+        raise UsageError("ssh has no effect without hosts")
     variables = {**environment.read().variables, **(env or {})}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
         del variables[name]  # of the job around this one, if there is one
@@ -84,16 +93,18 @@ def launch(
         ) from None
     with tempfile.TemporaryDirectory(prefix="relight-launch-") as directory:
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
-            pickle.dump((sys.path, payload), file)
-        command = [
-            *(sys.executable, "-m", "relight", "run"),
-            f"--nproc-per-node={nproc_per_node}",
-            f"--max-restarts={max_restarts}",
-            *_meeting(nnodes),
-            *flags,
-            *("-m", "relight.worker.call", directory),
-        ]
-        exit_codes = _run([command] * nnodes, variables)
+            pickle.dump((bool(hosts), sys.path, payload), file)
+        asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+        if hosts:
+            from relight import function_hosts
+
+            words = [*asked, *flags]
+            exit_codes = function_hosts.run(directory, words, hosts, env or {}, ssh or {})
+        else:
+            program = [sys.executable, "-m", "relight", "run"]
+            script = ["-m", "relight.worker.call", directory]
+            command = [*program, *asked, *_meeting(nnodes), *flags, *script]
+            exit_codes = _run([command] * nnodes, variables)
         return _results(directory, exit_codes)
 
 

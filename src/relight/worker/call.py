@@ -18,8 +18,8 @@ def main(directory: str) -> None:
     """Call the function, and keep its result or its exception."""
     rank, restart = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     with open(os.path.join(directory, "call.pickle"), "rb") as file:
-        path, payload = pickle.load(file)  # noqa: S301  # written by the caller
-    sys.path[:] = path
+        elsewhere, path, payload = pickle.load(file)  # noqa: S301  # written by the caller
+    sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
     function, args, kwargs = pickle.loads(payload)  # noqa: S301
     sys.argv[1:] = []
     try:

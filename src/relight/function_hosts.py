@@ -1,0 +1,121 @@
+"""`relight.launch` on other hosts: a job of the ssh scheduler whose workers call the function.
+
+The call travels as the job's workspace. When the agent of a host is done, the process around it
+(`main`) prints what its workers have kept, in lines that begin with a word that nobody else knows;
+they are taken out of the output here.
+"""
+
+import base64
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relight.job import macros
+from relight.job.app import AppDef, Role
+from relight.job.handles import Handle, parse
+from relight.job.runner import Runner
+from relight.worker import call
+
+_PART = 30_000
+_STREAMS = ("stdout", "stderr")
+_PORTS = range(20000, 30000)
+_ROLE = "launch"
+
+
+def run(
+    directory: str,
+    flags: Sequence[str],
+    hosts: Sequence[str],
+    variables: Mapping[str, str],
+    cfg: Mapping[str, Any],
+) -> list[int]:
+    """Call what is in `directory` on workers of other hosts; put there what they keep.
+
+    Args:
+        directory: with `call.pickle`.
+        flags: of `relight run`.
+        hosts: one agent each.
+        variables: for the workers.
+        cfg: more options of the ssh scheduler.
+
+    Returns:
+        The exit code of each host's agent.
+
+    Raises:
+        RelightError: a host can't do its part; nothing was started.
+    """
+    word = secrets.token_hex(8)
+    port = secrets.choice(_PORTS)
+    meeting = ["--rdzv-backend=c10d", f'--rdzv-endpoint="$RELIGHT_RANK0_HOST:{port}"',
+               f"--rdzv-id={macros.app_id}", f"--nnodes={len(hosts)}"]  # fmt: skip
+    command = f'exec "$RELIGHT_PYTHON" -m {__name__} {word} "$@" ' + " ".join(meeting)
+    role = Role(
+        name=_ROLE,
+        image="",
+        entrypoint="sh",
+        args=("-c", command, "sh", *flags),
+        env=dict(variables),
+        num_replicas=len(hosts),
+    )
+    options = {**cfg, "hosts": list(hosts), "workspace": directory}
+    with Runner() as runner:
+        handle = parse(runner.submit(AppDef(_ROLE, (role,)), scheduler="ssh", cfg=options))
+        try:
+            readers = [
+                threading.Thread(
+                    target=_show, args=(runner, handle, replica, stream, word, directory)
+                )
+                for replica in range(len(hosts))
+                for stream in _STREAMS
+            ]
+            for reader in readers:
+                reader.start()
+            found = runner.wait(handle)
+            for reader in readers:
+                reader.join()
+        finally:
+            runner.delete(handle)
+    return [each.exitcode or 0 for each in found.replicas] if found.exitcode else [0]
+
+
+def _show(
+    runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
+) -> None:
+    """Copy a replica's output to this process's, but for what its workers have kept."""
+    for line in runner.log_lines(handle, _ROLE, replica, follow=True, stream=stream):
+        printed, ours, kept = line.partition(word)
+        if not ours:
+            printed += "\n"
+        else:
+            name, _, text = kept.strip().partition(" ")
+            with open(os.path.join(directory, name), "ab") as file:
+                file.write(base64.b64decode(text))
+        if printed:
+            out = getattr(sys, stream)
+            out.write(printed)
+            out.flush()
+
+
+def main(word: str, flags: Sequence[str]) -> int:
+    """Run an agent on this host, then print what its workers have kept; return its exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)  # the agent gets it too
+    here = os.getcwd()
+    command = [sys.executable, "-m", "relight", "run", *flags, "-m", "relight.worker.call", here]
+    code = subprocess.run(command, check=False).returncode
+    for name in sorted(os.listdir(here)):
+        if name.endswith((f".{call.RESULT}", f".{call.ERROR}")):
+            with open(os.path.join(here, name), "rb") as file:
+                while part := file.read(_PART):
+                    sys.stdout.write(f"{word} {name} {base64.b64encode(part).decode()}\n")
+    sys.stdout.flush()
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -1,0 +1,105 @@
+"""`relight.launch` on other hosts: real sshd servers on this machine."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from clusters.sshd import Sshd, sshd_unavailable
+from conftest import clean_environment
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable()),
+]
+Call = Callable[[str], "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Sshd]:
+    """Two servers."""
+    with Sshd(["alpha", "beta"]) as servers:
+        yield servers
+
+
+@pytest.fixture
+def call(tmp_path: Path, hosts: Sshd) -> Call:
+    """Run a script in which `there` is what relight.launch needs for the two hosts."""
+
+    def run(text: str) -> "subprocess.CompletedProcess[str]":
+        cfg = hosts.cfg()
+        there = {"hosts": cfg.pop("hosts"), "ssh": cfg}
+        path = tmp_path / "caller.py"
+        begin = "import os, relight\nfrom relight.errors import RelightError"
+        path.write_text(f"{begin}\nthere = {there!r}\n{textwrap.dedent(text)}")
+        return subprocess.run(
+            [sys.executable, path],
+            cwd=tmp_path,
+            env=clean_environment(OMP_NUM_THREADS="1", RELIGHT_STATE_DIR=str(tmp_path / "state")),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    return run
+
+
+def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
+    """Files of jobs, here and there."""
+    places = [tmp_path / "state", *(hosts[name].state for name in hosts.names)]
+    return [
+        str(Path(top) / each) for place in places for top, _, fs in os.walk(place) for each in fs
+    ]
+
+
+def test_results_of_hosts(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """Each rank's result comes back, also a large one, and prints appear; nothing stays behind."""
+    result = call("""
+        def work(size):
+            print("on", os.environ["ON"], end="")
+            return os.environ["ON"], int(os.environ["RANK"]), os.urandom(size), os.environ["MINE"]
+        found = relight.launch(work, 500_000, nproc_per_node=2, env={"MINE": "$x 'y'"}, **there)
+        print()
+        print([(on, rank, len(data), mine) for on, rank, data, mine in found])
+    """)
+    *said, last = result.stdout.splitlines()
+    ranks = ("alpha", 0), ("alpha", 1), ("beta", 2), ("beta", 3)
+    assert last == str([(host, rank, 500_000, "$x 'y'") for host, rank in ranks]), result
+    assert sum(line.count("on alpha") for line in said) == 2
+    assert "no token" not in result.stderr
+    assert left_behind(tmp_path, hosts) == []
+
+
+def test_an_exception_there(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """What a worker on another host raises is raised here, with its traceback."""
+    result = call("""
+        def work():
+            if os.environ["RANK"] == "1":
+                raise KeyError("there")
+            import time; time.sleep(60)
+        try:
+            relight.launch(work, **there)
+        except KeyError as error:
+            print("caught", error, "in work" in str(error.__cause__))
+    """)
+    assert result.stdout.endswith("caught 'there' True\n"), result
+    assert left_behind(tmp_path, hosts) == []
+
+
+def test_a_host_that_is_not_there(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """It is named, in one line, and nothing has run on the other."""
+    result = call("""
+        def work():
+            raise SystemExit("it ran")
+        there["hosts"][1] = "127.0.0.1:1"
+        try:
+            relight.launch(work, **there)
+        except RelightError as error:
+            print("caught", error.message)
+    """)
+    assert result.stdout == "caught 127.0.0.1:1 refuses the connection\n", result
+    assert left_behind(tmp_path, hosts) == []
