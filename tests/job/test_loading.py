@@ -194,7 +194,8 @@ class TheirApp:
 
 def test_an_app_of_torchx_is_taken() -> None:
     """An AppDef with TorchX's fields becomes ours, mounts and retry policy included."""
-    app = loading.call("theirs", lambda: TheirApp(), (), {}, "relight")
+    theirs = TheirApp()
+    app = loading.call("theirs", lambda: theirs, (), {}, "relight")
     (role,) = app.roles
     assert isinstance(app, AppDef)
     assert role.args == ("$${${rank0_env}:=localhost}",)

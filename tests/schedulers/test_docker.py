@@ -1,9 +1,12 @@
 """Jobs on a real Docker daemon."""
 
+import gc
 import os
 import re
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -24,14 +27,22 @@ from relight.job.app import (
     Role,
     VolumeMount,
 )
-from relight.schedulers import docker, docker_request
+from relight.schedulers import docker, docker_logs, docker_request
 from relight.schedulers.api import AppStatus, LogQuery
 
 pytestmark = pytest.mark.slow
 CANCELLED, FAILED, RUNNING, SUCCEEDED = (
     AppState[name] for name in ("CANCELLED", "FAILED", "RUNNING", "SUCCEEDED")
 )
+MEET = (
+    "relight run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=${app_id} "
+    "--rdzv-endpoint=$${${rank0_env}:=localhost}:29500 --no-python "
+    "sh -c 'echo $RANK of $WORLD_SIZE on $MASTER_ADDR'"
+)
 FOR_EVER = "sleep 1000 & trap 'exit 7' TERM; wait"
+
+
+needs_fuse = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="no /dev/fuse to give")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +89,58 @@ class Jobs:
         return list(self.scheduler.logs(app_id, LogQuery(role, replica, **query)))
 
 
+class Proxy:
+    """A socket that leads to the daemon's, until it is closed."""
+
+    def __init__(self, daemon: Dockerd) -> None:
+        self.target = str(daemon.directory / "docker.sock")
+        self.path = str(daemon.directory / "proxy.sock")
+        self.host = f"unix://{self.path}"
+        self.open: list[socket.socket] = []
+        self.server = socket.socket(socket.AF_UNIX)
+        self.server.bind(self.path)
+        self.server.listen()
+        self.accepting = threading.Thread(target=self._accept)
+        self.accepting.start()
+
+    def __enter__(self) -> "Proxy":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Break all connections, and take no more."""
+        if not os.path.exists(self.path):
+            return
+        os.unlink(self.path)
+        self.server.shutdown(socket.SHUT_RDWR)
+        self.accepting.join()
+        self.server.close()
+        for end in self.open:
+            end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                here = self.server.accept()[0]
+            except OSError:
+                return
+            there = socket.socket(socket.AF_UNIX)
+            there.connect(self.target)
+            self.open += [here, there]
+            for source, sink in ((here, there), (there, here)):
+                threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                sink.sendall(data)
+        except OSError:
+            pass
+
+
 @pytest.fixture
 def jobs(daemon: Dockerd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """The scheduler; its containers are removed at the end."""
@@ -116,18 +179,47 @@ def test_a_job_and_its_logs(jobs: Jobs) -> None:
 
 def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
     """Agents in two containers find each other by the name of the first one, and form a group."""
-    text = (
-        "relight run --nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-id=${app_id} "
-        "--rdzv-endpoint=$${${rank0_env}:=localhost}:29500 --no-python "
-        "sh -c 'echo $RANK of $WORLD_SIZE on $MASTER_ADDR'"
-    )
-    app_id = jobs.submit(sh(text, num_replicas=2))
+    app_id = jobs.submit(sh(MEET, num_replicas=2))
     status = jobs.wait(app_id)
     said = [line for number in (0, 1) for line in jobs.lines(app_id, number)]
     assert status.state is SUCCEEDED, said
     found = sorted(re.findall(r"(\d) of (\d) on (\S+)", "\n".join(said)))
     assert [(rank, size) for rank, size, _ in found] == [(str(n), "4") for n in range(4)], said
     assert len({master for *_, master in found}) == 1
+
+
+def test_two_networks_of_one_name(jobs: Jobs) -> None:
+    """Commands that make the network at the same time make two: the next to come removes one."""
+    labels = {"relight/user": "somebody"}
+    for _ in (1, 2):
+        jobs.daemon.client.create_network("twice", driver="bridge", labels=labels)
+    app_id = jobs.submit(sh(MEET, num_replicas=2), network="twice")
+    assert jobs.wait(app_id).state is SUCCEEDED, jobs.lines(app_id)
+    jobs.scheduler.delete(app_id)
+    assert jobs.daemon.client.networks(names=["twice"]) == []
+
+
+def test_two_commands_at_once(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job starts though another command makes a network of the same name, or removes it, just
+    before a container needs it.
+    """
+    make, client = docker._make_network, jobs.daemon.client
+    labels = {"relight/user": "somebody"}
+    calls: list[str] = []
+
+    def interfered(own: Any, name: str) -> None:
+        calls.append(name)
+        make(own, name)
+        if len(calls) in (1, 2):
+            client.create_network(name, driver="bridge", labels=labels)
+        elif len(calls) == 3:
+            for network in client.networks(names=[name]):
+                client.remove_network(network["Id"])
+
+    monkeypatch.setattr(docker, "_make_network", interfered)
+    assert jobs.wait(jobs.submit(sh("true"), network="busy")).state is SUCCEEDED
+    assert len(calls) == 4
+    assert len(client.networks(names=["busy"])) == 1
 
 
 def test_one_failure_stops_the_job(jobs: Jobs) -> None:
@@ -138,9 +230,52 @@ def test_one_failure_stops_the_job(jobs: Jobs) -> None:
     status = jobs.wait(app_id)
     assert (status.state, status.exitcode) == (FAILED, 3)
     assert status.message == "trainer/0 failed with exit code 3"
-    jobs.until(lambda: jobs.status(app_id).replicas[0].state is CANCELLED)
-    assert jobs.status(app_id).exitcode == 3
+    assert [replica.state for replica in status.replicas] == [CANCELLED, FAILED]
     assert [listed.state for listed in jobs.scheduler.list()] == [FAILED]
+
+
+def test_a_failed_job_is_over_when_all_of_it_is(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that does not listen is killed by whoever waits; until then the job runs, and says
+    why it ends.
+    """
+    app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000", "server"), sh("exit 3", "trainer"))
+    jobs.until(lambda: "up" in jobs.lines(app_id, role="server"))
+    status = jobs.status(app_id)
+    jobs.until(lambda: jobs.status(app_id).message)
+    status = jobs.status(app_id)
+    assert status.state is RUNNING
+    assert status.message == "trainer/0 failed with exit code 3; the others are being stopped"
+    monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
+    status = jobs.wait(app_id)
+    assert (status.state, status.exitcode) == (FAILED, 3)
+    assert [replica.exitcode for replica in status.replicas] == [137, 3]
+
+
+def test_why_a_replica_failed(jobs: Jobs) -> None:
+    """The status says the exception of a worker, not only that its agent failed, and of a program
+    that leaves no report the last line of its stderr.
+    """
+    text = "relight run --nproc-per-node=2 --max-restarts=0 /tmp/x.py"
+    app_id = jobs.submit(sh(f"echo 'raise KeyError(7)' > /tmp/x.py; {text}"))
+    assert jobs.wait(app_id).message == "main/0 failed with exit code 1: KeyError: 7"
+    app_id = jobs.submit(sh("echo first >&2; echo last >&2; echo out; exit 4"))
+    status = jobs.wait(app_id)
+    assert (status.message, status.exitcode) == ("main/0 failed with exit code 4: last", 4)
+
+
+def test_each_job_has_a_token(jobs: Jobs) -> None:
+    """All replicas of a job know its token, which no other job has; one that is set is left."""
+    its = sh("echo $RELIGHT_TOKEN", num_replicas=2)
+    app_ids = [jobs.submit(its), jobs.submit(its), jobs.submit(its, env={"RELIGHT_TOKEN": "mine"})]
+    said = []
+    for app_id in app_ids:
+        jobs.wait(app_id)
+        said.append([*jobs.lines(app_id, 0), *jobs.lines(app_id, 1)])
+    assert [len(set(tokens)) for tokens in said] == [1, 1, 1]
+    assert said[0] != said[1] and len(said[0][0]) == 32
+    assert said[2] == ["mine", "mine"]
 
 
 def test_a_job_that_may_shrink(jobs: Jobs) -> None:
@@ -177,6 +312,35 @@ def test_cancel_of_what_does_not_listen(jobs: Jobs, monkeypatch: pytest.MonkeyPa
     jobs.scheduler.cancel(app_id)
     assert jobs.status(app_id).state is CANCELLED
     assert jobs.status(app_id).replicas[0].exitcode == 137
+
+
+def test_cancel_of_what_never_started(jobs: Jobs) -> None:
+    """Containers that a submitting command left behind, made and not started, can be cancelled and
+    deleted.
+    """
+    request = jobs.scheduler.render(AppDef("job", (sh("true"),)), {"network": "none"}, "job-x0")
+    container = request.body["containers"][0]
+    jobs.daemon.client.create_container_from_config(container["config"], container["name"])
+    assert jobs.status("job-x0").state is AppState.SUBMITTED
+    jobs.scheduler.cancel("job-x0")
+    assert jobs.status("job-x0").state is CANCELLED
+    jobs.scheduler.delete("job-x0")
+    assert jobs.daemon.containers() == []
+    jobs.scheduler.delete("job-x0")
+
+
+def test_an_interrupted_start_is_taken_back(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ctrl-C while containers are made leaves none, not even the one whose id is not known yet."""
+    create = docker._create
+
+    def interrupted(*arguments: Any) -> str:
+        create(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(docker, "_create", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        jobs.submit(sh("true"))
+    assert jobs.daemon.containers() == []
 
 
 def test_retries(jobs: Jobs, tmp_path: Path) -> None:
@@ -234,6 +398,7 @@ def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
         jobs.submit(gpu, gpus=["2"])  # so far, and no driver here
 
 
+@needs_fuse
 def test_mounts_and_devices(jobs: Jobs, tmp_path: Path) -> None:
     """Directories, volumes and devices are where the app has them."""
     (tmp_path / "in").write_text("from here")
@@ -241,18 +406,17 @@ def test_mounts_and_devices(jobs: Jobs, tmp_path: Path) -> None:
         BindMount(str(tmp_path), "/rw"),
         BindMount(str(tmp_path), "/ro", read_only=True),
         VolumeMount("cache", "/cache"),
-        DeviceMount("/dev/zero", "/dev/nothing", "r"),
+        DeviceMount("/dev/fuse", "/dev/here", "r"),  # /dev/zero and its like are open to all
     )
     text = (
         "cat /ro/in > /rw/out; touch /ro/x || echo no; echo v >> /cache/v; cat /cache/v;"
-        ": < /dev/nothing && echo device; cat /ro/in > /dev/nothing || echo locked"
+        ": < /dev/here && echo device; echo > /dev/here || echo locked"
     )
     for lines in (["no", "v"], ["no", "v", "v"]):
         app_id = jobs.submit(sh(text, mounts=mounts))
         jobs.wait(app_id)
-        assert jobs.lines(app_id, stream="stdout") == [*lines, "device", "locked"], jobs.lines(
-            app_id
-        )
+        said = jobs.lines(app_id, stream="stdout")
+        assert said == [*lines, "device", "locked"], jobs.lines(app_id)
     assert (tmp_path / "out").read_text() == "from here"
 
 
@@ -281,6 +445,13 @@ def test_a_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
     app_id = jobs.submit(its, workspace=str(tmp_path), quiet=True)
     jobs.wait(app_id)
     assert jobs.lines(app_id) == ["it runs", "small"]
+
+
+def test_an_empty_workspace(jobs: Jobs, tmp_path: Path) -> None:
+    """A directory of which nothing travels is no error."""
+    (tmp_path / "x").write_text("x")
+    (tmp_path / ".relightignore").write_text("*\n")
+    assert jobs.wait(jobs.submit(sh("[ ! -e x ]"), workspace=str(tmp_path))).state is SUCCEEDED
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.relight", "Dockerfile.torchx"])
@@ -332,13 +503,50 @@ def test_logs_follow_to_the_end(jobs: Jobs) -> None:
     assert list(lines) == ["two"]
 
 
+def test_long_lines_of_two_streams(jobs: Jobs) -> None:
+    """Lines that Docker cuts in pieces come whole, though the two streams are written by turns."""
+    text = (
+        "import sys, time\n"
+        "for end in '', '', '\\n':\n"
+        "    for file, char in (sys.stdout, 'o'), (sys.stderr, 'e'):\n"
+        "        file.write(char * 9000 + end); file.flush(); time.sleep(0.1)\n"
+    )
+    app_id = jobs.submit(sh("", entrypoint="/usr/bin/python3", args=("-c", text)))
+    assert jobs.wait(app_id).state is SUCCEEDED
+    assert sorted(jobs.lines(app_id)) == ["e" * 27000, "o" * 27000]
+
+
+# The client leaves sockets behind that it could not connect.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_the_daemon_goes_in_the_middle(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the connection breaks, followed logs and the status end with an error of one line."""
+    app_id = jobs.submit(sh("echo up; sleep 1000"))
+    with Proxy(jobs.daemon) as proxy:
+        monkeypatch.setenv("DOCKER_HOST", proxy.host)
+        scheduler = docker.make()
+        try:
+            lines = scheduler.logs(app_id, LogQuery("main", 0, follow=True))
+            assert next(lines) == "up"
+            assert scheduler.status([app_id])[app_id].state is RUNNING
+            proxy.close()
+            for look in (lambda: next(lines), lambda: scheduler.status([app_id])):
+                with pytest.raises(MachineError, match="no answer from the Docker daemon") as found:
+                    look()
+                assert "\n" not in found.value.message
+                del found
+        finally:
+            scheduler.close()
+    gc.collect()
+
+
 def test_logs_of_a_time(jobs: Jobs) -> None:
     """Only the lines between two times are shown."""
     app_id = jobs.submit(sh("echo one; sleep 0.2; echo two; sleep 0.2; echo three"))
     jobs.wait(app_id)
     container = jobs.daemon.containers()[0]["Id"]
     said = jobs.daemon.client.logs(container, timestamps=True).decode().splitlines()
-    first, second, third = [docker._seconds(line.split()[0]) for line in said]
+    first, second, third = [docker_logs.seconds(line.split()[0]) for line in said]
     since = datetime.fromtimestamp((first + second) / 2, UTC)
     until = datetime.fromtimestamp((second + third) / 2, UTC)
     assert jobs.lines(app_id, since=since) == ["two", "three"]
@@ -348,7 +556,7 @@ def test_logs_of_a_time(jobs: Jobs) -> None:
 
 def test_what_is_not_there(jobs: Jobs) -> None:
     """Unknown jobs and replicas are errors that name what there is."""
-    for verb in (jobs.scheduler.cancel, jobs.scheduler.delete, jobs.lines):
+    for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")
     assert jobs.scheduler.status(["nosuch-x1"]) == {}

@@ -1,7 +1,10 @@
 """What is sent to Docker for an app, without a daemon."""
 
 import json
+import os
 import re
+import shlex
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -158,6 +161,7 @@ def test_published_ports() -> None:
         ({"image": ""}, {}, "trainer has no image"),
         ({"mounts": (BindMount("/a", "b"),)}, {}, "begins with /"),
         ({}, {"shm_size": "lots"}, "shm_size=lots is no size"),
+        ({}, {"workspace": "/no/such/place"}, "/no/such/place is not a directory"),
     ],
 )
 def test_what_cant_be_is_refused(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
@@ -171,6 +175,29 @@ def test_without_a_network_of_names() -> None:
     config = configs(role(), network="host")[0]
     assert variables_of(config)["RELIGHT_RANK0_HOST"] == "localhost"
     assert "Hostname" not in config
+
+
+def test_networks_without_names_are_noted() -> None:
+    """Several replicas in a network in which they can't meet: said before anything is sent."""
+    app = AppDef("app", (role(num_replicas=2),))
+    for network in ("bridge", "none"):
+        (note,) = docker.make().render(app, {"network": network}, "app-x7k2m").notes
+        assert network in note
+    for its, network in ((app, "own"), (app, "host"), (AppDef("app", (role(),)), "bridge")):
+        assert docker.make().render(its, {"network": network}, "app-x7k2m").notes == ()
+
+
+def test_the_text_is_for_a_shell() -> None:
+    """What a dry run shows is one command a container, with all words, on lines for reading."""
+    words = ("-c", "echo 'a b'; echo $HOME")
+    its = role(args=words, env={"A": "x y"}, resource=Resource(2, 1, 10))
+    text = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").text
+    (command,) = text.replace("\\\n", "").splitlines()[1:]
+    split = shlex.split(command)
+    assert split[:3] == ["docker", "run", "--detach"]
+    assert split[-4:] == ["img:1", "run", *words]
+    assert {"--env=A=x y", "--cpus=2", '--gpus="device=0"'} < set(split)
+    assert " \\\n  '--env=A=x y' \\\n" in text
 
 
 def test_a_workspace_is_an_image(tmp_path: Path) -> None:
@@ -222,6 +249,8 @@ def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
     scheduler = docker.make()
     scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
+    assert scheduler.affinity() == 0
     with pytest.raises(UsageError, match="needs the package docker") as caught:
         scheduler.list()
     assert caught.value.hint == "pip install 'relight[docker]'"
@@ -235,4 +264,44 @@ def test_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert scheduler.affinity() == 0
     with pytest.raises(MachineError, match=r"none\.sock: No such file or directory") as caught:
         scheduler.list()
+    assert "\n" not in caught.value.message
+
+
+def test_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who may not use the daemon's socket is told who may."""
+    pytest.importorskip("docker", reason="no Python package docker")
+    path = tmp_path / "s"
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
+    user = os.geteuid()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        path.chmod(0)
+        try:
+            os.seteuid(user or 65534)  # root may use any
+            with pytest.raises(MachineError, match="Permission denied") as caught:
+                docker.make().list()
+        finally:
+            os.seteuid(user)
+    assert "group docker" in caught.value.hint
+
+
+def test_over_ssh_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is reached over ssh needs one package more, which is named."""
+    pytest.importorskip("docker", reason="no Python package docker")
+    from docker.api import client
+
+    monkeypatch.delattr(client, "SSHHTTPAdapter", raising=False)  # as if it were not installed
+    monkeypatch.setenv("DOCKER_HOST", "ssh://nobody@127.0.0.1:1")
+    with pytest.raises(UsageError, match="needs the package paramiko"):
+        docker.make().list()
+
+
+@pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
+def test_addresses_without_a_daemon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever DOCKER_HOST says, an error is one line that repeats it."""
+    pytest.importorskip("docker", reason="no Python package docker")
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(MachineError, match=f"no answer from the Docker daemon at {host}") as caught:
+        docker.make().list()
     assert "\n" not in caught.value.message

@@ -180,6 +180,24 @@ def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
     assert not any("no token" in line for line in lines(scheduler, app_id, stream="stderr"))
 
 
+def test_two_jobs_at_one_port(scheduler: Local) -> None:
+    """Jobs of one user share a port, and the second goes on when the first, which had it, ends."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = (
+        f"{sys.executable} -m relight run --rdzv_backend c10d --rdzv_endpoint localhost:{port} "
+        "--rdzv_id ${app_id} --nnodes 2 --no-python sh -c "
+        "'touch {0}.$RANK; while ! [ -e {0}.end ]; do sleep 0.05; done; echo $RANK'"
+    )
+    jobs = []
+    for name in ("first", "second"):
+        jobs.append(submit(scheduler, shell(command.replace("{0}", name), replicas=2)))
+        until(lambda n=name: all(Path(f"{n}.{rank}").exists() for rank in (0, 1)))
+    for name, app_id in zip(("first", "second"), jobs, strict=True):
+        Path(f"{name}.end").touch()
+        assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
+
+
 def test_all_end_when_one_fails(scheduler: Local) -> None:
     """The first failure ends the job, with its exit code; the rest is stopped, children too."""
     marker = f"{os.getpid()}01.25"
@@ -204,6 +222,16 @@ def test_the_cause_is_told(scheduler: Local) -> None:
     status = wait(scheduler, submit(scheduler, shell(command)))
     assert "no data" in status.replicas[0].error
     assert status.message.endswith(status.replicas[0].error)
+
+
+def test_the_last_words_are_the_cause(scheduler: Local) -> None:
+    """Of a replica that wrote no error file, the last line of its stderr is the error."""
+    role = shell("echo fine; nosuchcommand; sleep 0; echo >&2; exit 127")
+    status = wait(scheduler, submit(scheduler, role))
+    assert status.replicas[0].error.endswith("nosuchcommand: not found")
+    assert status.message.startswith("main/0 failed with exit code 127: ")
+    silent = wait(scheduler, submit(scheduler, shell("exit 3")))
+    assert (silent.replicas[0].error, silent.message) == ("", "main/0 failed with exit code 3")
 
 
 def test_a_killed_replica(scheduler: Local) -> None:

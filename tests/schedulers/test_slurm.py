@@ -161,11 +161,11 @@ def test_the_cause_of_a_failure(jobs: Jobs) -> None:
 
 def test_replicas_end_together(jobs: Jobs) -> None:
     """Where replicas are no agents, the first failure stops the others and is the exit code."""
-    command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || exit 7; exec sleep 99"
+    command = "sleep 0.3; [ $SLURM_PROCID != 1 ] || { echo no data >&2; exit 7; }; exec sleep 99"
     app_id = jobs.submit(bash(command, replicas=3))
     status = jobs.until(app_id, *OVER)
     assert (status["state"], status["exitcode"]) == ("FAILED", 7)
-    assert status["message"] == "main/1 on node2 failed with exit code 7"
+    assert status["message"] == "main/1 on node2 failed with exit code 7: no data"
     assert [replica[1] for replica in status["replicas"]] == ["CANCELLED", "FAILED", "CANCELLED"]
     said, _ = jobs.slurm.run(["scontrol", "show", "job", app_id])
     assert "ExitCode=7:0" in said, "and Slurm knows it as well"

@@ -218,6 +218,8 @@ def test_squeue() -> None:
     assert seven.hosts == ("n1", "n2") and seven.submitted == "2026-01-02"
     assert (first.offset, second.offset, first.exitcode) == (0, 1, -15)
     assert second.explain() == "it waits: Resources" and seven.explain() == ""
+    lost = seven._replace(reason="JobLaunchFailure", exitcode=-9)
+    assert lost.explain() == "the node that ran its script, the first, was lost"
     assert slurm_states.state_of(jobs["8"]) is AppState.RUNNING
 
 

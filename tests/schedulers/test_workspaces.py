@@ -150,6 +150,15 @@ def test_an_archive_holds_the_same(tmp_path: Path) -> None:
     assert os.readlink(there / "w/link") == "sub"
 
 
+def test_an_archive_of_nothing(tmp_path: Path) -> None:
+    """The directory that files are put into is in the archive even if there are none."""
+    file = io.BytesIO()
+    workspaces.archive(str(tmp_path), file, prefix="w")
+    file.seek(0)
+    with tarfile.open(fileobj=file) as tar:
+        assert [(m.name, m.isdir()) for m in tar.getmembers()] == [("w", True)]
+
+
 def test_errors_are_one_line(tmp_path: Path) -> None:
     """No such directory is the user's error; a destination that can't be is the machine's."""
     with pytest.raises(UsageError, match="is not a directory"):

@@ -3,11 +3,11 @@
 Each has TorchX's name and, with the same value but for the handle, relight's.
 """
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from relight.errors import UsageError
-from relight.host.files import new_run_id
 from relight.job import macros
 from relight.job.app import AppDef
 from relight.job.handles import SESSION
@@ -59,7 +59,7 @@ def with_variables(
 
 def _own_session() -> str:
     global _session_id
-    _session_id = _session_id or new_run_id()
+    _session_id = _session_id or os.urandom(16).hex()
     return _session_id
 
 

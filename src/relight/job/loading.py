@@ -32,6 +32,11 @@ def find(address: str) -> Component:
         return found
     if ":" in address:
         place, _, name = address.rpartition(":")
+        if not place or not name:
+            raise UsageError(
+                f"{address} names no function",
+                hint="path/file.py:function, package.module:function, or one of relight components",
+            )
         return _of_place(place, name)
     given = registered()
     if address in given:

@@ -11,6 +11,7 @@ from relight.job import decoding
 from relight.schedulers.api import Option
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+FIXME = "#FIXME"
 _EXPECTED = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     list: "a;b", dict: "k:v;k2:v2",
@@ -63,6 +64,8 @@ def resolve(
             if option.name in here:
                 raise UsageError(f"{here[option.name]} and {name} are the same option")
             here[option.name] = name
+            if isinstance(value, str) and value.startswith(FIXME):
+                continue  # what `relight configure` wrote is still to be filled in
             values[option.name] = _value(option, value)
             said.add(option.name)
     for option in options:

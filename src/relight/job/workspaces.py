@@ -93,6 +93,10 @@ def archive(
             member = tarfile.TarInfo(name)
             member.size = len(contents)
             tar.addfile(member, io.BytesIO(contents))
+        if prefix:  # it is there even if nothing travels
+            directory = tarfile.TarInfo(prefix)
+            directory.type, directory.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(directory)
         for path, _ in entries(source):
             try:
                 _add(tar, os.path.join(source, path), os.path.join(prefix, path))

@@ -5,10 +5,12 @@ effect, and `--dryrun` shows its result. `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from relight.job.app import AppDef, AppState
+
+if TYPE_CHECKING:
+    from datetime import datetime  # 1 ms, and only logs need it
 
 
 class Option(NamedTuple):
@@ -97,8 +99,8 @@ class LogQuery(NamedTuple):
     role: str
     replica: int
     follow: bool = False
-    since: datetime | None = None
-    until: datetime | None = None
+    since: "datetime | None" = None
+    until: "datetime | None" = None
     stream: str = "combined"
 
 

@@ -20,10 +20,12 @@ from relight.job import macros, privacy
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 
 NETWORK = "relight"
-NO_NAMES = ("host", "none")
-"""Networks in which containers don't find each other by name."""
+NO_NAMES = ("host", "none", "bridge", "default")
+"""Docker's own networks, in which containers don't find each other by name."""
 STOP_LIMIT_S = 40
 """From SIGTERM to SIGKILL: more than the agents give their workers."""
+ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
+"""What replicas write, in torch's form, when they fail."""
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _DEVICES = {
     "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
@@ -112,8 +114,11 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
     return names
 
 
-def notes(app: AppDef) -> Iterator[str]:
+def notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     """Say what of an app has no effect."""
+    network = cfg.get("network") or NETWORK
+    if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
+        yield f"replicas do not find each other by name in the network {network}"
     for role in app.roles:
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
             yield f"{role.name}: no device file is known for {device}; add it with --mounts"
@@ -129,7 +134,7 @@ def text(body: Mapping[str, Any]) -> str:
         lines.append(shlex.join(["docker", "build", "--tag", build["image"], build["workspace"]]))
     for container in body["containers"]:
         lines.append(f"# {container['role']}/{container['replica']}")
-        lines.append(shlex.join(_command(container["name"], container["config"])))
+        lines += _command(container["name"], container["config"])
     return "\n".join(lines) + "\n"
 
 
@@ -210,6 +215,8 @@ def _builds(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> list[dict[str, 
     workspace = cfg.get("workspace")
     if not workspace:
         return []
+    if not os.path.isdir(workspace):
+        raise UsageError(f"the workspace {workspace} is not a directory")
     bases = list(dict.fromkeys(role.image for role in app.roles))
     tag = re.sub(r"[^A-Za-z0-9_.-]", "-", app_id)[-100:].lstrip(".-")
     return [
@@ -231,7 +238,8 @@ def _variables(role: Role, cfg: Mapping[str, Any], env: Environment, first: str)
     }
     ours = {f"{ours}_RANK0_HOST": first for ours in ("RELIGHT", "TORCHX")}
     ours |= {f"{ours}_IMAGE": role.image for ours in ("RELIGHT", "TORCHX")}
-    return {**copied, **(cfg.get("env") or {}), **role.env, **ours}
+    defaults = {"PYTHONUNBUFFERED": "x", "TORCHELASTIC_ERROR_FILE": ERROR_FILE}
+    return {**defaults, **copied, **(cfg.get("env") or {}), **role.env, **ours}
 
 
 def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]:
@@ -305,27 +313,31 @@ def _size(text: str) -> int:
 
 
 def _command(name: str, config: Mapping[str, Any]) -> list[str]:
+    """Return `docker run …` as lines that a shell takes for one."""
     host = config["HostConfig"]
     words = ["docker", "run", "--detach", f"--name={name}", f"--network={host['NetworkMode']}"]
     words += [f"--hostname={config['Hostname']}"] if "Hostname" in config else []
     words += ["--init", f"--stop-timeout={config['StopTimeout']}"]
-    words += ["--privileged"] if host.get("Privileged") else []
-    words += [f"--cpus={host['NanoCpus'] / 1e9:g}"] if host.get("NanoCpus") else []
-    words += [f"--memory={host['Memory']}"] if host.get("Memory") else []
-    words += [f"--shm-size={host['ShmSize']}"] if host.get("ShmSize") else []
+    limits = ["--privileged"] if host.get("Privileged") else []
+    limits += [f"--cpus={host['NanoCpus'] / 1e9:g}"] if host.get("NanoCpus") else []
+    limits += [f"--memory={host['Memory']}"] if host.get("Memory") else []
+    limits += [f"--shm-size={host['ShmSize']}"] if host.get("ShmSize") else []
     for request in host.get("DeviceRequests", ()):
-        words.append(f'--gpus="device={",".join(request["DeviceIDs"])}"')
+        limits.append(f'--gpus="device={",".join(request["DeviceIDs"])}"')
     for device in host.get("Devices", ()):
-        words.append(f"--device={':'.join(device.values())}")
-    for mount in host.get("Mounts", ()):
-        pairs = f"type={mount['Type']},src={mount['Source']},dst={mount['Target']}"
-        words.append(f"--mount={pairs}{',readonly' if mount['ReadOnly'] else ''}")
+        limits.append(f"--device={':'.join(device.values())}")
     for port, bindings in host.get("PortBindings", {}).items():
         inner = port.removesuffix("/tcp")
-        words += [f"--publish={b['HostIp']}:{b['HostPort']}:{inner}" for b in bindings]
+        limits += [f"--publish={b['HostIp']}:{b['HostPort']}:{inner}" for b in bindings]
     if "RestartPolicy" in host:
-        words.append(f"--restart=on-failure:{host['RestartPolicy']['MaximumRetryCount']}")
-    words += [f"--label={key}={value}" for key, value in config["Labels"].items()]
+        limits.append(f"--restart=on-failure:{host['RestartPolicy']['MaximumRetryCount']}")
+    groups = [words, limits]
+    for mount in host.get("Mounts", ()):
+        pairs = f"type={mount['Type']},src={mount['Source']},dst={mount['Target']}"
+        groups.append([f"--mount={pairs}{',readonly' if mount['ReadOnly'] else ''}"])
+    groups.append([f"--label={key}={value}" for key, value in config["Labels"].items()])
     variables = dict(pair.split("=", 1) for pair in config["Env"])
-    words += [f"--env={key}={value}" for key, value in privacy.of_variables(variables).items()]
-    return [*words, config["Image"], *privacy.of_words(config["Cmd"])]
+    groups += [[f"--env={k}={v}"] for k, v in privacy.of_variables(variables).items()]
+    groups.append([config["Image"], *privacy.of_words(config["Cmd"])])
+    lines = [shlex.join(group) for group in groups if group]
+    return [lines[0] + " \\", *(f"  {line} \\" for line in lines[1:-1]), f"  {lines[-1]}"]

@@ -11,6 +11,7 @@ why not.
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -22,13 +23,13 @@ from relight import env
 from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import RelightError, signal_name
 from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
-from relight.host import reports
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.job import records
+from relight.schedulers.causes import cause
 from relight.schedulers.local_record import LocalRecord
 
 _LINE_LIMIT = 65536
-_ERROR_LIMIT = 300
 
 
 class Stream:
@@ -66,6 +67,10 @@ class Stream:
         except OSError as error:
             self.lost = self.lost or error.strerror or "error"
 
+    def is_ready(self) -> bool:
+        """Return whether `copy` would not wait."""
+        return bool(select.select([self.reader], [], [], 0)[0])
+
     def close(self) -> None:
         """Close what is open of it."""
         for fd in (self.file, self.reader):
@@ -86,13 +91,14 @@ class Runner:
         self._hold = hold
         self._record = LocalRecord(order["directory"])
         self._loop = Loop()
-        # With a token of its own, nobody else on this machine joins the job.
-        token = {"RELIGHT_TOKEN": os.urandom(16).hex()}
+        # With it nobody else on this machine joins the job, and jobs of one user share an endpoint.
+        token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
         self._supervision: Supervision | None = None
         self._workers: Workers | None = None
         self._timer: Timer | None = None
         self._stopped = self._lost = ""
+        self._stderr: list[Stream] = []
         self._first: int | None = None
         self._restarts = 0
         self._said = False
@@ -132,6 +138,7 @@ class Runner:
             pair = [Stream(replica[name], files[-1]) for name in ("stdout", "stderr")]
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
+        self._stderr = streams[1::2]
         self._supervision = Supervision(len(plans), self._order["grace_s"])
         self._workers = Workers(self._loop, plans, range(len(plans)), "", self._on_process)
         for stream in streams:
@@ -186,11 +193,11 @@ class Runner:
         state.update(state=name, exitcode=exitcode)
         if name == "FAILED":
             self._first = number if self._first is None else self._first
-            report = reports.read(self._replicas[number]["env"].get("TORCHELASTIC_ERROR_FILE", ""))
-            error = self._workers.evidence.get(number, "")
-            if report is not None:
-                error = f"{report.type}: {report.message}" if report.type else report.message
-            state["error"] = " ".join(error.split())[:_ERROR_LIMIT]
+            replica, known = self._replicas[number], self._workers.evidence.get(number)
+            while self._stderr[number].reader in self._loop and self._stderr[number].is_ready():
+                self._copy(self._stderr[number])
+            error_file = replica["env"].get("TORCHELASTIC_ERROR_FILE", "")
+            state["error"] = known or cause(error_file, replica["stderr"])
         self._write("RUNNING")
         self._say_started()
 

@@ -36,9 +36,9 @@ def find(name: str) -> Scheduler:
             try:
                 return _make(entry.load())
             except Exception as error:
+                why = " ".join(f"{type(error).__name__}: {error}".split())
                 raise UsageError(
-                    f"the scheduler {name} ({entry.value}) does not load: "
-                    f"{type(error).__name__}: {error}"
+                    f"the scheduler {name} ({entry.value}) does not load: {why}"
                 ) from None
     known = names()
     meant = nearest(name, [*known, *ALIASES])
@@ -62,11 +62,9 @@ def choose() -> str:
 
 
 def _affinity(name: str) -> int:
-    from relight.errors import RelightError
-
     try:
         return find(name).affinity()
-    except RelightError:
+    except Exception:  # of another package, perhaps
         return 0
 
 

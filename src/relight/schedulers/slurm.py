@@ -427,15 +427,12 @@ def _replicas(
 
 
 def _error(folder: Folder | None, role: str, replica: int) -> str:
-    from relight.host import reports
+    from relight.schedulers.causes import cause
 
     if folder is None:
         return ""
-    report = reports.read(os.path.join(folder[0], role, str(replica), "error.json"))
-    if report is None:
-        return ""
-    text = f"{report.type}: {report.message}" if report.type else report.message
-    return " ".join(text.split())
+    place = os.path.join(folder[0], role, str(replica))
+    return cause(os.path.join(place, "error.json"), os.path.join(place, "stderr.log"))
 
 
 def _forgotten(folder: Folder) -> AppStatus:

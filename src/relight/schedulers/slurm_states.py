@@ -69,6 +69,8 @@ class Part(NamedTuple):
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
             return f"it waits: {said}" if said else "it waits"
+        if self.app_state is AppState.FAILED and (said, self.exitcode) == ("JobLaunchFailure", -9):
+            return "the node that ran its script, the first, was lost"
         if self.app_state is AppState.FAILED:
             return _WORDS.get(self.state, "" if said == "NonZeroExitCode" else said)
         return f"Slurm says {self.state}" if self.app_state is AppState.UNKNOWN else ""

@@ -1,0 +1,108 @@
+"""The connection to a Docker daemon: where it is, and what its errors mean for people."""
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from relight import env
+from relight.errors import MachineError, UsageError
+
+_SOCKET = "unix:///var/run/docker.sock"
+_HINT = "is it running? DOCKER_HOST says where it is"
+
+
+class Daemon:
+    """The daemon that DOCKER_HOST names, or this machine's; asked only when it is needed."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Give the low-level client of the package docker; its errors become ours.
+
+        Raises:
+            UsageError: the package is missing.
+            MachineError: no daemon answers, or it refuses what is asked.
+        """
+        try:
+            import docker
+            import requests
+            import urllib3
+        except ImportError:
+            raise UsageError(
+                "the Docker scheduler needs the package docker",
+                hint="pip install 'relight[docker]'",
+            ) from None
+        where = address()
+        try:
+            if self._client is None:
+                number = refusal(where)
+                if number:  # the client would leave its socket open
+                    denied = number in (errno.EACCES, errno.EPERM)
+                    raise MachineError(
+                        f"no Docker daemon at {where}: {os.strerror(number)}",
+                        hint="its socket is for root and the group docker" if denied else _HINT,
+                    )
+                self._client = docker.APIClient(
+                    version="auto",
+                    use_ssh_client=True,
+                    **docker.utils.kwargs_from_env(environment=dict(env.read().variables)),
+                )
+            yield self._client
+        except docker.errors.APIError as error:
+            raise MachineError(f"Docker: {explanation(error)}") from None
+        except (
+            docker.errors.DockerException,
+            requests.RequestException,
+            urllib3.exceptions.HTTPError,  # while an answer is read
+            ConnectionError,
+        ) as error:
+            if isinstance(error.__cause__, NameError):  # so the client misses a part of its own
+                raise UsageError(
+                    f"DOCKER_HOST={where} needs the package paramiko", hint="pip install paramiko"
+                ) from None
+            raise MachineError(
+                f"no answer from the Docker daemon at {where}: {_innermost(error)}", hint=_HINT
+            ) from None
+
+    def close(self) -> None:
+        """Give up the connection."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def address() -> str:
+    """Return where the daemon is."""
+    return env.read().get("DOCKER_HOST") or _SOCKET
+
+
+def refusal(where: str) -> int:
+    """Return the errno with which a socket on this machine refuses; 0 if it does not, or is none of
+    this machine's.
+    """
+    if not where.startswith(("unix://", "/")):
+        return 0
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(where.removeprefix("unix://"))
+        except OSError as error:
+            return error.errno or errno.EIO
+    return 0
+
+
+def explanation(error: Any) -> str:
+    """Return what the daemon said, in one line."""
+    return " ".join(str(error.explanation or error).split())
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the reason that a chain of errors began with, in one line."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return getattr(error, "strerror", None) or " ".join(str(error).split())

@@ -1,0 +1,175 @@
+"""What the two sides of an ssh connection say to each other, over its stdin and stdout.
+
+A frame is its kind (1 byte), a length (4 bytes, big-endian) and so many bytes:
+
+    here to there   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO; BEAT,
+                    every few seconds: whoever hears nothing has lost the connection; STOP
+    there to here   OUT, ERR: what the replica has written; END, JSON, the last
+
+That side first says GREETING; what comes before it was printed by a shell's start-up files.
+"""
+
+import os
+import struct
+from collections.abc import Callable
+
+from relight.host.loop import Loop
+
+NAME = b"relight ssh "
+GREETING = NAME + b"1\n"
+ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
+PLENTY = 1 << 20
+"""Bytes that wait to be written; a sender waits rather than go above it."""
+_LARGEST = 1 << 26
+_MOST_NOISE = 1 << 20
+_HEAD = struct.Struct(">cI")
+
+Frame = tuple[bytes, bytes]
+
+
+def frame(kind: bytes, payload: bytes = b"") -> bytes:
+    """Return the bytes of a frame."""
+    return _HEAD.pack(kind, len(payload)) + payload
+
+
+class Decoder:
+    """Cuts bytes into frames.
+
+    Args:
+        greeting: what the other side says first, or empty.
+    """
+
+    def __init__(self, greeting: bytes = b"") -> None:
+        self.greeted = not greeting
+        self.noise = b""
+        """What came instead of the greeting."""
+        self._greeting = greeting
+        self._left = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Return the frames that are complete with this.
+
+        Raises:
+            ValueError: these are no frames.
+        """
+        self._left += data
+        if not self.greeted:
+            before, self.greeted, after = _cut(self._left, self._greeting)
+            if not self.greeted:
+                self.noise = self._left = self._left[-_MOST_NOISE:]
+                return []
+            self.noise, self._left = before, after
+        frames: list[Frame] = []
+        at = 0
+        while len(self._left) - at >= _HEAD.size:
+            kind, length = _HEAD.unpack_from(self._left, at)
+            if length > _LARGEST:
+                raise ValueError(f"a frame of {length} bytes")
+            end = at + _HEAD.size + length
+            if len(self._left) < end:
+                break
+            frames.append((kind, self._left[at + _HEAD.size : end]))
+            at = end
+        self._left = self._left[at:]
+        return frames
+
+
+class Channel:
+    """Frames in both directions, in a loop; nothing here ever blocks.
+
+    Args:
+        loop: calls back.
+        reader: a descriptor.
+        writer: a descriptor.
+        on_frame: gets each frame.
+        on_end: called once, when no more frames can come.
+        on_room: called when what was waiting has been written for the most part.
+        greeting: what the other side says first, or empty.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        reader: int,
+        writer: int,
+        *,
+        on_frame: Callable[[bytes, bytes], None],
+        on_end: Callable[[], None],
+        on_room: Callable[[], None] = lambda: None,
+        greeting: bytes = b"",
+    ) -> None:
+        self.decoder = Decoder(greeting)
+        self.ended = False
+        """Whether nothing more can come."""
+        self.broken = False
+        """Whether nothing can be sent any more."""
+        self._loop, self._reader, self._writer = loop, reader, writer
+        self._on_frame, self._on_end, self._on_room = on_frame, on_end, on_room
+        self._waiting = bytearray()
+        os.set_blocking(reader, False)
+        os.set_blocking(writer, False)
+        loop.on_readable(reader, self._read)
+
+    @property
+    def waiting(self) -> int:
+        """The bytes that are not written yet."""
+        return len(self._waiting)
+
+    def send(self, kind: bytes, payload: bytes = b"") -> None:
+        """Send a frame; where nobody can get it any more, nothing."""
+        self.send_raw(frame(kind, payload))
+
+    def send_raw(self, data: bytes) -> None:
+        """Send bytes as they are."""
+        if not self.broken:
+            self._waiting += data
+            self._write()
+
+    def give_up(self) -> None:
+        """Neither read nor write any more."""
+        self._break()
+        self._on_room()
+        self._end()
+
+    def _write(self) -> None:
+        try:
+            while self._waiting:
+                del self._waiting[: os.write(self._writer, self._waiting[:65536])]
+        except BlockingIOError:
+            self._loop.on_writable(self._writer, self._write)
+        except OSError:
+            self._break()
+        else:
+            self._loop.on_writable(self._writer, None)
+        if len(self._waiting) < PLENTY:
+            self._on_room()
+
+    def _break(self) -> None:
+        self.broken = True
+        self._waiting.clear()
+        self._loop.on_writable(self._writer, None)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._reader, 1 << 18)
+            frames = self.decoder.feed(data)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            self._end()
+            return
+        for kind, payload in frames:
+            self._on_frame(kind, payload)
+        if not data:
+            self._end()
+
+    def _end(self) -> None:
+        self._loop.on_readable(self._reader, None)
+        if not self.ended:
+            self.ended = True
+            self._on_end()
+
+
+def _cut(data: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
+    before, found, after = data.partition(mark)
+    return before, bool(found), after

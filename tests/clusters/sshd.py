@@ -1,0 +1,232 @@
+"""OpenSSH servers, each with its own port, host key and variables.
+
+    with Sshd(["alpha", "beta"]) as hosts:
+        Ssh().render(app, {**defaults, **hosts.cfg()}, …)
+        hosts["beta"].stop()
+
+All files are below one temporary directory: keys, the user's known_hosts, and for each server a
+home directory of its sessions. Nothing of the user's own home is read or run: a session that is
+killed in the middle of its start-up files could leave locks there. A server may also run on a host
+of a Lab (`lab`), then at port 22 of its address.
+"""
+
+import functools
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from netlab import Lab
+
+from relight.host.linux import die_with_parent
+
+PROGRAM = "/usr/sbin/sshd"
+PACKAGE = "openssh-server"
+PATIENCE_S = 30.0
+CONFIG = """
+HostKey {key}
+AuthorizedKeysFile {authorized}
+PidFile none
+ListenAddress {address}
+Port {port}
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PrintMotd no
+UseDNS no
+MaxStartups 100:30:200
+SetEnv {variables}
+"""
+
+
+@functools.cache
+def sshd_unavailable() -> str:
+    """Why there can be no sshd on this machine; empty if there can."""
+    if not os.path.exists(PROGRAM):
+        return f"no {PROGRAM} (Debian: {PACKAGE})"
+    missing = [name for name in ("ssh", "ssh-keygen") if shutil.which(name) is None]
+    if missing:
+        return f"no {', '.join(missing)} (Debian: openssh-client)"
+    return ""
+
+
+class Server:
+    """One sshd. `directory` holds what is its own; `address` and `port` are where it listens."""
+
+    def __init__(self, name: str, directory: Path, keys: Path) -> None:
+        self.name, self.directory, self.keys = name, directory, keys
+        self.address, self.port = "127.0.0.1", 0
+        self.process: subprocess.Popen[bytes] | None = None
+        self.home.mkdir(parents=True)
+        _make_key(directory / "key")
+
+    @property
+    def host(self) -> str:
+        """The host as `-cfg hosts=` takes it."""
+        return f"{self.address}:{self.port}"
+
+    @property
+    def home(self) -> Path:
+        """The home directory of its sessions."""
+        return self.directory / "home"
+
+    @property
+    def state(self) -> Path:
+        """What RELIGHT_STATE_DIR is in its sessions."""
+        return self.directory / "state"
+
+    def public_key(self) -> str:
+        """Its key, as known_hosts has it."""
+        return " ".join((self.directory / "key.pub").read_text().split()[:2])
+
+    def start(self, lab: Lab | None = None, **variables: str) -> None:
+        """Start it and return when it answers; sessions have these variables."""
+        if lab is not None:
+            self.address, self.port = lab[self.name].address, 22
+        elif not self.port:
+            with socket.create_server((self.address, 0)) as server:
+                self.port = server.getsockname()[1]
+        own = {"HOME": str(self.home), "RELIGHT_STATE_DIR": str(self.state), "ON": self.name}
+        own |= variables
+        config = self.directory / "config"
+        config.write_text(
+            CONFIG.format(
+                key=self.directory / "key",
+                authorized=self.keys / "authorized",
+                address=self.address,
+                port=self.port,
+                variables=" ".join(f"{name}={value}" for name, value in own.items()),
+            )
+        )
+        with (self.directory / "log").open("ab") as log:
+            command = [PROGRAM, "-D", "-e", "-f", str(config)]
+            options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            if lab is None:
+                self.process = subprocess.Popen(
+                    command,
+                    start_new_session=True,
+                    preexec_fn=lambda: die_with_parent(signal.SIGKILL),
+                    **options,
+                )
+            else:
+                self.process = lab[self.name].start(command, **options)
+        end = time.monotonic() + PATIENCE_S
+        while b"Server listening" not in (self.directory / "log").read_bytes():
+            assert self.process.poll() is None and time.monotonic() < end, self.log()
+            time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGTERM) -> None:
+        """End it; its sessions live on."""
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(PATIENCE_S)
+            self.process = None
+            (self.directory / "log").write_text("")
+
+    def sessions(self) -> list[int]:
+        """The pids of the processes that serve its connections."""
+        assert self.process is not None
+        found, below = [], [self.process.pid]
+        while below:
+            pid = below.pop()
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            for child in map(int, children):
+                if Path(f"/proc/{child}/comm").read_text().strip().startswith("sshd"):
+                    found.append(child)
+                    below.append(child)
+        return found
+
+    def log(self) -> str:
+        """The end of what it has written."""
+        return (self.directory / "log").read_text(errors="replace")[-2000:]
+
+
+class Sshd:
+    """Servers with one user key, and what the ssh command needs to reach them.
+
+    Args:
+        names: of the servers.
+        lab: the hosts of the same names that they run on; this machine if None.
+    """
+
+    def __init__(self, names: Sequence[str], lab: Lab | None = None) -> None:
+        self.names, self.lab = names, lab
+        self.directory = Path(tempfile.mkdtemp(prefix="sshd-"))
+        self.servers: dict[str, Server] = {}
+
+    def __getitem__(self, name: str) -> Server:
+        return self.servers[name]
+
+    def __enter__(self) -> "Sshd":
+        try:
+            if os.geteuid() == 0:
+                os.makedirs("/run/sshd", 0o755, exist_ok=True)  # sshd insists on it
+            _make_key(self.directory / "id")
+            shutil.copy(self.directory / "id.pub", self.directory / "authorized")
+            for name in self.names:
+                server = Server(name, self.directory / name, self.directory)
+                self.servers[name] = server
+                server.start(self.lab)
+            self.know()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def know(self) -> None:
+        """Write the keys of all servers to known_hosts."""
+        lines = [
+            f"[{server.address}]:{server.port} {server.public_key()}\n"
+            if server.port != 22
+            else f"{server.address},{server.name} {server.public_key()}\n"
+            for server in self.servers.values()
+        ]
+        (self.directory / "known_hosts").write_text("".join(lines))
+
+    def cfg(self, *names: str) -> dict[str, Any]:
+        """The options with which the scheduler reaches these servers, or all."""
+        ours = {"UserKnownHostsFile": self.directory / "known_hosts", "IdentitiesOnly": "yes"}
+        ours["GlobalKnownHostsFile"] = "/dev/null"
+        words = ["-F", "none"]
+        for name, value in ours.items():
+            words += ["-o", f"{name}={value}"]
+        return {
+            "hosts": [self.servers[name].host for name in names or self.names],
+            "identity": str(self.directory / "id"),
+            "ssh_args": shlex.join(words),
+        }
+
+    def close(self) -> None:
+        """End the servers with their sessions, and remove their files."""
+        for server in self.servers.values():
+            if server.process is not None and server.process.poll() is None:
+                for pid in server.sessions():
+                    try:
+                        os.kill(pid, signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass  # it has just ended
+                server.stop(signal.SIGKILL)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _make_key(path: Path) -> None:
+    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL)

@@ -1,0 +1,218 @@
+"""What a component returns: TorchX's apps are taken, and all that is no app is named."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import relight.job as specs
+from relight.errors import UsageError
+from relight.job import arguments, foreign, loading
+from relight.job.checking import checked
+
+
+def theirs(**fields: Any) -> SimpleNamespace:
+    """An app of TorchX's form with one role, some fields of which are others."""
+    role = {
+        "name": "r", "image": "i", "min_replicas": None, "entrypoint": "e", "args": ["a"],
+        "env": {}, "num_replicas": 1, "max_retries": 0,
+        "retry_policy": SimpleNamespace(name="REPLICA"),
+        "resource": SimpleNamespace(cpu=1, gpu=0, memMB=2, capabilities={}, devices={}, tags={}),
+        "port_map": {}, "metadata": {}, "mounts": [], "workspace": None, **fields,
+    }  # fmt: skip
+    return SimpleNamespace(name="a", roles=[SimpleNamespace(**role)], metadata={})
+
+
+def test_an_app_is_converted() -> None:
+    """All that TorchX's roles say arrives; a resource of an old version has no tags."""
+    old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
+    app = foreign.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
+    (role,) = app.roles
+    assert role == specs.Role(
+        name="r", image="i", entrypoint="e", args=("a", "1"), env={"A": "1"},
+        retry_policy=specs.RetryPolicy.REPLICA,
+        resource=specs.Resource(1, 2, 3, {"c": 1}, {"d": 1}, {}),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (None, "c returned nothing, not an AppDef"),
+        (1, "c returned a int, not an AppDef"),
+        (SimpleNamespace(name="a"), "c returned a SimpleNamespace, not an AppDef"),
+        (theirs(args="ab"), "args of the role r: expected a list, not 'ab'"),
+        (theirs(num_replicas="x"), "can't be used: invalid literal"),
+        (theirs(env=None), "can't be used: "),
+        (theirs(resource=None), "can't be used: "),
+        (theirs(retry_policy=SimpleNamespace(name="HOT_SPARE")), "the retry policy HOT_SPARE"),
+        (theirs(workspace={"/a": ""}), "the role r has a workspace; --workspace says one"),
+        (theirs(mounts=[1]), "can't be used: "),
+    ],
+)
+def test_what_is_no_app(found: object, message: str) -> None:
+    """The line says what came instead, or what of it can't be used."""
+    with pytest.raises(UsageError) as caught:
+        foreign.to_app(found, "c")
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def ours(**fields: Any) -> specs.AppDef:
+    return specs.AppDef(
+        "a", [specs.Role(**{"name": "r", "image": "", "entrypoint": "e", **fields})]
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: specs.AppDef("a"), "the app a has no roles"),
+        (lambda: specs.AppDef("a", [None]), "the app a has a role that is a NoneType"),
+        (lambda: specs.AppDef("a", ours().roles * 2), "the app a has two roles named r"),
+        (lambda: specs.AppDef(None, ours().roles), "the app has None for its name: expected str"),
+        (lambda: specs.AppDef("a\nb", ours().roles), "the name of the app, 'a\\nb', has char"),
+        (lambda: specs.AppDef("a", ours().roles, None), "the app a has None for its metadata"),
+        (lambda: ours(name=""), "the app a has a role without a name"),
+        (lambda: ours(name="a\tb"), "the name of a role, 'a\\tb', has characters"),
+        (lambda: ours(name=3), "3 for its name: expected str"),
+        (lambda: ours(image=None), "None for its image: expected str"),
+        (lambda: ours(entrypoint=""), "the role r has no entrypoint"),
+        (lambda: specs.AppDef("a", [specs.Role("r", "")]), "the role r has no entrypoint"),
+        (lambda: ours(entrypoint=None), "None for its entrypoint: expected str"),
+        (lambda: ours(args=[1]), "the role r has an argument that is no text: 1"),
+        (lambda: ours(args=["a\0"]), "an argument that is no text: 'a\\x00'"),
+        (lambda: ours(num_replicas=0), "the role r has 0 replicas"),
+        (lambda: ours(num_replicas="2"), "'2' for its num_replicas: expected int"),
+        (lambda: ours(num_replicas=1.5), "1.5 for its num_replicas: expected int"),
+        (lambda: ours(num_replicas=True), "True for its num_replicas: expected int"),
+        (lambda: ours(min_replicas=2), "the role r needs 2 of 1 replicas"),
+        (lambda: ours(min_replicas=0), "the role r needs 0 of 1 replicas"),
+        (lambda: ours(min_replicas="1"), "'1' for its min_replicas: expected int or None"),
+        (lambda: ours(max_retries=-1), "the role r has -1 retries"),
+        (lambda: ours(retry_policy="NOPE"), "'NOPE' for its retry_policy: expected RetryPolicy"),
+        (lambda: ours(resource="gpu.small"), "'gpu.small' for its resource: expected Resource"),
+        (lambda: ours(resource=specs.Resource("1", 0, 0)), "'1' for its cpu: expected int or fl"),
+        (lambda: ours(mounts=["type=bind"]), "'type=bind' for its mount: expected BindMount or "),
+        (lambda: ours(port_map={"http": "80"}), "'80' for its port http: expected int"),
+        (lambda: ours(env=["A"]), "['A'] for its env: expected dict"),
+        (lambda: ours(env={"A": 1}), "the role r has a variable that is no text: A"),
+        (lambda: ours(env={"A": "\0"}), "the role r has a variable that is no text: A"),
+        (lambda: ours(env={"A=B": "1"}), "the role r has a variable of the name 'A=B'"),
+        (lambda: ours(env={"": "1"}), "the role r has a variable of the name ''"),
+        (lambda: ours(metadata=[1]), "[1] for its metadata: expected dict"),
+    ],
+)  # fmt: skip
+def test_an_app_that_cant_be_run(make: Callable[[], Any], message: str) -> None:
+    """What Python lets through is refused before a scheduler sees it."""
+    with pytest.raises(UsageError) as caught:
+        checked(make())
+    assert message in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_text_is_no_list_of_arguments() -> None:
+    """It would become a list of its letters."""
+    with pytest.raises(TypeError, match="args of the role r: expected a list, not 'ab'"):
+        ours(args="ab")
+
+
+# As it stands in a file for TorchX, but for the one line that imports specs.
+FILE = '''
+"""Ours."""
+from typing import Dict, Optional
+
+import relight.job as specs
+
+
+def trainer(*script_args: str, image: str, h: str = "gpu.small", nodes: int = 2,
+            env: Optional[Dict[str, str]] = None, mounts: list[str] = []) -> specs.AppDef:
+    """Trains, and evaluates beside it.
+
+    Args:
+        script_args: for the script
+        image: of the container
+    """
+    return specs.AppDef(
+        name="ours",
+        roles=[
+            specs.Role(
+                name="trainer",
+                image=image,
+                entrypoint="python",
+                args=["-m", "ours.train", "--out", f"/out/{specs.macros.app_id}", *script_args],
+                env={"RANK0": f"$${{{specs.macros.rank0_env}:=localhost}}", **(env or {})},
+                num_replicas=nodes,
+                max_retries=3,
+                retry_policy=specs.RetryPolicy.APPLICATION,
+                resource=specs.resource(h=h),
+                port_map={"c10d": 29500},
+                mounts=specs.parse_mounts(mounts),
+            ),
+            specs.Role(
+                name="reader",
+                image=image,
+                entrypoint="cat",
+                args=[specs.macros.img_root, specs.macros.replica_id],
+                resource=specs.Resource(cpu=1, gpu=0, memMB=64),
+                mounts=[
+                    specs.BindMount(src_path="/a", dst_path="/b", read_only=True),
+                    specs.VolumeMount(src="v", dst_path="/c"),
+                    specs.DeviceMount(src_path="/dev/x", dst_path="/dev/y", permissions="r"),
+                ],
+            ),
+        ],
+        metadata={"team": "vision"},
+    )
+
+
+def named() -> specs.AppDef:
+    """All names that such a file uses are there."""
+    assert specs.NULL_RESOURCE.cpu == -1
+    assert specs.named_resources["gpu.small"] == specs.resource(h="gpu.small")
+    assert specs.AppState.SUCCEEDED.is_over
+    return specs.AppDef("n", [specs.Role(name="n", image="", entrypoint="true")])
+'''
+
+
+@pytest.fixture
+def build(place: Path) -> Callable[..., specs.AppDef]:
+    """Call a function of the file with a command line."""
+    (place / "ours_for_torchx.py").write_text(FILE)
+
+    def call(name: str, *words: str) -> specs.AppDef:
+        address = f"ours_for_torchx.py:{name}"
+        function = loading.find(address)
+        signature = arguments.signature_of(address, function)
+        rest, values = arguments.bind(signature, arguments.parse(words, signature), {})
+        return checked(loading.call(address, function, rest, values, "relight"))
+
+    return call
+
+
+def test_a_file_for_torchx_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
+    """Everything that a TorchX component uses of `specs` is in relight.job."""
+    app = build("trainer", "--image", "i", "--env", "A=1", "--mounts", "type=bind,src=/x,dst=/y",
+                "--", "--lr", "1", "--lr", "2")  # fmt: skip
+    trainer, reader = app.roles
+    assert trainer.args[-5:] == ("/out/${app_id}", "--lr", "1", "--lr", "2")
+    assert trainer.env == {"RANK0": "$${${rank0_env}:=localhost}", "A": "1"}
+    assert trainer.resource.gpu == 1
+    assert trainer.mounts == (specs.BindMount("/x", "/y"),)
+    assert reader.args == ("${img_root}", "${replica_id}")
+    assert [type(mount).__name__ for mount in reader.mounts] == [
+        "BindMount", "VolumeMount", "DeviceMount"
+    ]  # fmt: skip
+    assert (app.name, app.metadata) == ("ours", {"team": "vision"})
+    assert build("named").name == "n"
+
+
+def test_names_of_the_package() -> None:
+    """`dir` shows what there is, a name that is not there is an AttributeError, all are loaded."""
+    assert set(specs.__all__) <= set(dir(specs))
+    assert all(getattr(specs, name) is not None for name in specs.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nope'"):
+        specs.nope  # noqa: B018
+    assert isinstance(specs.named_resources, Mapping)

@@ -1,0 +1,83 @@
+"""`scheduler://session/job`: what is one, and jobs by their ids alone."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.job import handles, records
+from relight.job.handles import Handle
+
+
+def record(name: str, **fields: Any) -> None:
+    whole = {
+        "id": name, "app_id": name, "handle": f"local://relight/{name}", "scheduler": "local",
+        "name": "a", "state": "RUNNING", "submitted": "2026-01-01T00:00:00+00:00", **fields,
+    }  # fmt: skip
+    records.write(name, whole)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local://relight/a-1", Handle("local", "relight", "a-1")),
+        ("local_cwd://torchx/a", Handle("local_cwd", "torchx", "a")),
+        ("slurm:///77", Handle("slurm", "", "77")),
+        ("k8s://s/ns:job", Handle("k8s", "s", "ns:job")),
+        ("s://s/a/", Handle("s", "s", "a")),
+        ("s://s/a/role", Handle("s", "s", "a", "role")),
+        ("s://s/a/role/", Handle("s", "s", "a", "role")),
+        ("s://s/a/role/0", Handle("s", "s", "a", "role", (0,))),
+        ("s://s/a/role/0,2,", Handle("s", "s", "a", "role", (0, 2))),
+        ("s://s/a/role/1,1,0", Handle("s", "s", "a", "role", (1, 0))),
+    ],
+)
+def test_handles(text: str, expected: Handle) -> None:
+    """A handle names a job, a role of it, or replicas."""
+    assert handles.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "/", "://", "local://", "local://relight", "local://relight/", "local:/relight/a",
+        "a/b", "local://relight/a b", "lo cal://relight/a", "s://s/a/r/x", "s://s/a/r/0/1",
+        "s://s/a//0", "local://relight/a\n",
+    ],
+)  # fmt: skip
+def test_no_handles(text: str) -> None:
+    """What is none is refused with the form of one."""
+    with pytest.raises(UsageError, match="is no handle of a job") as caught:
+        handles.parse(text)
+    assert "SCHEDULER://SESSION/JOB" in caught.value.hint
+
+
+PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
+
+
+@given(st.from_regex(r"\A[a-z0-9_.-]{1,9}\Z"), PART, PART)
+def test_what_is_printed_is_read(scheduler: str, session: str, app_id: str) -> None:
+    """A handle goes through its text."""
+    handle = Handle(scheduler, session, app_id)
+    assert handles.parse(str(handle)) == handle
+
+
+def test_ids_alone() -> None:
+    """A recorded job is found by its id here, and by the one that its scheduler gave."""
+    record("train-x3b")
+    record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
+    assert handles.parse("train-x3b") == Handle("local", "relight", "train-x3b")
+    assert handles.parse("other-y4c") == handles.parse("77") == Handle("slurm", "relight", "77")
+
+
+def test_an_id_that_is_not_there() -> None:
+    """The nearest one is told, or where to look."""
+    record("train-x3b")
+    with pytest.raises(UsageError, match="there is no job train-x3c") as caught:
+        handles.parse("train-x3c")
+    assert caught.value.hint == "did you mean train-x3b?"
+    with pytest.raises(UsageError) as caught:
+        handles.parse("zzz")
+    assert caught.value.hint == "relight list shows them"

@@ -1,0 +1,95 @@
+"""`--mounts type=bind,src=…`: what it may be, and what is said where it is wrong."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.job import BindMount, DeviceMount, VolumeMount, parse_mounts
+from relight.job.app import Mount
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("type=bind,src=/a,dst=/b", [BindMount("/a", "/b")]),
+        ("type=bind,source=/a,destination=/b,readonly", [BindMount("/a", "/b", True)]),
+        ("type=bind,src=/a,target=/b,read_only=true", [BindMount("/a", "/b", True)]),
+        ("type=bind,src=/a,dst=/b,readonly=false", [BindMount("/a", "/b", False)]),
+        ("type=bind,readonly,dst=/b,src=/a", [BindMount("/a", "/b", True)]),
+        ("type=bind,src=/a=b,dst=/c=d", [BindMount("/a=b", "/c=d")]),
+        ("type=volume,src=v,dst=/b,readonly", [VolumeMount("v", "/b", True)]),
+        ("type=device,src=/dev/x", [DeviceMount("/dev/x", "/dev/x", "rwm")]),
+        ("type=device,src=/dev/x,dst=/dev/y,perm=r", [DeviceMount("/dev/x", "/dev/y", "r")]),
+        ("type=device,src=/dev/x,permissions=rw", [DeviceMount("/dev/x", "/dev/x", "rw")]),
+        (
+            "type=bind,src=/a,dst=/b,type=volume,src=v,dst=/c,type=device,src=/dev/x",
+            [BindMount("/a", "/b"), VolumeMount("v", "/c"), DeviceMount("/dev/x", "/dev/x")],
+        ),
+    ],
+)
+def test_mounts(text: str, expected: list[Mount]) -> None:
+    """Each type begins a mount, and its options may come in any order and spelling."""
+    assert parse_mounts(text.split(",")) == expected
+
+
+def test_none() -> None:
+    """No words are no mounts."""
+    assert parse_mounts([]) == []
+
+
+def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`~` on the host's side is the home directory; a volume may have such a name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (mount,) = parse_mounts(["type=bind", "src=~/data", "dst=~/data"])
+    assert mount == BindMount(f"{tmp_path}/data", "~/data")
+    assert parse_mounts(["type=volume", "src=~v", "dst=/v"]) == [VolumeMount("~v", "/v")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("src=/a,type=bind", "begins with its type, not with src=/a", "type=bind,src="),
+        ("type=bin,src=/a", "no type of mount 'bin'", "bind, volume, device"),
+        ("type", "no type of mount ''", "bind, volume, device"),
+        ("type=bind,src=/a", "the mount type=bind,src=/a has no dst", "type=bind,src="),
+        ("type=bind,dst=/a", "has no src", "type=bind,src="),
+        ("type=bind,src=,dst=/a", "has no src", ""),
+        ("type=device", "the mount type=device has no src", ""),
+        ("type=bind,scr=/a", "a mount has no option 'scr'", "did you mean src?"),
+        ("type=bind,wxyz", "a mount has no option 'wxyz'", "options: type, "),
+        ("type=bind,src=/a,dst=/b,readonly=no", "readonly=no: expected true or false", ""),
+        ("type=bind,src=/a,src=/b", "two values for src: /a and /b", ""),
+        ("type=bind,src=/a,dst=/b,perm=r", "of type bind has no perm", "it has src, dst, readonly"),
+        ("type=device,src=/a,readonly", "of type device has no readonly", "it has src, dst, perm"),
+        ("type=device,src=/a,perm=x", "perm=x: expected letters of r, w and m", ""),
+        ("type=device,src=/a,perm=", "perm=: expected letters of r, w and m", ""),
+        ("", "a mount has no option ''", ""),
+    ],
+)
+def test_wrong_mounts(text: str, message: str, hint: str) -> None:
+    """What is wrong is named, and what may stand there."""
+    with pytest.raises(UsageError) as caught:
+        parse_mounts(text.split(","))
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+WORDS = st.lists(
+    st.sampled_from(
+        ["type=bind", "type=volume", "type=device", "src=/a", "dst=/b", "readonly", "perm=r", "x="]
+    )
+)
+
+
+@given(WORDS)
+def test_any_words_are_mounts_or_refused(words: list[str]) -> None:
+    """There are as many mounts as types, or one error of one line."""
+    try:
+        found = parse_mounts(words)
+    except UsageError as error:
+        assert "\n" not in error.message
+    else:
+        assert len(found) == sum(word.startswith("type=") for word in words)

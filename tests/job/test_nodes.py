@@ -1,0 +1,144 @@
+"""`-j` and `--name`, in the forms that TorchX reads, and all that can't be."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.job.components.nodes import (
+    Name,
+    Nodes,
+    parse_name,
+    parse_nodes,
+    parse_nodes_of,
+    role_name,
+)
+
+
+@pytest.mark.parametrize(
+    ("j", "expected", "text"),
+    [
+        ("2", Nodes(1, 1, 2), "1"),
+        ("1x2", Nodes(1, 1, 2), "1"),
+        ("4x8", Nodes(4, 4, 8), "4"),
+        ("2:4x8", Nodes(2, 4, 8), "2:4"),
+        ("4:4x1", Nodes(4, 4, 1), "4"),
+        ("01x02", Nodes(1, 1, 2), "1"),
+        ("1000x16", Nodes(1000, 1000, 16), "1000"),
+    ],
+)
+def test_nodes_and_workers(j: str, expected: Nodes, text: str) -> None:
+    """[[MIN:]NODESx]WORKERS, and what --nnodes takes."""
+    assert parse_nodes(j) == expected
+    assert expected.text == text
+
+
+@pytest.mark.parametrize(
+    ("j", "message"),
+    [
+        *((j, "expected NODESxWORKERS") for j in (
+            "", "x", "2x", "x2", "1x2x3", "a", "2xb", "-1x2", "1x-2", "1.5x2", "1 x2", "+1x2",
+            "2:x1", ":2x1", "1:2:3x1", "1:2", "1X2", "٣x2", "²x2", "1_0x2", "2x2:4",
+        )),
+        ("0x1", "a job has at least one node"),
+        ("0:2x1", "a job has at least one node"),
+        ("2x0", "a node has at least one worker"),
+        ("0", "a node has at least one worker"),
+        ("4:2x1", "at least 4 nodes are more than at most 2"),
+    ],
+)  # fmt: skip
+def test_nodes_that_cant_be(j: str, message: str) -> None:
+    """A -j that is of another form, or describes no job, is refused."""
+    with pytest.raises(UsageError) as caught:
+        parse_nodes(j)
+    assert caught.value.message.startswith("-j ")
+    assert message in caught.value.message
+
+
+@given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
+def test_every_size_comes_back(least: int, more: int, workers: int) -> None:
+    """What is written is what is read."""
+    nodes = parse_nodes(f"{least}:{least + more}x{workers}")
+    assert nodes == Nodes(least, least + more, workers)
+    assert parse_nodes(f"{nodes.text}x{workers}") == nodes
+
+
+@given(st.text(alphabet="0123456789x: -", max_size=9))
+def test_any_text_is_nodes_or_refused(j: str) -> None:
+    """What is accepted is a job that can be."""
+    try:
+        nodes = parse_nodes(j)
+    except UsageError as error:
+        assert "\n" not in error.message
+    else:
+        assert 1 <= nodes.least <= nodes.most
+        assert nodes.workers >= 1
+
+
+@pytest.mark.parametrize(
+    ("h", "j", "expected"),
+    [
+        ("aws_p4d.24xlarge", "2", Nodes(2, 2, 8)),
+        ("aws_p4d.24xlarge", "2x4", Nodes(2, 2, 4)),
+        ("gpu.small", "3", Nodes(3, 3, 1)),
+        ("aws_trn1.32xlarge", "2x16", Nodes(2, 2, 16)),
+        ("cpu.small", "1x2", Nodes(1, 1, 2)),
+    ],
+)
+def test_as_many_workers_as_gpus(h: str, j: str, expected: Nodes) -> None:
+    """A number alone is of nodes; the resource says how many workers each has."""
+    assert parse_nodes_of(h, j) == expected
+
+
+@pytest.mark.parametrize(
+    ("h", "j", "message"),
+    [
+        ("aws_trn1.32xlarge", "2", "-j 2: aws_trn1.32xlarge has no GPU to count workers by"),
+        ("NULL", "2", "has no GPU"),
+        ("gpu.small", "0", "at least one node"),
+        ("gpu.small", "1x0", "at least one worker"),
+        ("gpu.small", "1x1x1", "expected NODESxWORKERS or NODES"),
+        ("gpu.small", "2:4x1", "expected NODESxWORKERS or NODES"),
+        ("gpu.small", "", "expected NODESxWORKERS or NODES"),
+        ("gpu.smal", "1", "no named resource gpu.smal"),
+    ],
+)
+def test_nodes_of_a_resource_that_cant_be(h: str, j: str, message: str) -> None:
+    """A resource without GPUs, or another form, is refused."""
+    with pytest.raises(UsageError) as caught:
+        parse_nodes_of(h, j)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("name", "experiment", "run"),
+    [
+        ("/", "default-experiment", "my.train"),
+        ("exp/run", "exp", "run"),
+        ("exp/", "exp", "my.train"),
+        ("/run", "default-experiment", "run"),
+        ("run", "default-experiment", "run"),
+        ("", "default-experiment", "my.train"),
+        ("//", "default-experiment", "/"),
+        ("a/b/c", "a", "b/c"),
+    ],
+)
+def test_names(name: str, experiment: str, run: str) -> None:
+    """EXPERIMENT/RUN is split at the first slash; what is not there comes from the script."""
+    assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
+
+
+def test_names_of_modules() -> None:
+    """A module's last part is its name."""
+    assert parse_name("foo/", None, "a.b.c") == Name("foo", "c")
+    assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
+
+
+@pytest.mark.parametrize(
+    ("script", "m", "what"),
+    [(None, None, "none is there"), ("", "", "none is there"), ("a.py", "b", "both are there")],
+)
+def test_a_script_or_a_module(script: str | None, m: str | None, what: str) -> None:
+    """Exactly one of them is needed."""
+    with pytest.raises(UsageError, match=f"exactly one of --script and -m is needed: {what}"):
+        parse_name("/", script, m)

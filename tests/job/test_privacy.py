@@ -1,0 +1,118 @@
+"""Secrets are hidden in what is kept and shown of a job, and nothing else is."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import relight.job as specs
+from relight.job import privacy
+from relight.job.privacy import HIDDEN
+from relight.job.serial import to_json
+
+SECRET = "hunter2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "TOKEN", "HF_TOKEN", "token", "WANDB_API_KEY", "api-key", "AWS_SECRET_ACCESS_KEY",
+        "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "passwd", "GITHUB_CREDENTIALS", "apikey", "--api_key",
+        "SSH_PRIVATE_KEY", "COOKIE", "AUTH", "db.password", "MY_SECRET_2", "passphrase",
+    ],
+)  # fmt: skip
+def test_names_of_secrets(name: str) -> None:
+    """A variable of such a name is hidden."""
+    assert privacy.is_secret(name)
+    assert privacy.of_variables({name: SECRET}) == {name: HIDDEN}
+    assert privacy.of_variables({name: ""}) == {name: ""}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "tokenizer", "AUTHOR", "KEYBOARD", "key", "MONKEY", "PATH", "PASS_N",
+     "SECRETARY", "NCCL_DEBUG", "access", "public_key", ""],
+)  # fmt: skip
+def test_names_of_other_things(name: str) -> None:
+    """What only looks nearly so stays."""
+    assert not privacy.is_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("--token hunter2 -x 1", f"--token {HIDDEN} -x 1"),
+        ("--token=hunter2 -x 1", f"--token={HIDDEN} -x 1"),
+        ("-token hunter2", f"-token {HIDDEN}"),
+        ("A=1 API_KEY=hunter2 B=2", f"A=1 API_KEY={HIDDEN} B=2"),
+        ("A=1,API_KEY=hunter2,B=2", f"A=1,API_KEY={HIDDEN},B=2"),
+        ("A=1;password='a hunter2';B=2", f"A=1;password={HIDDEN};B=2"),
+        ("--password 'a hunter2' b", f"--password {HIDDEN} b"),
+        ('--password "a hunter2" b', f"--password {HIDDEN} b"),
+        ("postgres://me:hunter2@host/db", f"postgres://me:{HIDDEN}@host/db"),
+        ("--tokenizer bpe --author me", "--tokenizer bpe --author me"),
+        ("--token --x", "--token --x"),
+        ("http://host:80/a@b", "http://host:80/a@b"),
+        ("", ""),
+    ],
+)
+def test_texts(text: str, expected: str) -> None:
+    """In a command, what follows a secret's name is hidden, and nothing more."""
+    assert privacy.of_text(text) == expected
+
+
+def test_words() -> None:
+    """The word after a secret's flag is hidden, whatever it looks like."""
+    words = [
+        "a.py",
+        "--api-key",
+        "-hunter2",
+        "--lr",
+        "1",
+        "--token=x",
+        "--env",
+        "A=1,TOKEN=hunter2",
+    ]
+    assert privacy.of_words(words) == [
+        "a.py", "--api-key", HIDDEN, "--lr", "1", f"--token={HIDDEN}", "--env",
+        f"A=1,TOKEN={HIDDEN}",
+    ]  # fmt: skip
+
+
+def test_an_app() -> None:
+    """No part of an app that is kept has the secret, and all else is there."""
+    role = specs.Role(
+        name="r",
+        image="i",
+        entrypoint="bash",
+        args=["-c", f"relight run a.py --token {SECRET} --lr 1", "--password", SECRET],
+        env={"HF_TOKEN": SECRET, "URL": f"https://me:{SECRET}@host", "A": "1"},
+        metadata={"api_key": SECRET, "deep": [{"secret": SECRET}, 1, None], "team": "vision"},
+    )
+    app = specs.AppDef("a", [role], {"password": SECRET, "owner": "me"})
+    kept = privacy.of_app(app)
+    assert SECRET not in json.dumps(to_json(kept))
+    (found,) = kept.roles
+    assert found.env == {"HF_TOKEN": HIDDEN, "URL": f"https://me:{HIDDEN}@host", "A": "1"}
+    assert found.metadata == {
+        "api_key": HIDDEN, "deep": [{"secret": HIDDEN}, 1, None], "team": "vision"
+    }  # fmt: skip
+    assert kept.metadata == {"password": HIDDEN, "owner": "me"}
+    assert SECRET in json.dumps(to_json(app))
+
+
+def test_the_environment() -> None:
+    """Of the environment, only what bears on a job is kept, and no secret of it."""
+    found = privacy.of_environment(
+        {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
+         "OTHER": SECRET}
+    )  # fmt: skip
+    assert found == {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": HIDDEN}
+
+
+@given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
+def test_texts_without_such_names_stay(text: str) -> None:
+    """What has neither a secret's name nor a password is as it was."""
+    if "://" not in text:
+        assert privacy.of_text(text) == text

@@ -1,0 +1,117 @@
+"""What is kept of jobs: where, by whom it can be read, and what happens to what is broken."""
+
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.env import Environment
+from relight.errors import MachineError, UsageError
+from relight.job import records
+
+
+def whole(name: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "id": name, "app_id": name, "handle": f"local://relight/{name}", "scheduler": "local",
+        "name": "a", "state": "RUNNING", "submitted": "2026-01-01T00:00:00+00:00", **fields,
+    }  # fmt: skip
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"HOME": "/h"}, "/h/.local/state/relight/jobs"),
+        ({"HOME": "/h", "XDG_STATE_HOME": "/x"}, "/x/relight/jobs"),
+        ({"HOME": "/h", "XDG_STATE_HOME": "relative"}, "/h/.local/state/relight/jobs"),
+        ({"HOME": "/h", "XDG_STATE_HOME": ""}, "/h/.local/state/relight/jobs"),
+        ({"HOME": "/h", "XDG_STATE_HOME": "/x", "RELIGHT_STATE_DIR": "/r"}, "/r/jobs"),
+    ],
+)
+def test_where(variables: dict[str, str], expected: str) -> None:
+    """Jobs are where the XDG standard puts state, or where RELIGHT_STATE_DIR says."""
+    assert records.root(Environment(variables)) == expected
+
+
+def test_a_relative_directory(place: Path) -> None:
+    """A relative RELIGHT_STATE_DIR is one of the working directory."""
+    assert records.root(Environment({"RELIGHT_STATE_DIR": "s"})) == str(place / "s" / "jobs")
+
+
+def test_a_record_goes_through(tmp_path: Path) -> None:
+    """What is written is read, is the user's alone, and nothing else is left there."""
+    record = whole("a-1", more={"x": [1, None, "ü\udcff"]})
+    records.write("a-1", record)
+    folder = tmp_path / "state" / "jobs" / "a-1"
+    assert records.read("a-1") == record
+    assert [each.name for each in folder.iterdir()] == ["job.json"]
+    assert (mode(folder / "job.json"), mode(folder), mode(folder.parent)) == (0o600, 0o700, 0o700)
+    records.write("a-1", whole("a-1", state="FAILED"))
+    assert (records.read("a-1") or {})["state"] == "FAILED"
+    records.remove("a-1")
+    assert records.read("a-1") is None
+    assert records.every() == []
+
+
+def test_newest_first() -> None:
+    """Jobs are listed by when they were submitted."""
+    for day in (2, 3, 1):
+        records.write(f"a-{day}", whole(f"a-{day}", submitted=f"2026-01-0{day}T00:00:00+00:00"))
+    assert [record["id"] for record in records.every()] == ["a-3", "a-2", "a-1"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"id": 1}', "\xff", '{"id": "a"}'])
+def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
+    """A file that is none of ours, or half of one, hides no other job."""
+    records.write("good-1", whole("good-1"))
+    folder = tmp_path / "state" / "jobs" / "bad-1"
+    folder.mkdir()
+    (folder / "job.json").write_bytes(text.encode("latin-1"))
+    (tmp_path / "state" / "jobs" / "file").write_text("")
+    assert records.read("bad-1") is None
+    assert [record["id"] for record in records.every()] == ["good-1"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
+def test_what_is_no_id(name: str) -> None:
+    """An id is a name of a directory, and of no other than the job's."""
+    with pytest.raises(UsageError, match="is no id of a job"):
+        records.path(name)
+    assert records.of_handle("local", name) is None
+
+
+def test_a_directory_that_cant_be_made(tmp_path: Path) -> None:
+    """The error names the directory, and the variable that says another."""
+    (tmp_path / "state").write_text("")
+    with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
+        records.write("a-1", whole("a-1"))
+    assert "RELIGHT_STATE_DIR" in caught.value.hint
+
+
+def test_a_job_by_the_id_that_its_scheduler_gave() -> None:
+    """A record is found by scheduler and id; the same id with another scheduler is another job."""
+    records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
+    assert (records.of_handle("slurm", "77") or {})["id"] == "a-1"
+    assert records.of_handle("local", "77") is None
+    assert records.of_handle("local", "a-1") is None
+
+
+@given(st.text(max_size=150))
+def test_ids_can_stand_in_names_of_files_and_hosts(name: str) -> None:
+    """Whatever an app is named, its id is a plain word and as long as a name may be."""
+    found = records.new_id(name)
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[bcdfghjklmnpqrstvwxz][a-z0-9]+", found)
+    assert len(found) < 128
+    assert records.path(found).endswith(f"/{found}")
+
+
+def test_ids_are_unique() -> None:
+    """The same name gives another id each time."""
+    assert len({records.new_id("a") for _ in range(1000)}) == 1000

@@ -1,0 +1,242 @@
+"""Named resources: each has TorchX's numbers, and a wrong name is answered with the right one."""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import relight.job as specs
+from relight.errors import UsageError
+from relight.job.resources import NamedResources, own, resource
+
+# Name, cores, GPUs, memory in MiB, and other devices.
+TABLE = """
+gpu.small 8 1 32768
+gpu.medium 16 2 65536
+gpu.large 32 4 131072
+gpu.xlarge 64 8 262144
+cpu.nano 1 0 512
+cpu.micro 1 0 1024
+cpu.small 1 0 2048
+cpu.medium 2 0 4096
+cpu.large 2 0 8192
+cpu.xlarge 8 0 32768
+aws_t3.medium 2 0 3932
+aws_m5.large 2 0 7864
+aws_m5.xlarge 4 0 15728
+aws_m5.2xlarge 8 0 31456
+aws_m5.4xlarge 16 0 62912
+aws_m5.8xlarge 32 0 125824
+aws_m5.12xlarge 48 0 188736
+aws_m5.16xlarge 64 0 251648
+aws_m5.24xlarge 96 0 377472
+aws_m5.metal 96 0 377472
+aws_m5d.large 2 0 7864
+aws_m5d.xlarge 4 0 15728
+aws_m5d.2xlarge 8 0 31456
+aws_m5d.4xlarge 16 0 62912
+aws_m5d.8xlarge 32 0 125824
+aws_m5d.12xlarge 48 0 188736
+aws_m5d.16xlarge 64 0 251648
+aws_m5d.24xlarge 96 0 377472
+aws_m5d.metal 96 0 377472
+aws_c5.18xlarge 72 0 139586
+aws_p3.2xlarge 8 1 59963
+aws_p3.8xlarge 32 4 239852
+aws_p3.16xlarge 64 8 479704
+aws_p3dn.24xlarge 96 8 754944 efa=1
+aws_p4d.24xlarge 96 8 1132416 efa=4
+aws_p4de.24xlarge 96 8 1132416 efa=4
+aws_p5.48xlarge 192 8 2013184 efa=32
+aws_p5e.48xlarge 192 8 2013184 efa=32
+aws_p5en.48xlarge 192 8 2013184 efa=16
+aws_p6-b200.48xlarge 192 8 2013184 efa=8
+aws_p6-b300.48xlarge 192 8 4026368 efa=16
+aws_p6e-gb200.36xlarge 144 4 943680 efa=16
+aws_g4dn.xlarge 4 1 15728
+aws_g4dn.2xlarge 8 1 31456
+aws_g4dn.4xlarge 16 1 62912
+aws_g4dn.8xlarge 32 1 125824 efa=1
+aws_g4dn.16xlarge 64 1 251648 efa=1
+aws_g4dn.12xlarge 48 4 188736 efa=1
+aws_g4dn.metal 96 8 377472 efa=1
+aws_g5.xlarge 4 1 15728
+aws_g5.2xlarge 8 1 31456
+aws_g5.4xlarge 16 1 62912
+aws_g5.8xlarge 32 1 125824 efa=1
+aws_g5.16xlarge 64 1 251648 efa=1
+aws_g5.12xlarge 48 4 188736 efa=1
+aws_g5.24xlarge 96 4 377472 efa=1
+aws_g5.48xlarge 192 8 754944 efa=1
+aws_g6e.xlarge 4 1 31456
+aws_g6e.2xlarge 8 1 62912
+aws_g6e.4xlarge 16 1 125824
+aws_g6e.8xlarge 32 1 251648
+aws_g6e.16xlarge 64 1 503296
+aws_g6e.12xlarge 48 4 377472
+aws_g6e.24xlarge 96 4 754944 efa=2
+aws_g6e.48xlarge 192 8 1509888 efa=4
+aws_trn1.2xlarge 8 0 31456 neuron=1
+aws_trn1.32xlarge 128 0 503296 efa=8 neuron=16
+aws_inf2.xlarge 4 0 15728 neuron=1
+aws_inf2.8xlarge 32 0 125824 neuron=1
+aws_inf2.24xlarge 96 0 377472 neuron=6
+aws_inf2.48xlarge 192 0 754944 neuron=12
+NULL -1 -1 -1
+MISSING -1 -1 -1
+"""
+ROWS = [line.split() for line in TABLE.strip().splitlines()]
+DEVICES = {"efa": "vpc.amazonaws.com/efa", "neuron": "aws.amazon.com/neurondevice"}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
+def test_each_name_has_its_numbers(row: list[str]) -> None:
+    """A named resource is what TorchX's is: numbers, devices, kind of machine, its own name."""
+    name, cpu, gpu, memory, *devices = row
+    found = specs.named_resources[name]
+    assert (found.cpu, found.gpu, found.memMB) == (int(cpu), int(gpu), int(memory))
+    pairs = (each.split("=") for each in devices)
+    assert dict(found.devices) == {DEVICES[key]: int(number) for key, number in pairs}
+    kind = "node.kubernetes.io/instance-type"
+    assert dict(found.capabilities) == ({kind: name[4:]} if name.startswith("aws_") else {})
+    assert dict(found.tags) == {"torchx/named_resources.name": name}
+
+
+def test_there_are_these_and_no_others() -> None:
+    """The list of names is the table's."""
+    assert list(specs.named_resources) == [row[0] for row in ROWS]
+    assert len(specs.named_resources) == len(ROWS) == 73
+    assert "gpu.small" in specs.named_resources
+    assert "gpu.smal" not in specs.named_resources
+
+
+@pytest.mark.parametrize("name", ["GPU.Small", "AWS_P5.48XLARGE", "null"])
+def test_upper_and_lower_case_are_the_same(name: str) -> None:
+    """A name is found however it is written."""
+    found = specs.named_resources[name]
+    assert found.tags["torchx/named_resources.name"].lower() == name.lower()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [
+        ("gpu.smal", "gpu.small"),
+        ("gpu_large", "gpu.large"),
+        ("cpu.xlrage", "cpu.xlarge"),
+        ("p4d.24xlarge", "aws_p4d.24xlarge"),
+        ("aws_g5.2xlarg", "aws_g5.2xlarge"),
+        ("trn1.32xlarge", "aws_trn1.32xlarge"),
+    ],
+)
+def test_the_nearest_name_is_told(wrong: str, right: str) -> None:
+    """Who mistypes a name reads the one that was meant."""
+    with pytest.raises(UsageError) as caught:
+        resource(h=wrong)
+    assert caught.value.message == f"there is no named resource {wrong}"
+    assert caught.value.hint == f"did you mean {right}?"
+
+
+def test_all_names_are_told_where_none_is_near() -> None:
+    """A name like nothing that is there is answered with what is."""
+    with pytest.raises(UsageError) as caught:
+        resource(h="zzzzzzzz")
+    assert all(row[0] in caught.value.hint for row in ROWS if row[0] not in ("NULL", "MISSING"))
+
+
+@given(st.text(max_size=40))
+def test_any_name_is_found_or_refused(name: str) -> None:
+    """No text breaks the search."""
+    try:
+        found = specs.named_resources[name]
+    except UsageError as error:
+        assert name in error.message
+    else:
+        assert found.tags["torchx/named_resources.name"].lower() == name.lower()
+
+
+def test_a_number_that_is_0_stays_0() -> None:
+    """Only what is not said has a default."""
+    assert resource() == specs.Resource(2, 0, 1024)
+    assert resource(cpu=0, gpu=0, memMB=0) == specs.Resource(0, 0, 0)
+    assert resource(cpu=4, gpu=2, memMB=8) == specs.Resource(4, 2, 8)
+    assert resource(cpu=4, gpu=2, h="gpu.small").cpu == 8
+
+
+def test_a_resource_is_copied_with_more_capabilities() -> None:
+    """`Resource.copy` leaves the original as it is."""
+    original = specs.Resource(1, 2, 3, {"a": 1}, {"d": 1})
+    copy = specs.Resource.copy(original, b=2)
+    assert (dict(copy.capabilities), dict(copy.devices)) == ({"a": 1, "b": 2}, {"d": 1})
+    assert dict(original.capabilities) == {"a": 1}
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of somebody's own resources."""
+    found = ModuleType("our_machines")
+    found.NAMED_RESOURCES = {  # type: ignore[attr-defined]
+        "big": specs.Resource(128, 8, 1000),
+        "made": lambda: specs.Resource(1, 1, 1, tags={"ours": True}),
+        "gpu.small": specs.Resource(7, 7, 7),
+        "Twin": specs.Resource(1, 0, 1),
+        "twin": specs.Resource(2, 0, 2),
+    }
+    monkeypatch.setitem(sys.modules, "our_machines", found)
+    return found
+
+
+@pytest.mark.parametrize("variable", ["RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES"])
+def test_own_names(module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """A module named by a variable adds names, and may change what known ones mean."""
+    monkeypatch.setenv(variable, "our_machines")
+    names = NamedResources()
+    assert names["big"] == specs.Resource(128, 8, 1000, tags={"torchx/named_resources.name": "big"})
+    assert names["made"].tags == {"ours": True, "torchx/named_resources.name": "made"}
+    assert (names["gpu.small"].cpu, names["gpu.medium"].cpu) == (7, 16)
+    assert "big" in names
+    with pytest.raises(UsageError, match="no named resource bigg") as caught:
+        names["bigg"]
+    assert caught.value.hint == "did you mean big?"
+    with pytest.raises(UsageError, match="ambiguous: Twin, twin"):
+        names["TWIN"]
+
+
+@pytest.mark.parametrize("text", [None, "x = 1\n"])
+def test_a_module_that_is_none(
+    place: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    """A variable that names no module of resources is refused with its name."""
+    if text is not None:
+        (place / "not_ours.py").write_text(text)
+    monkeypatch.syspath_prepend(str(place))
+    monkeypatch.setenv("RELIGHT_NAMED_RESOURCES", "not_ours")
+    try:
+        with pytest.raises(UsageError, match=r"^RELIGHT_NAMED_RESOURCES=not_ours: "):
+            NamedResources()["big"]
+    finally:
+        sys.modules.pop("not_ours", None)
+
+
+def test_names_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group relight.named_resources adds names; known ones keep their meaning."""
+    from relight.env import Environment
+
+    (place / "their_machines.py").write_text(
+        "import relight.job as specs\ndef tpu(): return specs.Resource(1, 0, 5)\n"
+    )
+    folder = place / "theirs-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[relight.named_resources]\ntpu = their_machines:tpu\ngpu.small = their_machines:tpu\n"
+    )
+    monkeypatch.syspath_prepend(str(place))
+    try:
+        found = own(Environment({}))
+        assert list(found) == ["tpu"]
+        assert NamedResources(found)["tpu"].memMB == 5
+    finally:
+        sys.modules.pop("their_machines", None)

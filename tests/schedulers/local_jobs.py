@@ -1,0 +1,70 @@
+"""Jobs of this machine for tests: a place of their own, and what is done with each."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.job import records
+from relight.job.app import AppDef, Role
+from relight.schedulers.api import AppStatus, LogQuery, Request
+from relight.schedulers.local import Local
+
+PATIENCE_S = 60.0
+
+
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a place where the jobs of a test are recorded and run; the tests' own variables are out
+    of the way.
+    """
+    for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    return tmp_path / "state"
+
+
+def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
+    """A role that runs a command in a shell."""
+    args = ("-c", command)
+    return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
+
+
+def render(scheduler: Local, *roles: Role, **cfg: Any) -> Request:
+    """What would be done for these roles."""
+    defaults = {option.name: option.default for option in scheduler.options}
+    return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
+
+
+def submit(scheduler: Local, *roles: Role, **cfg: Any) -> str:
+    """Start these roles as a job; return its id."""
+    return scheduler.submit(render(scheduler, *roles, **cfg))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is true, and return it."""
+    end = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)
+    return value
+
+
+def wait(scheduler: Local, app_id: str) -> AppStatus:
+    """Wait until a job is over."""
+    return until(lambda: (s := scheduler.status([app_id])[app_id]).state.is_over and s)
+
+
+def lines(scheduler: Local, app_id: str, role: str = "main", k: int = 0, **query: Any) -> list[str]:
+    """The lines of a replica."""
+    return list(scheduler.logs(app_id, LogQuery(role, k, **query)))
+
+
+def files_below(path: Path) -> list[str]:
+    return sorted(str(p) for p in path.rglob("*"))

@@ -1,0 +1,294 @@
+"""Jobs on this machine end, however they do, with nothing left behind."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+from test_orphans import marked, wait_until_gone
+
+from relight.errors import MachineError, UsageError
+from relight.job import records
+from relight.job.app import AppState, Role
+from relight.schedulers import local
+from relight.schedulers.local import Local, make
+from relight.schedulers.local_record import LocalRecord
+from schedulers.local_jobs import (
+    PATIENCE_S,
+    files_below,
+    lines,
+    own_place,
+    render,
+    shell,
+    submit,
+    until,
+    wait,
+)
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the jobs of a test are recorded."""
+    return own_place(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Local]:
+    """The scheduler; its jobs end with the test."""
+    scheduler = make()
+    yield scheduler
+    scheduler.close()
+
+
+# Ends.
+
+
+def test_cancelling(scheduler: Local) -> None:
+    """A cancelled job is over when the call returns, with all that it had started."""
+    marker = f"{os.getpid()}02.25"
+    app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
+    until(lambda: len(marked(marker)) >= 4)
+    scheduler.cancel(app_id)
+    status = scheduler.status([app_id])[app_id]
+    assert status.state is AppState.CANCELLED
+    assert {replica.state for replica in status.replicas} == {AppState.CANCELLED}
+    assert marked(marker) == []
+    scheduler.cancel(app_id)
+    assert scheduler.status([app_id])[app_id] == status
+
+
+def test_one_that_will_not_stop(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica that ignores SIGTERM is killed after the grace time."""
+    monkeypatch.setattr(local, "GRACE_S", 0.3)
+    app_id = submit(scheduler, shell("trap '' TERM; touch up; while :; do sleep 0.1; done"))
+    until(lambda: Path("up").exists())
+    scheduler.cancel(app_id)
+    assert scheduler.status([app_id])[app_id].replicas[0].exitcode == -9
+
+
+def test_jobs_that_are_not_there(scheduler: Local) -> None:
+    """An unknown id has no status, and nothing of it can be done."""
+    for app_id in ("nosuch-1", "../x", ""):
+        assert scheduler.status([app_id]) == {}
+        for verb in (scheduler.cancel, scheduler.delete):
+            with pytest.raises(UsageError):
+                verb(app_id)
+        with pytest.raises(UsageError):
+            lines(scheduler, app_id)
+    app_id = submit(scheduler, shell("true"))
+    with pytest.raises(UsageError, match="no replica main/1") as caught:
+        lines(scheduler, app_id, k=1)
+    assert caught.value.hint == "it has main/0"
+
+
+def test_a_command_that_is_not_there(scheduler: Local, state: Path) -> None:
+    """It is refused before anything starts, and nothing is left of the job."""
+    request = render(scheduler, Role("main", "img", entrypoint="nosuchcommand"))
+    with pytest.raises(UsageError, match="the command of main/0, nosuchcommand, is not there"):
+        scheduler.submit(request)
+    assert files_below(state) == []
+
+
+def test_logs_that_cannot_be_written(scheduler: Local, tmp_path: Path, state: Path) -> None:
+    """A log directory that can't be made is one line for the user, and no job."""
+    (tmp_path / "file").touch()
+    request = render(scheduler, shell("true"), log_dir=str(tmp_path / "file"))
+    with pytest.raises(UsageError, match=r"can't write logs to .*: Not a directory"):
+        scheduler.submit(request)
+    assert scheduler.list() == []
+
+
+def test_a_full_disk(scheduler: Local) -> None:
+    """What can't be written to the logs is lost, and said; the job goes on."""
+    request = render(scheduler, shell("echo gone; echo kept >&2; sleep 0.2; exit 3"))
+    folder = Path(request.body["role_log_dirs"]["main"][0])
+    folder.mkdir(parents=True)
+    (folder / "stdout.log").symlink_to("/dev/full")
+    app_id = scheduler.submit(request)
+    status = wait(scheduler, app_id)
+    assert status.exitcode == 3
+    assert status.message == (
+        "main/0 failed with exit code 3: kept; "
+        "not all that it wrote is in its logs: No space left on device"
+    )
+    assert lines(scheduler, app_id, stream="stderr") == ["kept"]
+
+
+def test_a_state_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing new can be written, the last state of a job is known all the same."""
+    record = LocalRecord(str(tmp_path))
+    record.make()
+    replica = {"state": "RUNNING", "error": ""}
+    record.write({"state": "RUNNING", "replicas": [replica]})
+
+    def full(*paths: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    size = (tmp_path / "local" / "state.json").stat().st_size
+    over = {"state": "FAILED", "replicas": [{"state": "FAILED", "error": "why " * 75}]}
+    record.write(over)
+    assert record.read() == over
+    assert (tmp_path / "local" / "state.json").stat().st_size == size, "it needs no more room"
+    assert not (tmp_path / "local" / "state.json.new").exists()
+
+
+def test_a_job_without_a_state_is_not_begun(scheduler: Local, state: Path) -> None:
+    """If the state can't be written at all, that is an error of one line, and no job."""
+    request = render(scheduler, shell("touch begun"))
+    make_directory = LocalRecord.make
+    with pytest.MonkeyPatch.context() as patch:
+
+        def blocked(record: LocalRecord) -> None:
+            make_directory(record)
+            (Path(record.directory) / "state.json.new").mkdir()
+
+        patch.setattr(LocalRecord, "make", blocked)
+        with pytest.raises(
+            MachineError, match=r"can't run the job: .*state.json.new Is a directory"
+        ):
+            scheduler.submit(request)
+    assert scheduler.list() == []
+    assert not Path("begun").exists()
+
+
+def test_a_request_is_submitted_once(scheduler: Local) -> None:
+    """The second submission of a request is refused, and the first goes on."""
+    request = render(scheduler, shell("sleep 0.5; echo once"))
+    app_id = scheduler.submit(request)
+    with pytest.raises(UsageError, match="was submitted before"):
+        scheduler.submit(request)
+    assert wait(scheduler, app_id).state is AppState.SUCCEEDED
+    assert lines(scheduler, app_id) == ["once"]
+
+
+def test_deleting(scheduler: Local, tmp_path: Path) -> None:
+    """Nothing is left of a deleted job, wherever its logs were."""
+    app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
+    other = submit(scheduler, shell("true"))
+    wait(scheduler, other)
+    assert [each.app_id for each in scheduler.list()] == [other, app_id]
+    scheduler.delete(app_id)
+    assert [each.app_id for each in scheduler.list()] == [other]
+    assert not any(app_id in path for path in files_below(tmp_path))
+
+
+def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None:
+    """The value of a variable is in no file of the job and in no command line."""
+    secret = "hunter" + os.urandom(4).hex()
+    submit(scheduler, shell("touch up; sleep 100", env={"TOKEN": secret}), log_dir=str(tmp_path))
+    until(lambda: Path("up").exists())
+    assert marked(secret) == []
+    found = [p for p in tmp_path.rglob("*") if p.is_file() and secret in p.read_text("latin-1")]
+    assert found == []
+
+
+# Whoever submitted it.
+
+SUBMITTER = """
+import sys, time
+from relight.job.app import AppDef, Role
+from relight.schedulers.local import make
+scheduler = make()
+role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
+cfg = {"detach": sys.argv[1] == "detach"}
+print(scheduler.submit(scheduler.render(AppDef("job", (role,)), cfg, "job-x1")), flush=True)
+time.sleep(float(sys.argv[3]))
+"""
+
+
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda number, frame: print("asked", flush=True))
+print("up", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
+    """Start a process that submits a job, and wait until it has."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, how, command, str(lifetime_s)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"]),
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "job-x1\n"
+    return process
+
+
+def test_a_detached_job_lives_on(scheduler: Local) -> None:
+    """With `detach` the job outlives the process that submitted it; others see it to its end."""
+    process = start("detach", "while [ ! -e go ]; do sleep 0.02; done; echo done", 0)
+    assert process.wait(PATIENCE_S) == 0
+    assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
+    Path("go").touch()
+    assert lines(scheduler, "job-x1", k=1, follow=True) == ["done"]
+    assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
+
+
+def test_a_held_job_ends_with_its_submitter(scheduler: Local) -> None:
+    """Without it the job ends when the process is gone, even by SIGKILL, and nothing is left."""
+    marker = f"{os.getpid()}03.25"
+    process = start("hold", f"setsid sleep {marker} & sleep {marker}", 100)
+    until(lambda: len(marked(marker)) >= 4)
+    process.kill()
+    process.wait(PATIENCE_S)
+    status = wait(scheduler, "job-x1")
+    assert status.state is AppState.CANCELLED
+    assert status.message == "the command that it belonged to ended"
+    wait_until_gone(marker, PATIENCE_S)
+
+
+def test_closing_ends_held_jobs(scheduler: Local) -> None:
+    """Closing the scheduler ends what it holds, and returns when that is over."""
+    marker = f"{os.getpid()}04.25"
+    app_id = submit(scheduler, shell(f"sleep {marker}"))
+    scheduler.close()
+    assert marked(marker) == []
+    assert scheduler.status([app_id])[app_id].state is AppState.CANCELLED
+
+
+def test_ctrl_c_twice() -> None:
+    """ctrl-C asks the job to stop, and ends with 130; once more, and what is left is killed."""
+    marker = f"{os.getpid()}06.25"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "relight", "submit", "utils.python", "-c", STUBBORN, marker],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"]),
+    )
+    assert process.stderr is not None
+    with process.stderr:
+        for word in ("up", "asked"):
+            while word not in (line := process.stderr.readline()):
+                assert line, "it ended"
+            process.send_signal(signal.SIGINT)
+        begin = time.monotonic()
+        assert process.wait(PATIENCE_S) == 130
+    assert time.monotonic() - begin < local.GRACE_S / 2
+    assert marked(marker) == []
+
+
+def test_a_killed_runner(scheduler: Local) -> None:
+    """If the process that runs a job is killed, so are the replicas, and the status says it."""
+    marker = f"{os.getpid()}05.25"
+    app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}"), detach=True)
+    until(lambda: len(marked(marker)) >= 2)
+    file = Path(records.path(app_id)) / "local" / "state.json"
+    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+    wait_until_gone(marker, PATIENCE_S)
+    status = wait(scheduler, app_id)
+    assert status.state is AppState.FAILED and "was killed" in status.message
+    scheduler.cancel(app_id)

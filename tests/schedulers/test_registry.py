@@ -1,0 +1,55 @@
+"""Which schedulers there are, and how they are found."""
+
+from typing import Any
+
+import pytest
+
+from relight.errors import UsageError
+from relight.schedulers import docker, registry
+
+
+class Entry:
+    """An entry point, as an installed package would have one."""
+
+    value = "package.module:make"
+
+    def __init__(self, name: str, found: Any) -> None:
+        self.name = name
+        self.found = found
+
+    def load(self) -> Any:
+        if isinstance(self.found, Exception):
+            raise self.found
+        return self.found
+
+
+def test_names_and_aliases() -> None:
+    """A scheduler is found by its name and by the one that TorchX has for it."""
+    assert registry.find("docker").name == registry.find("local_docker").name == "docker"
+    assert registry.find("local_cwd").name == "local"
+    assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
+
+
+def test_unknown_names() -> None:
+    """A name that none has is an error that says which was meant, or which there are."""
+    with pytest.raises(UsageError, match="there is no scheduler dokcer") as caught:
+        registry.find("dokcer")
+    assert caught.value.hint == "did you mean docker?"
+    with pytest.raises(UsageError) as caught:
+        registry.find("x")
+    assert "local, docker, slurm" in caught.value.hint
+
+
+def test_schedulers_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry point is a module with `make`, or such a function; one that does not load says so in
+    one line, and only if it is asked for.
+    """
+    broken = Entry("broken", ImportError("no module\nanywhere"))
+    entries = [Entry("module", docker), Entry("function", docker.make), broken]
+    monkeypatch.setattr(registry, "_entries", lambda: entries)
+    assert [registry.find(name).name for name in ("module", "function")] == ["docker", "docker"]
+    assert registry.names()[-3:] == ["module", "function", "broken"]
+    with pytest.raises(UsageError, match=r"the scheduler broken .* does not load") as caught:
+        registry.find("broken")
+    assert "\n" not in caught.value.message
+    assert registry.choose() != "broken"

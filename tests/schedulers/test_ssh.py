@@ -1,0 +1,638 @@
+"""Jobs over ssh, on real servers: all hosts start and end together, and nothing is left."""
+
+import json
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters.sshd import Sshd, sshd_unavailable
+from conftest import RELIGHT, Launch, clean_environment
+from netlab import Lab, lab_unavailable
+from test_orphans import marked, wait_until_gone
+
+from relight.errors import MachineError, RelightError, UsageError
+from relight.job import records
+from relight.job.app import AppDef, AppState, BindMount, Role
+from relight.schedulers.api import AppStatus, LogQuery, Request
+from relight.schedulers.ssh import Ssh, make
+
+pytestmark = pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable())
+
+PATIENCE_S = 60.0
+STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
+"""Neither this nor its child, in a session of its own, ends on SIGTERM."""
+QUICK = {"grace": 0.5, "silence": 600.0}
+"""What ends a job is not that nothing was heard for a while, where that is not what is tested."""
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Sshd]:
+    """Two servers."""
+    with Sshd(["alpha", "beta"]) as servers:
+        yield servers
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory; jobs are recorded beside it."""
+    for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    directory = tmp_path / "work"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    return directory
+
+
+@pytest.fixture
+def scheduler() -> Iterator[Ssh]:
+    """The scheduler; its jobs end with the test."""
+    scheduler = make()
+    yield scheduler
+    scheduler.close()
+
+
+def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
+    """A role that runs a command in a shell."""
+    args = ("-c", command)
+    return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
+
+
+def render(scheduler: Ssh, *roles: Role, **cfg: Any) -> Request:
+    """What would be done for these roles."""
+    defaults = {option.name: option.default for option in scheduler.options}
+    return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
+
+
+def submit(scheduler: Ssh, *roles: Role, **cfg: Any) -> str:
+    """Start these roles as a job; return its id."""
+    return scheduler.submit(render(scheduler, *roles, **cfg))
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    """Wait until something is true, and return it."""
+    end = time.monotonic() + PATIENCE_S
+    while not (value := condition()):
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.02)
+    return value
+
+
+def wait(scheduler: Ssh, app_id: str) -> AppStatus:
+    """Wait until a job is over."""
+    return until(lambda: (s := scheduler.status([app_id])[app_id]).state.is_over and s)
+
+
+def lines(scheduler: Ssh, app_id: str, k: int = 0, **query: Any) -> list[str]:
+    """The lines of a replica."""
+    return list(scheduler.logs(app_id, LogQuery("main", k, **query)))
+
+
+def running(marker: str) -> list[int]:
+    """The processes of a job's program, on any host; not the processes that only know of it."""
+    names = {"sh", "dash", "bash", "sleep"}
+    return [pid for pid in marked(marker) if _name(pid) in names]
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+# What would be done.
+
+
+def test_a_dry_run_shows_all_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path) -> None:
+    """The request is JSON with the ssh commands; making it connects nowhere and writes nothing."""
+    role = shell("echo $$ ${x} ${app_id} ${replica_id}", replicas=2, env={"A": "b"})
+    before = sorted(tmp_path.rglob("*"))
+    request = render(scheduler, role, hosts=["ann@nowhere.invalid", "other:2222", "third"])
+    assert sorted(tmp_path.rglob("*")) == before
+    assert json.loads(json.dumps(request.body)) == request.body
+    first, second = request.body["role_params"]["main"]
+    app_id = request.body["app_id"]
+    assert first["args"] == ["sh", "-c", f"echo $$ ${{x}} {app_id} 0"]
+    assert first["env"] == {
+        "A": "b",
+        "RELIGHT_RANK0_HOST": "nowhere.invalid",
+        "TORCHX_RANK0_HOST": "nowhere.invalid",
+    }
+    assert second["env"] == first["env"], "all meet at the first host"
+    assert second["ssh"][second["ssh"].index("-p") + 1] == "2222"
+    assert "ssh -T" in request.text and f"cd {Path.cwd()}" in request.text
+    assert request.notes == ("2 of 3 hosts are used",)
+    named = render(scheduler, role, hosts=["a", "b"], rank0_host="10.0.0.1")
+    assert named.body["role_params"]["main"][0]["env"]["RELIGHT_RANK0_HOST"] == "10.0.0.1"
+
+
+def test_too_few_hosts(scheduler: Ssh) -> None:
+    """Each replica needs a host of its own, unless one is listed more than once."""
+    with pytest.raises(UsageError, match="3 replicas for 2 hosts: each needs its own") as caught:
+        render(scheduler, shell("true", replicas=2), shell("true", "other"), hosts=["a", "b"])
+    assert caught.value.hint == "a host that is listed twice takes two"
+    render(scheduler, shell("true", replicas=2), hosts=["a", "a"])
+
+
+def test_what_has_no_effect_is_said(scheduler: Ssh) -> None:
+    """Mounts, a minimum of replicas, and a meeting point that is out of reach are noted."""
+    role = shell("true", replicas=2, min_replicas=1, mounts=(BindMount("/a", "/b"),))
+    notes = render(scheduler, role, hosts=["localhost", "node2"]).notes
+    assert [note.split(" ")[0] for note in notes] == ["mounts", "node2", "the"]
+
+
+@pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])
+def test_times_that_cannot_be(scheduler: Ssh, cfg: dict[str, float]) -> None:
+    """Times out of their range are refused."""
+    with pytest.raises(UsageError, match="expected"):
+        render(scheduler, shell("true"), hosts=["a"], **cfg)
+
+
+# Running.
+
+
+def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
+    """Replicas run on the hosts in their order, in the same directory; their streams come back."""
+    command = "echo $ON ${replica_id} $PWD ${img_root}; sleep 0.2; echo err >&2; printf 'caf\\351'"
+    app_id = submit(scheduler, shell(command, replicas=2), **hosts.cfg())
+    status = wait(scheduler, app_id)
+    assert (status.state, status.exitcode) == (AppState.SUCCEEDED, 0)
+    assert [replica.host for replica in status.replicas] == hosts.cfg()["hosts"]
+    for k, name in enumerate(("alpha", "beta")):
+        out = [f"{name} {k} {work} {work}", "caf\ufffd"]
+        assert lines(scheduler, app_id, k, stream="stdout") == out
+        assert lines(scheduler, app_id, k, stream="stderr") == ["err"]
+        assert len(lines(scheduler, app_id, k)) == 3
+    assert [each.app_id for each in scheduler.list()] == [app_id]
+
+
+def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) -> None:
+    """What looks like a variable, a quote or nothing at all reaches the program."""
+    words = ("$$", "${x}", "$HOME", "a b", "", "'\"\\!", "--x", "--x", "ü\n", "`x`")
+    code = "import sys, os, json; print(json.dumps([sys.argv[1:], os.environ['ODD']]))"
+    args, odd = ("-c", code, *words), "a 'b'\n\"$c\" ü"
+    role = Role("main", "img", entrypoint=sys.executable, args=args, env={"ODD": odd})
+    app_id = submit(scheduler, role, **hosts.cfg("alpha"))
+    assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
+    assert json.loads(lines(scheduler, app_id)[0]) == [list(words), odd]
+
+
+def test_variables_that_travel(
+    scheduler: Ssh, hosts: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Variables of this process travel if they are named; PATH finds the relight of that Python."""
+    monkeypatch.setenv("MY_ONE", "1")
+    monkeypatch.setenv("MY_TWO", "2")
+    command = 'echo "$MY_ONE,$MY_TWO,$HIS,$(command -v relight)"'
+    role = shell(command, env={"HIS": "3"})
+    app_id = submit(scheduler, role, copy_env=["MY_O*"], **hosts.cfg("alpha"))
+    wait(scheduler, app_id)
+    relight = Path(sys.executable).parent / "relight"
+    assert lines(scheduler, app_id) == [f"1,,3,{relight}"]
+
+
+def test_much_output(scheduler: Ssh, hosts: Sshd) -> None:
+    """A replica that writes faster than the network takes waits, and no byte is lost."""
+    code = """
+import os, sys, time
+open("up", "w").close()
+while not os.path.exists("go"): time.sleep(0.02)
+for n in range(400000):
+    print(n, "x" * 40)
+    if n % 1000 == 0: open("progress", "w").write(str(n))
+sys.exit(5)
+"""
+    role = Role("main", "img", entrypoint=sys.executable, args=("-c", code))
+    app_id = submit(scheduler, role, **hosts.cfg("alpha"))
+    until(lambda: Path("up").exists())
+    (ssh,) = (pid for pid in marked(str(hosts.directory / "known_hosts")) if _name(pid) == "ssh")
+    os.kill(ssh, signal.SIGSTOP)
+    Path("go").touch()
+    until(lambda: Path("progress").exists())
+    before = -1
+    while (now := int(Path("progress").read_text() or 0)) != before:
+        before = now
+        time.sleep(1)
+    assert now < 350000, "all that was written would be kept in memory"
+    os.kill(ssh, signal.SIGCONT)
+    assert wait(scheduler, app_id).exitcode == 5
+    found = lines(scheduler, app_id, stream="stdout")
+    assert found == [f"{n} {'x' * 40}" for n in range(400000)]
+
+
+def test_all_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
+    """The first failure ends the job with its exit code and cause; the other host is stopped."""
+    marker = f"{os.getpid()}01.25"
+    report = json.dumps({"message": {"message": "ValueError: no data", "extraInfo": {}}})
+    fail = f"sleep 0.5; printf %s '{report}' >$TORCHELASTIC_ERROR_FILE; exit 7"
+    roles = shell(f"setsid sleep {marker} & sleep {marker}", "a"), shell(fail, "b")
+    app_id = submit(scheduler, *roles, **hosts.cfg())
+    status = wait(scheduler, app_id)
+    assert (status.state, status.exitcode) == (AppState.FAILED, 7)
+    assert status.message == "b/0 failed with exit code 7: ValueError: no data"
+    assert [replica.state.name for replica in status.replicas] == ["CANCELLED", "FAILED"]
+    assert running(marker) == []
+
+
+def test_a_killed_replica(scheduler: Ssh, hosts: Sshd) -> None:
+    """An end by a signal is told, and counts 128 + n; 255 is an exit code like any other."""
+    status = wait(scheduler, submit(scheduler, shell("kill -KILL $$"), **hosts.cfg("beta")))
+    assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
+    status = wait(scheduler, submit(scheduler, shell("exit 255"), **hosts.cfg("beta")))
+    assert (status.message, status.exitcode) == ("main/0 failed with exit code 255", 255)
+
+
+def test_tried_again(scheduler: Ssh, hosts: Sshd) -> None:
+    """A job with retries runs again as a whole."""
+    role = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
+    app_id = submit(scheduler, role, **hosts.cfg("alpha"))
+    status = wait(scheduler, app_id)
+    assert (status.state, status.restarts) == (AppState.SUCCEEDED, 1)
+    assert lines(scheduler, app_id).count("try") == 2
+
+
+def test_the_working_directory_travels(scheduler: Ssh, hosts: Sshd, work: Path) -> None:
+    """With sync each host has a copy without what is ignored, in which the job runs."""
+    (work / "main.sh").write_text("ls; pwd; cat sub/data; touch made; cp made again")
+    (work / "sub").mkdir()
+    (work / "sub" / "data").write_text("x" * 3_000_000 + "\n")
+    (work / "big").touch()
+    (work / ".relightignore").write_text("big\n")
+    app_id = submit(scheduler, shell("sh ./main.sh", replicas=2), sync=True, **hosts.cfg())
+    assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
+    for k, name in enumerate(("alpha", "beta")):
+        copy = hosts[name].state / "copies" / app_id / "main" / str(k)
+        assert lines(scheduler, app_id, k)[:3] == ["main.sh", "sub", str(copy)]
+        assert len(lines(scheduler, app_id, k)[3]) == 3_000_000
+        assert (copy / "again").exists(), "what the job has made is kept"
+    assert not (work / "made").exists()
+    scheduler.delete(app_id)
+    for name in ("alpha", "beta"):
+        assert list((hosts[name].state / "copies").iterdir()) == []
+    assert scheduler.list() == []
+
+
+def test_a_directory_that_is_named(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """The job runs in `cwd`; a relative one is below the home directory, or in the copy."""
+    home = hosts["alpha"].home
+    for cwd, expected in ((str(tmp_path), tmp_path), (".", home), ("~", home)):
+        app_id = submit(scheduler, shell("pwd"), cwd=cwd, **hosts.cfg("alpha"))
+        wait(scheduler, app_id)
+        assert lines(scheduler, app_id) == [str(expected)]
+    (tmp_path / "source" / "sub").mkdir(parents=True)
+    (tmp_path / "source" / "sub" / "file").touch()
+    cfg = {"workspace": str(tmp_path / "source"), "cwd": "sub", **hosts.cfg("alpha")}
+    app_id = submit(scheduler, shell("ls"), **cfg)
+    wait(scheduler, app_id)
+    assert lines(scheduler, app_id) == ["file"]
+
+
+def test_what_start_up_files_print(scheduler: Ssh) -> None:
+    """A shell that greets on every connection disturbs nothing."""
+    with Sshd(["noisy"]) as hosts:
+        (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
+        hosts["noisy"].stop()
+        hosts["noisy"].start(BASH_ENV=str(hosts["noisy"].home / "noise"))
+        app_id = submit(scheduler, shell("echo hi"), **hosts.cfg())
+        assert wait(scheduler, app_id).state is AppState.SUCCEEDED
+        assert lines(scheduler, app_id) == ["hi"]
+
+
+def test_secrets_stay_in_the_processes(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """The value of a variable is in no command line on either side, and in no file."""
+    secret = "hunter" + os.urandom(4).hex()
+    role = shell("touch up; sleep 100", env={"TOKEN": secret})
+    submit(scheduler, role, **hosts.cfg("alpha"))
+    until(lambda: Path("up").exists())
+    assert marked(secret) == []
+    for top in (tmp_path, hosts.directory):
+        found = [p for p in top.rglob("*") if p.is_file() and secret in p.read_text("latin-1")]
+        assert found == []
+
+
+# A host that can't do its part.
+
+
+def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> RelightError:
+    """Submit a job that can't be, and return the error, one line; nothing of it is left."""
+    with pytest.raises(RelightError) as caught:
+        submit(scheduler, *roles, **cfg)
+    assert "\n" not in caught.value.message + caught.value.hint
+    assert list((tmp_path / "state").rglob("*")) == []
+    return caught.value
+
+
+def test_hosts_that_are_not_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """An unknown name and a closed port are told with their host; the other host runs nothing."""
+    good, role = hosts.cfg("alpha")["hosts"][0], shell("touch ran", replicas=2)
+    cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
+    error = refused(scheduler, tmp_path, role, **cfg)
+    assert error.message.startswith("there is no host nosuch.invalid: ")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    error = refused(scheduler, tmp_path, role, **{**cfg, "hosts": [good, f"127.0.0.1:{port}"]})
+    assert error.message == f"127.0.0.1:{port} refuses the connection"
+    assert isinstance(error, MachineError)
+    assert not Path("ran").exists()
+
+
+def test_a_key_that_is_not_let_in(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """Where the key does not fit, nobody is asked for a password."""
+    subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(tmp_path / "wrong")], check=True)
+    cfg = {**hosts.cfg(), "identity": str(tmp_path / "wrong")}
+    error = refused(scheduler, tmp_path, shell("true", replicas=2), **cfg)
+    first, second = cfg["hosts"]
+    assert error.message.startswith(f"permission denied by {first} (publickey)")
+    assert error.message.endswith(f"there is something wrong with {second}"), "one line for all"
+    assert "ssh-copy-id" in error.hint
+
+
+def test_host_keys(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """A host with another key than the known one, or with one that nobody knows, is refused."""
+    known = tmp_path / "known"
+    args = hosts.cfg()["ssh_args"].replace(str(hosts.directory / "known_hosts"), str(known))
+    cfg = {**hosts.cfg("alpha"), "ssh_args": args}
+    alpha = hosts["alpha"]
+    known.write_text(f"[127.0.0.1]:{alpha.port} {hosts['beta'].public_key()}\n")
+    error = refused(scheduler, tmp_path, shell("true"), **cfg)
+    assert error.message == f"the key of {alpha.host} is not the one known for it"
+    assert f"ssh-keygen -R '[127.0.0.1]:{alpha.port}'" in error.hint
+    known.write_text("")
+    error = refused(scheduler, tmp_path, shell("true"), **cfg)
+    assert error.message == f"the key of {alpha.host} is not known here"
+
+
+def test_what_is_missing_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """No Python, no relight, no directory, no command: each is one line and says what to do."""
+    cfg, alpha = hosts.cfg("alpha"), hosts["alpha"].host
+    error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
+    assert error.message.startswith(f"there is no such Python on {alpha}: ")
+    assert "/no/such/python" in error.message and "-cfg python=FILE" in error.hint
+    bare = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
+    error = refused(scheduler, tmp_path, shell("true"), python=str(bare / "bin/python"), **cfg)
+    assert error.message.startswith(f"relight is not installed on {alpha}: No module named")
+    error = refused(scheduler, tmp_path, shell("true"), cwd="/no/such/place", **cfg)
+    assert error.message == f"{alpha}: there is no directory /no/such/place"
+    assert isinstance(error, UsageError) and "sync=true" in error.hint
+    error = refused(scheduler, tmp_path, Role("main", "img", entrypoint="nosuchcommand"), **cfg)
+    assert error.message == f"{alpha}: the command nosuchcommand is not there"
+
+
+def test_another_version(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+    """A relight that speaks otherwise is told from one that is not there."""
+    other = tmp_path / "python"
+    other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
+    other.chmod(0o755)
+    error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
+    assert error.message == f"{hosts['alpha'].host} has another version of relight"
+
+
+def test_no_ssh_here(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the ssh command there is one line that says so."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    error = refused(scheduler, tmp_path, shell("true"), **hosts.cfg("alpha"))
+    assert error.message == "there is no ssh here"
+
+
+# Ends. On each host a process that ignores SIGTERM, and one of its own session.
+
+
+def start_stubborn(scheduler: Ssh, hosts: Sshd, marker: str, **cfg: Any) -> str:
+    """Start a job whose processes do not end when they are asked to, and wait until they run."""
+    role = shell(STUBBORN.format(marker), replicas=2)
+    app_id = submit(scheduler, role, **{**QUICK, **hosts.cfg(), **cfg})
+    until(lambda: len([pid for pid in running(marker) if _name(pid) == "sleep"]) >= 4)
+    return app_id
+
+
+def test_cancelling_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
+    """A job that is cancelled from elsewhere is over when the call returns, on all hosts."""
+    marker = f"{os.getpid()}02.25"
+    app_id = start_stubborn(scheduler, hosts, marker)
+    code = "import sys; from relight.schedulers.ssh import make; make().cancel(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, app_id], check=True, timeout=PATIENCE_S)
+    assert running(marker) == []
+    status = scheduler.status([app_id])[app_id]
+    assert status.state is AppState.CANCELLED
+    assert [replica.exitcode for replica in status.replicas] == [-9, -9]
+    scheduler.cancel(app_id)
+
+
+def test_closing_ends_held_jobs(scheduler: Ssh, hosts: Sshd) -> None:
+    """Closing the scheduler, as ctrl-C does, ends the job on all hosts."""
+    marker = f"{os.getpid()}03.25"
+    start_stubborn(scheduler, hosts, marker)
+    scheduler.close()
+    assert running(marker) == []
+
+
+def test_time_to_save(scheduler: Ssh, hosts: Sshd) -> None:
+    """Processes that end in good order have the grace time to do so, and are heard to the last."""
+    command = "trap 'sleep 1; echo saved; exit 0' TERM; touch up; while :; do sleep 0.1; done"
+    app_id = submit(scheduler, shell(command), grace=20.0, **hosts.cfg("alpha"))
+    until(lambda: Path("up").exists())
+    scheduler.cancel(app_id)
+    assert lines(scheduler, app_id)[-1] == "saved"
+
+
+SUBMITTER = """
+import json, sys, time
+from relight.job.app import AppDef, Role
+from relight.schedulers.ssh import make
+scheduler = make()
+role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
+cfg = {option.name: option.default for option in scheduler.options} | json.loads(sys.argv[1])
+print(scheduler.submit(scheduler.render(AppDef("job", (role,)), cfg, "job-x1")), flush=True)
+time.sleep(1000 * (not cfg["detach"]))
+"""
+
+
+def start_submitter(hosts: Sshd, command: str, **cfg: Any) -> "subprocess.Popen[str]":
+    """Start a process that submits a job, and wait until it has."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUBMITTER, json.dumps({**hosts.cfg(), **cfg}), command],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"]),
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        assert process.stdout.readline() == "job-x1\n"
+    return process
+
+
+def test_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
+    """If the process that submitted it is killed, nothing of the job is left on any host."""
+    marker = f"{os.getpid()}04.25"
+    process = start_submitter(hosts, STUBBORN.format(marker), **QUICK)
+    until(lambda: len(running(marker)) >= 4)
+    process.kill()
+    process.wait(PATIENCE_S)
+    assert wait(scheduler, "job-x1").state is AppState.CANCELLED
+    assert running(marker) == []
+
+
+def test_a_detached_job_lives_on(scheduler: Ssh, hosts: Sshd) -> None:
+    """With `detach` the job outlives the process that submitted it."""
+    process = start_submitter(
+        hosts, "while [ ! -e go ]; do sleep 0.02; done; echo done", detach=True
+    )
+    assert process.wait(PATIENCE_S) == 0
+    assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
+    Path("go").touch()
+    assert lines(scheduler, "job-x1", 1, follow=True) == ["done"]
+    assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
+
+
+def test_a_killed_runner(scheduler: Ssh, hosts: Sshd) -> None:
+    """If all that is here of a job is killed at once, the hosts end it by themselves."""
+    marker = f"{os.getpid()}05.25"
+    app_id = start_stubborn(scheduler, hosts, marker)
+    file = Path(records.path(app_id)) / "local" / "state.json"
+    os.kill(json.loads(file.read_text())["pid"], signal.SIGKILL)
+    wait_until_gone(marker, PATIENCE_S)
+    assert wait(scheduler, app_id).state is AppState.FAILED
+
+
+@pytest.mark.parametrize("which", ["ssh", "sshd"])
+def test_a_connection_that_ends(scheduler: Ssh, hosts: Sshd, which: str) -> None:
+    """If a connection ends on either side the job fails, says which host, and is gone from it."""
+    marker = f"{os.getpid()}06.25"
+    app_id = start_stubborn(scheduler, hosts, marker)
+    alpha = hosts["alpha"]
+    if which == "sshd":
+        victims = alpha.sessions()
+    else:
+        mine = marked(str(hosts.directory / "known_hosts"))
+        port = f"-p\0{alpha.port}\0".encode()
+        victims = [p for p in mine if port in Path(f"/proc/{p}/cmdline").read_bytes()]
+    assert victims
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    wait_until_gone(marker, PATIENCE_S)
+    status = wait(scheduler, app_id)
+    assert status.state is AppState.FAILED
+    assert f"the connection to {alpha.host} was lost" in status.message
+    assert [replica.state.name for replica in status.replicas] == ["FAILED", "CANCELLED"]
+
+
+def test_a_killed_holder(scheduler: Ssh, hosts: Sshd) -> None:
+    """If the process that holds a replica is killed, so is the replica, and the job fails."""
+    marker = f"{os.getpid()}07.25"
+    app_id = start_stubborn(scheduler, hosts, marker)
+    holders = [pid for pid in marked("relight.schedulers.ssh_replica") if _name(pid) != "ssh"]
+    below = [pid for pid in holders if _serves(pid, hosts["beta"].sessions())]
+    assert len(below) == 1
+    os.kill(below[0], signal.SIGKILL)
+    wait_until_gone(marker, PATIENCE_S)
+    assert wait(scheduler, app_id).replicas[1].state is AppState.FAILED
+
+
+def _serves(pid: int, sessions: list[int]) -> bool:
+    """Whether a process is the one that a session of a server has started."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) in sessions
+    except OSError:
+        return False  # the end of another job
+
+
+def test_jobs_that_are_not_there(scheduler: Ssh, hosts: Sshd) -> None:
+    """An unknown id has no status, and nothing of it can be done."""
+    for app_id in ("nosuch-1", "../x", ""):
+        assert scheduler.status([app_id]) == {}
+        for verb in (scheduler.cancel, scheduler.delete):
+            with pytest.raises(UsageError):
+                verb(app_id)
+        with pytest.raises(UsageError):
+            lines(scheduler, app_id)
+    request = render(scheduler, shell("echo once"), **hosts.cfg("alpha"))
+    app_id = scheduler.submit(request)
+    with pytest.raises(UsageError, match="was submitted before"):
+        scheduler.submit(request)
+    wait(scheduler, app_id)
+    assert lines(scheduler, app_id) == ["once"]
+
+
+# The command.
+
+TRAIN = """
+import os
+print(os.environ["ON"], os.environ["RANK"], os.environ["WORLD_SIZE"], flush=True)
+"""
+
+
+def cfg_words(cfg: dict[str, Any]) -> str:
+    """Options as -cfg takes them."""
+    texts = {name: ";".join(v) if isinstance(v, list) else str(v) for name, v in cfg.items()}
+    return ",".join(f"{name}={shlex.quote(value)}" for name, value in texts.items())
+
+
+@pytest.mark.slow
+def test_two_nodes_train(launch: Launch, hosts: Sshd, work: Path) -> None:
+    """`-j 2x2` is an agent a host; they meet at the first, as one job of 4 workers."""
+    (work / "train.py").write_text(TRAIN)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    words = ["submit", "-s", "ssh", "-cfg", cfg_words(hosts.cfg()), "dist.ddp", "-j", "2x2"]
+    words += ["--rdzv_port", port, "--script", "train.py"]
+    done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
+    assert done.returncode == 0, done.stderr
+    said = [line.partition("]:")[2].split() for line in done.stderr.splitlines() if "]:" in line]
+    assert sorted(rank for _, rank, _ in said) == ["0", "1", "2", "3"], done.stderr
+    assert sorted(name for name, _, _ in said) == ["alpha", "alpha", "beta", "beta"]
+    assert {size for _, _, size in said} == {"4"}
+    assert "no token" not in done.stderr
+
+
+@pytest.mark.slow
+def test_ctrl_c(hosts: Sshd, work: Path) -> None:
+    """Ctrl-C in the terminal ends the job on all hosts, workers that ignore it included."""
+    marker = f"{os.getpid()}08.25"
+    words = ["submit", "-s", "ssh", "-cfg", cfg_words({**hosts.cfg(), "grace": 0.5})]
+    words += ["dist.ddp", "-j", "2x1", "--script", "train.py", "--", marker]
+    code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    (work / "train.py").write_text(code + "open('up', 'a').write('x')\ntime.sleep(1000)\n")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words[-2:-2] = ["--rdzv_port", str(server.getsockname()[1])]
+    process = subprocess.Popen([*RELIGHT, *words], start_new_session=True, stderr=subprocess.PIPE)
+    assert process.stderr is not None
+    with process.stderr:
+        until(lambda: Path("up").exists() and len(Path("up").read_text()) == 2)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(PATIENCE_S) == 130
+    assert marked(marker) == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "it works")
+def test_a_network_that_goes_silent(work: Path) -> None:
+    """If a host can't be reached any more, each side ends the job by itself."""
+    marker = f"{os.getpid()}09.25"
+    with Lab(["node1", "node2", "node3"]) as lab, Sshd(["node2", "node3"], lab) as hosts:
+        cfg = {**hosts.cfg(), "hosts": ["node2", "node3"], "grace": 0.5, "silence": 2.0}
+        words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x1"]
+        code = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        (work / "train.py").write_text(code + "open('up', 'a').write('x')\ntime.sleep(1000)\n")
+        words += ["--script", "train.py", "--", marker]
+        process = lab["node1"].start([*RELIGHT, *words], cwd=work, stderr=subprocess.PIPE)
+        try:
+            until(lambda: Path("up").exists() and len(Path("up").read_text()) == 2)
+            lab.cut("node3")
+            said = process.communicate(timeout=PATIENCE_S)[1].decode()
+        finally:
+            process.stderr.close()
+        assert process.returncode == 4, said
+        assert "connection to node3 was lost: Timeout, server node3 not responding." in said
+        wait_until_gone(marker, PATIENCE_S)

@@ -1,0 +1,109 @@
+"""Which hosts a job over ssh runs on, and the frames between both sides."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from relight.errors import UsageError
+from relight.schedulers import ssh_frames as frames
+from relight.schedulers import ssh_hosts
+from relight.schedulers.ssh_hosts import Host
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("node1", Host("node1")),
+        ("ann@node1", Host("node1", "ann")),
+        ("node1:2222", Host("node1", "", 2222)),
+        ("ann@10.0.0.1:2222", Host("10.0.0.1", "ann", 2222)),
+        ("fd77::1", Host("fd77::1")),
+        ("[fd77::1]:2222", Host("fd77::1", "", 2222)),
+        ("a@b@node1", Host("node1", "a@b")),
+    ],
+)
+def test_a_host(text: str, expected: Host) -> None:
+    """A host is a name or address, with a user and a port if they are said."""
+    assert ssh_hosts.parse(text) == expected
+    assert ssh_hosts.parse(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "@node1", "node1:", "node1:x", "node1:0", "node1:99999", "-oProxyCommand=x", "a b",
+     "$(x)", "-l@node1", "[fd77::1", "[fd77::1]2222", "node1;x"],
+)  # fmt: skip
+def test_what_is_no_host(text: str) -> None:
+    """A word that ssh or a shell could take for something else is refused."""
+    with pytest.raises(UsageError, match="is no host"):
+        ssh_hosts.parse(text)
+
+
+def test_a_host_file(tmp_path: Path) -> None:
+    """A host file is that of mpirun: comments, slots and empty lines say nothing here."""
+    file = tmp_path / "hosts"
+    file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
+    found = ssh_hosts.of({"hostfile": str(file)})
+    assert found == [Host("node1"), Host("node2", "ann", 2222), Host("node1")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
+     ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
+)  # fmt: skip
+def test_what_is_no_host_file(tmp_path: Path, text: str, message: str) -> None:
+    """What is wrong in a host file is told with its line."""
+    file = tmp_path / "hosts"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        ssh_hosts.of({"hostfile": str(file)})
+
+
+def test_no_hosts(tmp_path: Path) -> None:
+    """Hosts must be said, in one way."""
+    with pytest.raises(UsageError, match="needs to know the hosts"):
+        ssh_hosts.of({"hosts": None, "hostfile": None})
+    with pytest.raises(UsageError, match="both there"):
+        ssh_hosts.of({"hosts": ["a"], "hostfile": "b"})
+    with pytest.raises(UsageError, match=r"can't read the host file .*No such file"):
+        ssh_hosts.of({"hostfile": str(tmp_path / "nosuch")})
+
+
+def test_the_command() -> None:
+    """The user's own arguments come before ours, so that they hold; no question can be asked."""
+    cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
+    words = ssh_hosts.command(Host("node1", "ann"), cfg, "/opt/it's/python")
+    assert words[:8] == [
+        *("ssh", "-T", "-o", "BatchMode=yes", "-F", "my config", "-o", "LogLevel=DEBUG")
+    ]
+    assert words.index("LogLevel=DEBUG") < words.index("LogLevel=INFO")
+    assert words[words.index("-p") + 1] == "2200" and words[words.index("-l") + 1] == "ann"
+    assert words[-3:-1] == ["--", "node1"]
+    own = ssh_hosts.command(Host("node1", "", 22), cfg, "python3")
+    assert own[own.index("-p") + 1] == "22", "what a host says is nearer"
+    with pytest.raises(UsageError, match=r"ssh_args=.*quotation"):
+        ssh_hosts.command(Host("node1"), {"ssh_args": "-F 'x"}, "python3")
+
+
+def test_frames_arrive_in_any_pieces() -> None:
+    """However a stream is cut, its frames are the same, without what a shell said before."""
+    sent = [(frames.OUT, b"x" * n) for n in (0, 1, 5, 70000)] + [(frames.END, b"{}")]
+    stream = b"Welcome to\nrelight ss" + frames.GREETING
+    stream += b"".join(frames.frame(kind, payload) for kind, payload in sent)
+    for seed in range(20):
+        chance, decoder, at = random.Random(seed), frames.Decoder(frames.GREETING), 0
+        found: list[frames.Frame] = []
+        while at < len(stream):
+            size = chance.choice((1, 3, 20, 5000, 100000))
+            found += decoder.feed(stream[at : at + size])
+            at += size
+        assert found == sent
+        assert decoder.greeted and decoder.noise == b"Welcome to\nrelight ss"
+
+
+def test_what_is_no_frame() -> None:
+    """A length beyond all reason is an error, not a wait."""
+    with pytest.raises(ValueError, match="a frame of"):
+        frames.Decoder().feed(b"o\xff\xff\xff\xff")
