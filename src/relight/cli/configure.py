@@ -5,6 +5,7 @@ import os
 from relight.cli.jobs import HELP, Page, read, say
 from relight.errors import EXIT_OK, MachineError, UsageError
 from relight.job import settings
+from relight.job.options import FIXME
 from relight.schedulers import registry
 from relight.schedulers.api import Option
 from relight.spec import Flag
@@ -65,7 +66,7 @@ def _section(name: str, *, every: bool) -> str:
     for option in registry.find(name).options:
         if option.required:
             text = option.help[:_COMMENT] + ("..." if len(option.help) > _COMMENT else "")
-            lines.append(f"{option.name} = #FIXME:({option.kind.__name__}) {text}")
+            lines.append(f"{option.name} = {FIXME}:({option.kind.__name__}) {text}")
         elif every:
             lines.append(f"{option.name} = {_default(option)}")
     return "\n".join(lines)

@@ -109,6 +109,8 @@ def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, list[str]]:
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
     fields |= {"nnodes": Nodes(1, 2)}
     meeting, _, notes = arrange(RunSpec(**fields, script="", script_args=()), env)
+    if meeting.hosted is False:
+        raise UsageError("--rdzv-conf: is_host=0 is for agents; this command coordinates")
     return meeting, notes
 
 
@@ -131,6 +133,8 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
 def _address(host: str) -> str:
     try:
         return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except UnicodeError:
+        raise UsageError(f"--bind={host:.80}: no host can have this name") from None
     except OSError as error:
         raise UsageError(f"--bind={host}: {error.strerror or error}") from None
 

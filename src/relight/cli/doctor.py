@@ -5,6 +5,7 @@ have nothing to do with machines and networks are accepted.
 """
 
 import json
+import os
 import sys
 
 from relight import env as environment
@@ -17,6 +18,7 @@ from relight.doctor.hosting import Verdict
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import facts
+from relight.rendezvous import registers
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
 from relight.rendezvous.zero_flags import take
 from relight.spec import FLAGS, Flag, RunSpec, check
@@ -98,6 +100,10 @@ def _spec(parsed: Parsed, env: Environment) -> RunSpec:
     spec = RunSpec(**fields, script=script, script_args=tuple(arguments))
     spec, given, notes = take(spec, parsed.given, env)
     check(spec, given)
+    registers.check(spec.rdzv_backend)
+    if spec.script not in ("", "-") and not (spec.module or spec.no_python):
+        if not os.path.exists(spec.script):
+            raise UsageError(f"there is no file {spec.script}", hint="look at the path")
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     if spec.rdzv_backend not in ("c10d", "static"):

@@ -16,13 +16,24 @@ from relight.errors import EXIT_OK
 from relight.job import handles
 from relight.job.runner import Runner
 from relight.spec import Flag
-from relight.values import parse_interval
+
+
+def parse_seconds(text: str) -> float:
+    """Return the seconds that a text says; 0 is to look once."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise ValueError("expected seconds, 0 or more")
+    return seconds
+
 
 PAGE = Page(
     "wait [flags] JOB",
     ("Waits until a job is over. JOB is its handle, or its id alone.",),
     (
-        Flag("timeout", parse_interval, None, "S", "wait no longer than this", from_env=False),
+        Flag("timeout", parse_seconds, None, "S", "wait no longer than this", from_env=False),
         JSON,
         HELP,
     ),

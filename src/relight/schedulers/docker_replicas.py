@@ -16,7 +16,7 @@ from relight.schedulers.docker_request import ERROR_FILE, Label
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
 """Ends of the names of containers that somebody, or the failure of another, has stopped."""
-_LINE_LIMIT = 300
+_LINES, _LINE_LIMIT = 200, 300
 _FILE_LIMIT = 1 << 24
 _STATES = {
     "created": AppState.SUBMITTED,
@@ -193,8 +193,10 @@ def _cause(client: Any, container_id: str) -> str:
         if report is not None:
             text = f"{report.type}: {report.message}" if report.type else report.message
         else:
-            said = client.logs(container_id, stdout=False, stderr=True, tail=1)
-            text = said.decode(errors="replace")
+            # Docker counts the lines of both streams, whichever is asked for.
+            said = client.logs(container_id, stdout=False, stderr=True, tail=_LINES)
+            lines = said.decode(errors="replace").splitlines()
+            text = next((line for line in reversed(lines) if line.strip()), "")
     except docker.errors.APIError:  # it is being removed, or its logs are elsewhere
         return ""
     return " ".join(text.split())[:_LINE_LIMIT]

@@ -123,6 +123,7 @@ class Local:
         record = LocalRecord(directory)
         record.make()
         order = {
+            "scheduler": self.name,
             "app_id": app_id,
             "name": request.app.name,
             "directory": directory,
@@ -199,7 +200,7 @@ class Local:
             app_ids = []
         for app_id in app_ids:
             state = _read(app_id)
-            if state is not None:
+            if state is not None and state["scheduler"] == self.name:
                 status = AppState[state["state"]]
                 found.append(Listed(app_id, status, state["name"], state["submitted"]))
         return sorted(found, key=lambda each: each.submitted, reverse=True)

@@ -254,6 +254,7 @@ class Runner:
 
     def _state(self, state: str, message: str) -> dict[str, Any]:
         return {
+            "scheduler": self._order["scheduler"],
             "app_id": self._order["app_id"],
             "name": self._order["name"],
             "log_dir": self._order["log_dir"],

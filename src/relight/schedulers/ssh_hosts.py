@@ -174,7 +174,9 @@ def explain(host: Host, code: int, said: str, decoder: ssh_frames.Decoder) -> Re
         if mark in said:
             return UsageError(message, hint=hint)
     what = f"exit code {code}" if code >= 0 else f"signal {-code}"
-    return MachineError(f"no connection to {host}: {last or f'ssh ended with {what}'}")
+    connected = 0 <= code < _SSH_FAILED
+    failed = f"relight does not start on {host}" if connected else f"no connection to {host}"
+    return MachineError(f"{failed}: {last or f'ssh ended with {what}'}")
 
 
 def _refusals(host: Host, last: str) -> Iterator[tuple[str, str, str]]:

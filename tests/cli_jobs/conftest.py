@@ -1,0 +1,70 @@
+"""A place of its own for each test: working directory, home and state of jobs."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.schedulers.local_record import LocalRecord
+
+LIMIT_S = 60.0
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+HIDDEN = ("LOGLEVEL", "TORCHX", "XDG_STATE_HOME")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The working directory."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """What the commands find in their environment: nothing of the user's."""
+    for name in list(os.environ):
+        if name.startswith(HIDDEN):
+            monkeypatch.delenv(name)
+    return {"HOME": str(tmp_path / "home"), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
+
+
+@pytest.fixture
+def relight(launch: Command, place: Path, variables: dict[str, str]) -> Command:
+    """Run one command to its end: `relight("submit", "utils.echo")`."""
+
+    def run(*words: str | Path, **options: Any) -> "subprocess.CompletedProcess[str]":
+        return launch(*words, **{"cwd": place, **variables, **options})
+
+    return run
+
+
+@pytest.fixture
+def submitted(relight: Command, tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Submit a job that runs on by itself, and return its handle; it is stopped at the end."""
+
+    def submit(*words: str | Path, **options: Any) -> str:
+        found = relight("submit", "-s", "local", "-cfg", "detach=true", *words, **options)
+        assert found.returncode == 0, found.stderr
+        return found.stdout.strip()
+
+    yield submit
+    for folder in (tmp_path / "state" / "jobs").glob("*"):
+        LocalRecord(str(folder)).stop(LIMIT_S)
+
+
+@pytest.fixture
+def ended(relight: Command) -> Callable[..., dict[str, Any]]:
+    """Run a job to its end and return its status as JSON."""
+
+    def run(*words: str | Path, **options: Any) -> dict[str, Any]:
+        found = relight("submit", "-s", "local", "--json", *words, **options)
+        status: dict[str, Any] = json.loads(found.stdout)
+        assert found.returncode == status["exitcode"]
+        return status
+
+    return run

@@ -1,0 +1,190 @@
+"""Commands that tell what can be done: help, components, schedulers, configure, completion."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from relight.cli.main import COMMANDS, OF_JOBS
+from relight.job import components
+from relight.schedulers import registry
+
+from .conftest import Command
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("command", OF_JOBS)
+def test_help_fits_on_a_screen(relight: Command, command: str, flag: str) -> None:
+    """Each command's help has its form, its flags and examples, and fits on one screen."""
+    found = relight(command, flag)
+    assert (found.returncode, found.stderr) == (0, "")
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith(f"usage: relight {command}")
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+    at = lines.index("examples:")
+    assert lines[at + 1].startswith("  ") and f"relight {command}" in "\n".join(lines[at:])
+
+
+@pytest.mark.parametrize("name", components.names())
+def test_help_of_components(relight: Command, name: str) -> None:
+    """`submit COMPONENT --help` and `components COMPONENT` are the same page, one screen wide."""
+    found = relight("submit", name, "--help")
+    assert (found.returncode, found.stderr) == (0, "")
+    assert relight("components", name).stdout == found.stdout
+    lines = found.stdout.splitlines()
+    assert lines[0].startswith(f"usage: relight submit [flags] {name} [flags]")
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 100
+
+
+def test_the_list_of_commands(relight: Command) -> None:
+    """`relight --help` has a line for each."""
+    text = relight("--help").stdout
+    assert all(f"\n  {command:13}" in text for command in COMMANDS)
+
+
+def test_components(relight: Command, place: Path) -> None:
+    """A table, an object, the flags of one, and its source to begin with."""
+    rows = relight("components").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
+    shown = json.loads(relight("components", "--json").stdout)
+    assert [each["name"] for each in shown] == components.names()
+    one = json.loads(relight("components", "--json", "utils.echo").stdout)
+    assert one == next(each for each in shown if each["name"] == "utils.echo")
+    assert one["parameters"][0] == {
+        "name": "msg", "flags": ["--msg"], "type": "str", "required": False,
+        "default": "hello world", "help": "what to print",
+    }  # fmt: skip
+    source = relight("components", "--print", "utils.touch").stdout
+    assert source.startswith("def touch(")
+    head = "import relight.job as specs\nfrom relight.job import AppDef, Role\n"
+    head += "from relight.job.components.utils import IMAGE, _SMALL\n\n\n"
+    (place / "mine.py").write_text(head + source)
+    assert "mine.py:touch" in relight("components", "mine.py:touch").stdout
+
+
+def test_schedulers(relight: Command) -> None:
+    """A table, an object, and the options of one, by either name."""
+    rows = relight("schedulers").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
+    assert relight("schedulers", "local").stdout == relight("schedulers", "local_cwd").stdout
+    shown = json.loads(relight("schedulers", "--json").stdout)
+    assert [each["name"] for each in shown] == registry.names()
+    one = json.loads(relight("schedulers", "--json", "local").stdout)
+    assert one == shown[0]
+    assert one["options"][0]["name"] == "log_dir"
+    text = relight("schedulers", "local").stdout
+    assert all(option["name"] in text for option in one["options"])
+
+
+def test_configure(relight: Command, place: Path) -> None:
+    """A file with a section a scheduler, which is read as it is written; twice adds nothing."""
+    found = relight("configure", "--all")
+    assert (found.returncode, found.stdout) == (0, "")
+    text = (place / ".relightconfig").read_text()
+    assert [line for line in text.splitlines() if line.startswith("[")] == [
+        f"[{name}]" for name in registry.names()
+    ]
+    plain = json.loads(relight("submit", "--dryrun", "--json", "utils.echo",
+                               RELIGHTCONFIG="").stdout)  # fmt: skip
+    found = relight("submit", "--dryrun", "--json", "utils.echo")
+    assert found.stderr == ""
+    assert json.loads(found.stdout)["cfg"] == plain["cfg"]
+    assert relight("configure", "--all").returncode == 0
+    assert (place / ".relightconfig").read_text().count("[local]") == 1
+
+
+def test_configure_adds_to_a_file(relight: Command, place: Path) -> None:
+    """What is there stays; a section that is there is not written again."""
+    file = place / ".relightconfig"
+    file.write_text("[local]\nlog_dir = /mine\n")
+    assert relight("configure", "-s", "slurm").returncode == 0
+    assert file.read_text() == "[local]\nlog_dir = /mine\n\n[slurm]\n"
+    found = relight("configure", "-s", "local")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "has a section [local]" in found.stderr
+    assert file.read_text() == "[local]\nlog_dir = /mine\n\n[slurm]\n"
+
+
+def test_configure_prints(relight: Command, place: Path) -> None:
+    """With --print nothing is written."""
+    found = relight("configure", "--print", "--all", "-s", "local,slurm")
+    assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
+    assert "\n\n[slurm]\n" in found.stdout
+    assert list(place.iterdir()) == []
+
+
+COMPLETED = [
+    ("relight sub", "submit"),
+    ("relight ", "submit run doctor completion"),
+    ("relight submit --dry", "--dryrun"),
+    ("relight submit --launcher=relight --wa", "--wait"),
+    ("relight submit utils.e", "utils.echo"),
+    ("relight submit -s sl", "slurm"),
+    ("relight submit --scheduler a", "auto"),
+    ("relight logs --fol", "--follow"),
+    ("relight wait --time", "--timeout"),
+    ("relight components dist.", "dist.ddp dist.spmd dist.torchrun"),
+    ("relight schedulers lo", "local"),
+    ("relight completion f", "fish"),
+    ("relight run --nproc", "--nproc-per-node"),
+]
+
+
+@pytest.fixture
+def completion(relight: Command, tmp_path: Path) -> Path:
+    """The file that bash reads."""
+    path = tmp_path / "relight.bash"
+    path.write_text(relight("completion", "bash").stdout)
+    return path
+
+
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_bash_completes(completion: Path, line: str, expected: str) -> None:
+    """What bash itself offers at the end of a line."""
+    script = (
+        f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
+        '[[ $1 == *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
+        "COMP_POINT=${#1}; complete -p relight > /dev/null && _relight; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert found.stderr == ""
+    assert set(expected.split()) <= set(found.stdout.split())
+    word = line.rpartition(" ")[2]
+    assert all(each.startswith(word) for each in found.stdout.split())
+
+
+def test_every_flag_is_completed(relight: Command) -> None:
+    """Bash and fish know each flag of each command."""
+    bash, fish = relight("completion", "bash").stdout, relight("completion", "fish").stdout
+    for command in OF_JOBS:
+        words = relight(command, "--help").stdout.split()
+        flags = {word.rstrip(",") for word in words if word.startswith("--") and len(word) > 2}
+        flags = {flag.partition("=")[0] for flag in flags if command in ("wait", "list", "logs")}
+        for flag in flags:
+            assert f" {flag}" in bash.replace('"', " ")
+            assert f"-l {flag[2:]} " in fish
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_syntax(relight: Command, tmp_path: Path, shell: str) -> None:
+    """A shell that is installed reads its file without complaint; each line is a command of it."""
+    found = relight("completion", shell)
+    assert (found.returncode, found.stderr) == (0, "")
+    path = tmp_path / "completion"
+    path.write_text(found.stdout)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", path], check=True, timeout=60)
+    if shell == "fish":
+        assert all(line.startswith("complete -c relight ") for line in found.stdout.splitlines())
+        plain = found.stdout.replace("\\'", "")
+        assert all(line.count("'") % 2 == 0 for line in plain.splitlines())
+    if shell == "zsh":
+        assert found.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n")

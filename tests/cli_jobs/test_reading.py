@@ -1,0 +1,265 @@
+"""Commands that tell about jobs: status, logs, wait, list, describe."""
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Command
+
+Submitted = Callable[..., str]
+Ended = Callable[..., dict[str, Any]]
+SAY = "echo out $0; echo err $0 >&2; echo loss 1; echo loss 2"
+TWO_ROLES = """
+import relight.job as specs
+
+def app():
+    def role(name, n):
+        text = f"echo {name} {specs.macros.replica_id}; echo bad >&2"
+        return specs.Role(name, "", entrypoint="sh", args=["-c", text], num_replicas=n)
+    return specs.AppDef("two", [role("trainer", 2), role("reader", 1)])
+"""
+
+
+@pytest.fixture
+def two(place: Path, ended: Ended) -> str:
+    """The handle of a job of two roles that is over."""
+    (place / "two.py").write_text(TWO_ROLES)
+    return str(ended("two.py:app")["handle"])
+
+
+def test_status(relight: Command, two: str) -> None:
+    """The job's state, and a line a replica; by handle, by id, by TorchX's name of scheduler."""
+    app_id = two.rpartition("/")[2]
+    for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
+        found = relight("status", name)
+        assert (found.returncode, found.stderr) == (0, "")
+        head, folder, empty, heads, *rows = found.stdout.splitlines()
+        assert head.endswith(f"{app_id} SUCCEEDED")
+        assert (folder.strip().startswith("file:///"), empty) == (True, "")
+        assert heads.split() == ["REPLICA", "STATE", "EXIT", "HOST", "ERROR"]
+        assert [row.split()[:3] for row in rows] == [
+            ["trainer/0", "SUCCEEDED", "0"],
+            ["trainer/1", "SUCCEEDED", "0"],
+            ["reader/0", "SUCCEEDED", "0"],
+        ]
+
+
+def test_status_as_json(relight: Command, two: str) -> None:
+    """All of it as an object; --roles leaves the others out."""
+    found = json.loads(relight("status", "--json", two).stdout)
+    assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
+    assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
+        ("trainer", 2), ("reader", 1)
+    ]  # fmt: skip
+    found = json.loads(relight("status", two, "--json", "--roles", "reader").stdout)
+    assert [role["role"] for role in found["roles"]] == ["reader"]
+    wrong = relight("status", two, "--roles", "raeder")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.splitlines()[1] == "hint: it has reader, trainer"
+
+
+def test_a_job_that_failed_says_why(relight: Command, ended: Ended) -> None:
+    """The cause is in its status."""
+    status = ended("utils.sh", "sh", "-c", "exit 7")
+    found = relight("status", status["handle"])
+    assert found.returncode == 0
+    assert "FAILED\n  sh/0 failed with exit code 7\n" in found.stdout
+
+
+def test_logs(relight: Command, ended: Ended) -> None:
+    """The lines of the one replica, as they are."""
+    handle = ended("utils.sh", "sh", "-c", SAY)["handle"]
+    found = relight("logs", handle)
+    assert (found.returncode, found.stderr) == (0, "")
+    assert sorted(found.stdout.splitlines()) == ["err sh", "loss 1", "loss 2", "out sh"]
+    assert relight("logs", handle, "--streams", "stderr").stdout == "err sh\n"
+    assert relight("logs", "--streams=stdout", handle).stdout == "out sh\nloss 1\nloss 2\n"
+    assert relight("logs", handle, "--regex", r"loss \d$").stdout == "loss 1\nloss 2\n"
+    assert relight("logs", handle, "--regex", "nothing").stdout == ""
+    assert relight("logs", f"{handle}/sh/0", "--regex", "out").stdout == "out sh\n"
+
+
+def test_logs_of_roles_and_replicas(relight: Command, two: str) -> None:
+    """With several replicas each line has its own before it; one alone has none."""
+    only = ("--streams", "stdout")
+    assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
+        "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"
+    ]  # fmt: skip
+    for words in ((f"{two}/reader",), (two, "--role", "reader"), (f"{two}/reader/0",)):
+        assert relight("logs", *words, *only).stdout == "reader 0\n"
+    for words in ((f"{two}/trainer/1",), (two, "--role", "trainer", "--replica", "1")):
+        assert relight("logs", *words, *only).stdout == "trainer 1\n"
+    found = relight("logs", f"{two}/trainer/0,1", *only, "--json").stdout.splitlines()
+    assert [json.loads(line) for line in found] == [
+        {"role": "trainer", "replica": number, "line": f"trainer {number}"} for number in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("flag", ["-f", "--follow", "--tail", "-t"])
+def test_following_a_job_that_is_over(relight: Command, two: str, flag: str) -> None:
+    """There is nothing to wait for."""
+    found = relight("logs", flag, two, "--streams", "stdout")
+    assert len(found.stdout.splitlines()) == 3
+    assert relight("logs", flag, f"{two}/reader", "--streams", "stdout").stdout == "reader 0\n"
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_following_a_job_that_runs(
+    start: Callable[..., "subprocess.Popen[bytes]"],
+    submitted: Submitted,
+    relight: Command,
+    place: Path,
+    variables: dict[str, str],
+    count: int,
+) -> None:
+    """Lines come as they are written, and the command ends with the job."""
+    text = "echo first; until [ -e go ]; do sleep 0.05; done; echo last"
+    handle = submitted("utils.sh", "--num_replicas", str(count), "sh", "-c", text)
+    process = start("logs", "-f", handle, cwd=place, variables=variables)
+    head = ["sh/0 ", "sh/1 "] if count == 2 else [""]
+    first = sorted(process.stdout.readline().decode() for _ in head)
+    assert first == [f"{each}first\n" for each in head]
+    assert process.poll() is None
+    (place / "go").touch()
+    rest, said = process.communicate(timeout=60)
+    assert sorted(rest.decode().splitlines()) == [f"{each}last" for each in head]
+    assert (process.returncode, said) == (0, b"")
+    assert relight("wait", handle).returncode == 0
+
+
+def test_a_reader_that_goes(relight: Command, two: str, variables: dict[str, str]) -> None:
+    """`relight logs | head -1` ends in silence."""
+    import sys
+
+    command = f"{sys.executable} -m relight logs {two} | head -1"
+    found = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, **variables},
+    )  # fmt: skip
+    assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
+
+
+def test_waiting(relight: Command, submitted: Submitted, ended: Ended, place: Path) -> None:
+    """`wait` ends as the job has; 124 if it was not over in time, and the job runs on."""
+    handle = submitted("utils.sh", "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5")
+    late = relight("wait", "--timeout", "0.3", handle)
+    assert (late.returncode, late.stdout) == (124, "")
+    assert late.stderr == f"relight: {handle} is RUNNING after 0.3 s\n"
+    late = relight("wait", "--timeout=0", "--json", handle)
+    assert (late.returncode, json.loads(late.stdout)["state"]) == (124, "RUNNING")
+    (place / "go").touch()
+    found = relight("wait", handle)
+    assert (found.returncode, found.stdout) == (5, "")
+    assert found.stderr.startswith(f"relight: {handle} FAILED: ")
+    found = relight("wait", handle, "--json")
+    assert (found.returncode, json.loads(found.stdout)["exitcode"]) == (5, 5)
+
+
+def test_the_list(relight: Command, ended: Ended, submitted: Submitted) -> None:
+    """Newest first, what runs and what is over, as a table and as JSON."""
+    assert relight("list").stderr == "relight: there are no jobs\n"
+    assert relight("list", "--json").stdout == "[]\n"
+    bad = ended("utils.sh", "false")["handle"]
+    running = submitted("utils.sh", "sleep", "300")
+    good = ended("utils.echo")["handle"]
+    found = relight("list")
+    assert [line.split()[:3] for line in found.stdout.splitlines()] == [
+        ["JOB", "NAME", "STATE"],
+        [good, "echo", "SUCCEEDED"],
+        [running, "sh", "RUNNING"],
+        [bad, "sh", "FAILED"],
+    ]
+    assert found.stderr == ""
+    shown = json.loads(relight("list", "--json").stdout)
+    assert [job["handle"] for job in shown] == [good, running, bad]
+    assert all(datetime.fromisoformat(job["submitted"]) for job in shown)
+    only = relight("list", "--json", "--state", "RUNNING", "-s", "local_cwd").stdout
+    assert [job["handle"] for job in json.loads(only)] == [running]
+    assert json.loads(relight("list", "--json", "-s", "slurm", PATH="/none").stdout or "[]") == []
+    relight("delete", running)
+
+
+def test_yesterdays_jobs(relight: Command, ended: Ended, tmp_path: Path) -> None:
+    """A job that its scheduler has forgotten is listed with how it has ended."""
+    import shutil
+
+    handle = ended("utils.sh", "sh", "-c", "exit 4")["handle"]
+    folder = tmp_path / "state" / "jobs" / handle.rpartition("/")[2]
+    record = json.loads((folder / "job.json").read_text())
+    assert relight("status", handle).returncode == 0  # whoever looks at it notes how it ended
+    record = json.loads((folder / "job.json").read_text())
+    yesterday = datetime.now().astimezone() - timedelta(days=1)
+    record["submitted"] = yesterday.isoformat(timespec="milliseconds")
+    (folder / "job.json").write_text(json.dumps(record))
+    shutil.rmtree(folder / "local")
+    today = ended("utils.echo")["handle"]
+    shown = json.loads(relight("list", "--json").stdout)
+    assert [(job["handle"], job["state"]) for job in shown] == [
+        (today, "SUCCEEDED"), (handle, "FAILED")
+    ]  # fmt: skip
+    found = relight("status", handle)
+    assert found.stdout == f"{handle} FAILED\n  its scheduler has forgotten it\n"
+    assert "command" in relight("describe", handle).stdout
+
+
+def test_a_description(relight: Command, place: Path) -> None:
+    """What was submitted, by whom, from where, of which commit."""
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
+    (place / "train.py").write_text("print('x')\n")
+    for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):
+        subprocess.run([*git, *words], cwd=place, check=True)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=place, check=True, capture_output=True, text=True
+    ).stdout.strip()
+    handle = relight("submit", "utils.python", "--script", "train.py", "--", "a b").stdout.strip()
+    found = relight("describe", handle)
+    assert (found.returncode, found.stderr) == (0, "")
+    text = found.stdout
+    assert text.startswith(f"{handle} SUCCEEDED\n  commit     {commit[:12]} on main\n")
+    assert f"  directory  {place}\n" in text
+    assert "  command    utils.python --script train.py -- 'a b'\n" in text
+    assert "role python: 1 replica\n" in text
+    assert "  runs       python train.py 'a b'\n" in text
+    assert "  each has   1 core, 0 GPUs, 1024 MiB\n" in text
+    record = json.loads(relight("describe", "--json", handle).stdout)
+    assert record["git"] == {"commit": commit, "branch": "main", "dirty": False}
+    assert record["app"]["roles"][0]["args"] == ["train.py", "a b"]
+
+
+SECRET = "hunter2"
+
+
+def test_no_secret_is_kept_or_shown(relight: Command, submitted: Submitted, tmp_path: Path) -> None:
+    """The job has its secrets; nobody else reads them, in any command, record or process list."""
+    handle = submitted(
+        "utils.sh", "--env", f"HF_TOKEN={SECRET},A=1", "sh", "-c",
+        'test "$HF_TOKEN" = hunter2 && echo right; sleep 300',
+        AWS_SECRET_ACCESS_KEY=SECRET, TORCH_TOKEN=SECRET,
+    ).strip()  # fmt: skip
+    for words in (
+        ("describe", handle), ("describe", "--json", handle), ("status", "--json", handle),
+        ("list", "--json"),
+    ):  # fmt: skip
+        found = relight(*words)
+        assert SECRET not in found.stdout.replace("= hunter2 &&", "") + found.stderr
+    assert "HF_TOKEN='<hidden>'" in relight("describe", handle).stdout
+    lines = [
+        path.read_bytes().replace(b"\0", b" ")
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if path.exists()
+    ]
+    assert not [line for line in lines if b"HF_TOKEN=" in line]
+    state = tmp_path / "state"
+    kept = [path for path in state.rglob("*") if path.is_file()]
+    assert kept
+    assert all(path.stat().st_mode & 0o077 == 0 or path.parent.stat().st_mode & 0o077 == 0
+               for path in kept)  # fmt: skip
+    record = next(path for path in kept if path.name == "job.json").read_text()
+    assert SECRET not in record.replace("= hunter2 &&", "")
+    relight("delete", handle)

@@ -1,0 +1,78 @@
+"""Commands that end jobs: cancel and delete."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .conftest import Command
+
+Submitted = Callable[..., str]
+
+
+def jobs(state: Path) -> list[str]:
+    return sorted(os.listdir(state / "jobs"))
+
+
+def test_cancelling(relight: Command, submitted: Submitted, place: Path) -> None:
+    """The job's processes end, its logs and record stay; a second time changes nothing."""
+    handle = submitted("utils.sh", "sh", "-c", "echo $$ > pid; echo said; exec sleep 300")
+    end = time.monotonic() + 60
+    while relight("logs", handle).stdout != "said\n":
+        assert time.monotonic() < end, "the job does not start"
+    found = relight("cancel", handle)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert found.stderr == f"relight: {handle} CANCELLED\n"
+    assert not Path("/proc", (place / "pid").read_text().strip()).exists()
+    assert relight("logs", handle).stdout == "said\n"
+    assert relight("describe", handle).stdout.startswith(f"{handle} CANCELLED\n")
+    again = relight("cancel", "--json", handle)
+    assert (again.returncode, json.loads(again.stdout)["state"]) == (0, "CANCELLED")
+    assert relight("wait", handle).returncode == 143
+
+
+def test_a_job_that_is_over_stays_as_it_was(relight: Command, submitted: Submitted) -> None:
+    """Cancelling it is no error, and no change."""
+    handle = submitted("utils.sh", "sh", "-c", "exit 3")
+    assert relight("wait", handle).returncode == 3
+    found = relight("cancel", handle)
+    assert (found.returncode, found.stderr) == (0, f"relight: {handle} FAILED\n")
+
+
+def test_several_at_once(relight: Command, submitted: Submitted, tmp_path: Path) -> None:
+    """Both commands take several jobs, by handle or by id."""
+    handles = [submitted("utils.sh", "sleep", "300") for _ in range(3)]
+    names = [handles[0], *(handle.rpartition("/")[2] for handle in handles[1:])]
+    found = relight("cancel", *names)
+    assert found.stderr.splitlines() == [f"relight: {handle} CANCELLED" for handle in handles]
+    found = relight("delete", *names)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert found.stderr.splitlines() == [f"relight: {handle} is deleted" for handle in handles]
+    assert jobs(tmp_path / "state") == []
+
+
+def test_deleting(relight: Command, submitted: Submitted, place: Path, tmp_path: Path) -> None:
+    """A job that runs is stopped, and nothing of it is left."""
+    handle = submitted("utils.sh", "sleep", "300")
+    assert relight("delete", handle).returncode == 0
+    assert jobs(tmp_path / "state") == []
+    assert list(place.iterdir()) == []
+    for command in ("status", "logs", "wait", "cancel", "delete", "describe"):
+        found = relight(command, handle)
+        assert (found.returncode, found.stdout) == (2, "")
+        assert found.stderr.startswith(f"relight: error: there is no job {handle}\n")
+
+
+def test_logs_in_a_directory_of_ones_own(relight: Command, place: Path, tmp_path: Path) -> None:
+    """With log_dir, a job's logs are there, and are deleted with it; others' stay."""
+    (place / "logs").mkdir()
+    (place / "logs" / "mine").touch()
+    found = relight("submit", "-cfg", "log_dir=logs", "utils.echo", "--msg", "hi")
+    handle = found.stdout.strip()
+    (folder,) = (place / "logs").glob("echo-*")
+    assert (folder / "echo" / "0" / "stdout.log").read_text() == "hi\n"
+    assert relight("logs", handle).stdout == "hi\n"
+    assert relight("delete", handle).returncode == 0
+    assert [path.name for path in (place / "logs").iterdir()] == ["mine"]
+    assert jobs(tmp_path / "state") == []

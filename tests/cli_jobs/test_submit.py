@@ -1,0 +1,236 @@
+"""`relight submit` on this machine, as a whole process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight.schedulers.local_record import LocalRecord
+
+from .conftest import Command
+
+SCRIPT = """
+import json, os, sys
+print(json.dumps({"argv": sys.argv[1:], "rank": os.environ.get("RANK")}), flush=True)
+print("a complaint", file=sys.stderr)
+"""
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("utils.echo",),
+        ("--json", "utils.echo"),
+        ("--wait", "--log", "utils.echo"),
+        ("-cfg", "log_dir=logs,detach=true", "utils.sh", "touch", "here"),
+        ("--workspace", ".", "dist.ddp", "-j", "2x2", "--script", "train.py"),
+        ("-s", "slurm", "dist.ddp", "-j", "2x2", "--script", "train.py"),
+        ("-s", "slurm", "--workspace", ".", "-cfg", "job_dir=there", "utils.echo"),
+        ("-s", "docker", "--workspace", ".", "utils.echo"),
+        ("comp.py:own",),
+    ],
+    ids=" ".join,
+)
+def test_a_dry_run_has_no_side_effect(
+    relight: Command, place: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Nothing is made or changed anywhere; what would be sent is on stdout."""
+    (place / "train.py").write_text(SCRIPT)
+    (place / "comp.py").write_text(
+        "import relight.job as specs\n"
+        "def own(): return specs.AppDef('a', [specs.Role('r', '', entrypoint='true')])\n"
+    )
+    before = files(tmp_path)
+    found = relight("submit", "--dryrun", *words, PYTHONDONTWRITEBYTECODE="1")
+    assert found.returncode == 0, found.stderr
+    assert found.stdout
+    assert files(tmp_path) == before
+
+
+def test_a_dry_run_shows_what_is_sent(relight: Command, place: Path) -> None:
+    """Text for people, and an object with four keys for programs."""
+    words = ("utils.sh", "echo", "$HOME", "a b")
+    assert "sh -c 'echo '" in relight("submit", "--dryrun", *words).stdout
+    found = relight("submit", "--dryrun", "--json", *words)
+    shown = json.loads(found.stdout)
+    assert list(shown) == ["scheduler", "cfg", "app", "request"]
+    assert (shown["scheduler"], shown["app"]["name"]) == ("local", "sh")
+    (replica,) = shown["request"]["role_params"]["sh"]
+    assert replica["args"] == ["sh", "-c", "echo '$HOME' 'a b'"]
+    assert replica["cwd"] == str(place)
+
+
+def test_a_script_that_is_not_there_is_said(relight: Command) -> None:
+    """A dry run shows it all the same, with a note on stderr."""
+    found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
+    assert found.returncode == 0
+    assert "relight: note: there is no file no.py\n" in found.stderr
+
+
+def test_a_job_on_this_machine(relight: Command) -> None:
+    """The handle is all there is on stdout; the job's lines and its end are on stderr."""
+    found = relight("submit", "utils.echo", "--msg", "hello you")
+    assert found.returncode == 0
+    handle = found.stdout.removesuffix("\n")
+    assert handle.startswith("local://relight/echo-")
+    assert "\n" not in handle
+    assert found.stderr.splitlines() == ["echo/0 hello you", f"relight: {handle} SUCCEEDED"]
+
+
+@pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
+def test_flags_that_wait(relight: Command, flag: str) -> None:
+    """They are taken together with a scheduler that waits anyway, and say nothing twice."""
+    found = relight("submit", flag, "utils.echo", "--msg", "hi")
+    assert found.returncode == 0
+    assert found.stderr.count("echo/0 hi\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0), ("exit 255", 255)]
+)
+def test_the_exit_code_is_the_commands(relight: Command, command: str, code: int) -> None:
+    """A job ends as what it ran has ended."""
+    found = relight("submit", "utils.sh", "sh", "-c", command)
+    assert found.returncode == code
+
+
+def test_json_of_a_job(ended: Callable[..., dict[str, Any]]) -> None:
+    """With --json, stdout has one object: how the job has ended."""
+    status = ended("utils.sh", "--num_replicas", "2", "sh", "-c", "exit 3")
+    assert (status["state"], status["exitcode"], status["scheduler"]) == ("FAILED", 3, "local")
+    assert status["handle"] == f"local://relight/{status['app_id']}"
+    (role,) = status["roles"]
+    assert [replica["id"] for replica in role["replicas"]] == [0, 1]
+    assert 3 in [replica["exitcode"] for replica in role["replicas"]]
+
+
+def test_a_job_of_two_roles_fails_as_one(ended: Callable[..., dict[str, Any]], place: Path) -> None:
+    """When one role fails, the other is stopped and the job's exit code is that of the first."""
+    (place / "two.py").write_text(
+        "import relight.job as specs\n"
+        "def app():\n"
+        "    bad = specs.Role('bad', '', entrypoint='sh', args=['-c', 'exit 9'])\n"
+        "    good = specs.Role('good', '', entrypoint='sleep', args=['300'])\n"
+        "    return specs.AppDef('two', [good, bad])\n"
+    )
+    status = ended("two.py:app")
+    assert (status["state"], status["exitcode"]) == ("FAILED", 9)
+
+
+HARD = ["--data", "a", "--data", "b", "$$", "${x}", "$HOME", "it's", 'a"b', "", " ", "--", "-x",
+        "a\\b", "*", "a;b|c&d", "ü", "#c", "~", "!", "--dryrun", "-s", "x"]  # fmt: skip
+
+
+@pytest.mark.parametrize("component", ["utils.python", "dist.ddp"])
+def test_what_follows_two_dashes_arrives(relight: Command, place: Path, component: str) -> None:
+    """The script gets its arguments byte for byte: repeated flags, quotes, dollars, nothing."""
+    (place / "train.py").write_text(SCRIPT)
+    size = ("-j", "1x1", "--tee", "0") if component == "dist.ddp" else ()
+    found = relight("submit", component, *size, "--script", "train.py", "--", *HARD,
+                    PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    line = next(line for line in found.stderr.splitlines() if '"argv"' in line)
+    assert json.loads(line[line.index("{") :])["argv"] == HARD
+
+
+def test_two_nodes_meet(relight: Command, place: Path) -> None:
+    """`-j 2x2` is two replicas of one job on this machine: four ranks."""
+    (place / "train.py").write_text(SCRIPT)
+    found = relight("submit", "dist.ddp", "-j", "2x2", "--script", "train.py")
+    assert found.returncode == 0, found.stderr
+    lines = [line for line in found.stderr.splitlines() if '"rank"' in line]
+    ranks = {json.loads(line[line.index("{") :])["rank"] for line in lines}
+    assert ranks == {"0", "1", "2", "3"}
+
+
+def test_stdin(relight: Command) -> None:
+    """A JSON object says all of a command line."""
+    order = {
+        "component_name": "utils.echo",
+        "scheduler": "local",
+        "scheduler_args": {"prepend_cwd": True},
+        "component_args": {"msg": "from stdin", "num_replicas": 2},
+    }
+    found = relight("submit", "--stdin", "--dryrun", "--json", stdin=json.dumps(order))
+    shown = json.loads(found.stdout)
+    assert shown["cfg"]["prepend_cwd"] is True
+    assert shown["app"]["roles"][0]["args"] == ["from stdin"]
+    assert shown["app"]["roles"][0]["num_replicas"] == 2
+    order.pop("component_args")
+    words = {**order, "component_args_str": ["--msg", "words"], "dryrun": True}
+    assert "echo words" in relight("submit", "--stdin", stdin=json.dumps(words)).stdout
+    found = relight("submit", "--stdin", stdin=json.dumps({**order, "component_args": {}}))
+    assert (found.returncode, "hello world" in found.stderr) == (0, True)
+
+
+def test_a_component_of_the_settings(relight: Command, place: Path) -> None:
+    """With `[cli:run] component`, what follows the flags is for it."""
+    (place / ".torchxconfig").write_text("[cli:run]\ncomponent = utils.echo\n")
+    found = relight("submit", "--dryrun", "--msg", "mine")
+    assert "echo mine" in found.stdout
+    assert "echo hi" in relight("submit", "--dryrun", "utils.echo", "--msg", "hi").stdout
+    assert "hello world" in relight("submit", "--dryrun").stdout
+
+
+def test_a_component_that_prints(relight: Command, place: Path) -> None:
+    """What a component's file says goes to stderr: stdout is for the result."""
+    (place / "loud.py").write_text(
+        "import relight.job as specs\nprint('loading')\n"
+        "def app():\n    print('calling')\n"
+        "    return specs.AppDef('a', [specs.Role('r', '', entrypoint='true')])\n"
+    )
+    found = relight("submit", "--dryrun", "--json", "loud.py:app")
+    assert json.loads(found.stdout)["app"]["name"] == "a"
+    assert "loading" in found.stderr and "calling" in found.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_who_is_stopped_stops_the_job(
+    start: Callable[..., "subprocess.Popen[bytes]"],
+    place: Path,
+    variables: dict[str, str],
+    tmp_path: Path,
+    number: int,
+    code: int,
+) -> None:
+    """A job that is not detached ends with the command, within seconds and as a whole."""
+    text = "echo started; exec sleep 300"
+    process = start("submit", "utils.sh", "sh", "-c", text, cwd=place, variables=variables)
+    handle = process.stdout.readline().decode().strip()
+    assert process.stderr.readline() == b"sh/0 started\n"
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert said.decode() == f"relight: stopping {handle}\n"
+    state = LocalRecord(str(tmp_path / "state" / "jobs" / handle.rpartition("/")[2])).read()
+    assert state is not None
+    assert state["state"] == "CANCELLED"
+    assert [replica["state"] for replica in state["replicas"]] == ["CANCELLED"]
+
+
+def test_a_detached_job_is_sent_and_left(relight: Command) -> None:
+    """The command ends at once with its handle, and the job runs on."""
+    found = relight("submit", "-cfg", "detach=true", "utils.sh", "sleep", "300")
+    assert (found.returncode, found.stderr) == (0, "")
+    handle = found.stdout.strip()
+    assert json.loads(relight("status", "--json", handle).stdout)["state"] == "RUNNING"
+    relight("delete", handle)
+
+
+def test_waiting_for_a_detached_job(relight: Command) -> None:
+    """--wait waits, without the output; --log has it."""
+    words = ("-cfg", "detach=true", "utils.echo", "--msg", "hi")
+    found = relight("submit", "--wait", *words)
+    assert (found.returncode, "echo/0 hi" in found.stderr) == (0, False)
+    assert found.stderr.endswith("SUCCEEDED\n")
+    assert "echo/0 hi\n" in relight("submit", "--log", *words).stderr

@@ -1,0 +1,233 @@
+"""Wrong command lines: exit code 2, one line and perhaps a hint, and nothing has happened."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Command
+
+FILE = """
+import relight.job as specs
+def good(n: int = 1): return specs.AppDef("a", [specs.Role("r", "", entrypoint="true")])
+def untyped(n): ...
+def odd(n: tuple[int, int]): ...
+def many(**n: int): ...
+def nothing() -> specs.AppDef: ...
+def empty(): return specs.AppDef("a")
+def fails(): raise KeyError("x")
+def leaves(): raise SystemExit(0)
+def wrong(): return specs.AppDef("a", [specs.Role("r", "", entrypoint="true", num_replicas="2")])
+def letters(): return specs.AppDef("a", [specs.Role("r", "", entrypoint="true", args="abc")])
+def named(): return specs.AppDef("a", [specs.Role("a/b", "", entrypoint="true")])
+async def later(): ...
+"""
+
+# A command line, and a part of what is said.
+SUBMIT = [
+    ("", "no component was given"),
+    ("--dryrun", "no component was given"),
+    ("utils.ecoh", "there is no component utils.ecoh"),
+    ("train.py", "there is no component train.py"),
+    ("nofile.py:f", "there is no file nofile.py"),
+    ("nofile.py:f:g", "there is no file or module nofile.py:f"),
+    ("no.module:f", "there is no file or module no.module"),
+    (":f", ":f names no function"),
+    ("c.py:", "c.py: names no function"),
+    ("c.py:nope", "there is no nope in c.py"),
+    ("c.py:untyped --n 1", "c.py:4: the parameter n of c.py:untyped has no type"),
+    ("c.py:odd --n 1", "c.py:5: the parameter n of c.py:odd"),
+    ("c.py:many --n 1", "c.py:6: c.py:many takes **n"),
+    ("c.py:nothing", "c.py:nothing returned nothing"),
+    ("c.py:empty", "the app a has no roles"),
+    ("c.py:fails", "c.py:fails failed in c.py:9: KeyError: 'x'"),
+    ("c.py:leaves", "c.py:leaves failed in c.py:10: SystemExit: 0"),
+    ("c.py:wrong", "the role r has '2' for its num_replicas: expected int"),
+    ("c.py:letters", "args of the role r: expected a list, not 'abc'"),
+    ("c.py:named", "role name 'a/b'"),
+    ("c.py:later", "c.py:14: c.py:later is async"),
+    ("c.py:good --n x", "--n=x: expected a whole number, not 'x'"),
+    ("c.py:good --n 1 --n 2", "--n is given twice"),
+    ("c.py:good --m 1", "c.py:good has no parameter --m"),
+    ("c.py:good more", "c.py:good takes flags only, not 'more'"),
+    ("c.py:good --n", "--n needs a value"),
+    ("bad.py:f", "bad.py:1 does not load: SyntaxError"),
+    ("-s nosuch utils.echo", "there is no scheduler nosuch"),
+    ("-s", "--scheduler needs a value"),
+    ("-s local -s local utils.echo", "--scheduler is given twice"),
+    ("--dryrun --dryrun utils.echo", "--dryrun is given twice"),
+    ("--dryrun=1 utils.echo", "--dryrun is a switch"),
+    ("--drynur utils.echo", "unknown flag: --drynur"),
+    ("-x utils.echo", "unknown flag: -x"),
+    ("--w utils.echo", "--w is ambiguous"),
+    ("-cfg", "--scheduler-args needs a value"),
+    ("-cfg bogus=1 utils.echo", "local has no option bogus"),
+    ("-cfg log_dri=1 utils.echo", "local has no option log_dri"),
+    ("-cfg prepend_cwd=maybe utils.echo", "prepend_cwd=maybe: expected true or false"),
+    ("-cfg prepend_cwd utils.echo", "-cfg prepend_cwd: expected key=value"),
+    ("-cfg log_dir=a,logDir=b utils.echo", "are the same option"),
+    ("--workspace /no/where utils.echo", "--workspace=/no/where: there is no such directory"),
+    ("--launcher torchrn utils.echo", "--launcher=torchrn: expected relight or torchrun"),
+    ("dist.ddp", "exactly one of --script and -m is needed: none is there"),
+    ("dist.ddp --script a.py -m a", "exactly one of --script and -m is needed: both are there"),
+    ("dist.ddp --script no.py", "there is no file no.py"),
+    ("dist.ddp --script a.py -j 2x", "-j '2x': expected NODESxWORKERS"),
+    ("dist.ddp --script a.py -j 1x2x3", "expected NODESxWORKERS"),
+    ("dist.ddp --script a.py -j 0x1", "a job has at least one node"),
+    ("dist.ddp --script a.py -j 4:2x1", "at least 4 nodes are more than at most 2"),
+    ("dist.ddp --script a.py -j -1", "expected NODESxWORKERS"),
+    ("dist.ddp --script a.py -h gpu.smal", "there is no named resource gpu.smal"),
+    ("dist.ddp --script a.py --cpu many", "--cpu=many: expected a whole number"),
+    ("dist.ddp --script a.py --debug yes", "--debug=yes: expected true or false"),
+    ("dist.ddp --script a.py --env A", "--env=A: expected key=value"),
+    ("dist.ddp --script a.py --env A=B=C", "two '='"),
+    ("dist.ddp --script a.py --env A=1,A=2", "A is there twice"),
+    ("dist.ddp --script a.py --mounts src=/a", "a mount begins with its type"),
+    ("dist.ddp --script a.py --mounts type=bind,src=/a", "has no dst"),
+    ("dist.ddp --script a.py --rdzv_port 0", "--rdzv_port=0: expected a port"),
+    ("dist.ddp --script a.py --rdzv_port 99999", "--rdzv_port=99999: expected a port"),
+    ("dist.ddp --script a.py --tee 4", "--tee=4: expected 0, 1, 2 or 3"),
+    ("dist.ddp --script a.py --max_retries -1", "the role a has -1 retries"),
+    ("dist.ddp --script a.py --lr 0.1", "dist.ddp has no parameter --lr"),
+    ("dist.spmd --script a.py -j 2 -h cpu.small", "has no GPU to count workers by"),
+    ("dist.spmd --script a.py -j 1x1x1", "expected NODESxWORKERS or NODES"),
+    ("utils.echo --num_replicas 0", "the role echo has 0 replicas"),
+    ("utils.echo --num_replicas 1.5", "--num_replicas=1.5: expected a whole number"),
+    ("utils.echo --image", "--image needs a value"),
+    ("utils.touch", "utils.touch needs --file"),
+    ("utils.sh", "utils.sh needs a command"),
+    ("utils.sh --entrypoint nope", "the command of sh/0, nope, is not there"),
+    ("utils.binary --entrypoint nope", "the command of binary/0, nope, is not there"),
+    ("utils.binary --entrypoint ./c.py", "./c.py, is not executable"),
+    ("utils.python -m a -c b", "exactly one of -m, -c and --script is needed: 2 are there"),
+    ("utils.booth --x1 1 --x2 a", "--x2=a: expected a number"),
+    ("utils.copy --src a", "utils.copy needs --dst"),
+    ("--stdin utils.echo", "--stdin says all of it: utils.echo can't stand beside it"),
+]
+OTHERS = [
+    ("status", "relight status needs one job"),
+    ("status a b", "relight status takes one job only, not b"),
+    ("status nope", "there is no job nope"),
+    ("status local://relight/nope", "there is no job local://relight/nope"),
+    ("status nosuch://a/b", "there is no scheduler nosuch"),
+    ("status local://relight", "is no handle of a job"),
+    ("logs", "relight logs needs one job"),
+    ("logs local://relight/nope", "there is no job local://relight/nope"),
+    ("logs local://relight/nope --regex (", "--regex=(: missing )"),
+    (
+        "logs local://relight/nope --streams both",
+        "--streams=both: both is not one of stdout, stderr, combined",
+    ),
+    ("logs local://relight/nope --replica x", "--replica=x: expected numbers"),
+    ("logs local://relight/nope --since soon", "--since=soon: expected 30s, 10m"),
+    ("logs garbage/x", "'garbage/x' is no handle of a job"),
+    ("wait", "relight wait needs one job"),
+    ("wait --timeout -1 local://relight/nope", "--timeout=-1: expected seconds"),
+    ("wait --timeout soon local://relight/nope", "--timeout=soon: expected seconds"),
+    ("wait --timeout 1 local://relight/nope", "there is no job"),
+    ("cancel", "relight cancel needs a job"),
+    ("cancel local://relight/nope", "there is no job local://relight/nope"),
+    ("delete", "relight delete needs a job"),
+    ("delete local://relight/nope", "there is no job local://relight/nope"),
+    ("delete local://relight/..", "there is no job local://relight/.."),
+    ("describe local://relight/nope", "there is no job local://relight/nope"),
+    ("describe --jsn x", "unknown flag: --jsn"),
+    ("list more", "relight list takes flags only, not more"),
+    ("list -s nosuch", "there is no scheduler nosuch"),
+    ("list --state RUNING", "did you mean RUNNING?"),
+    ("components nope", "there is no component nope"),
+    ("components c.py:untyped", "c.py:4: the parameter n of c.py:untyped has no type"),
+    ("schedulers nosuch", "there is no scheduler nosuch"),
+    ("schedulers local slurm", "relight schedulers takes one scheduler only, not slurm"),
+    ("configure -s nosuch", "there is no scheduler nosuch"),
+    ("configure more", "relight configure takes flags only"),
+    ("completion", "relight completion needs one shell"),
+    ("completion tcsh", "there is no completion for tcsh"),
+    ("log x", "unknown command: log"),
+    ("sumbit utils.echo", "unknown command: sumbit"),
+]
+STDIN: list[tuple[Any, str]] = [
+    ("{", "--stdin: this is no JSON"),
+    ("", "--stdin: this is no JSON"),
+    ("\udcff", "--stdin: this is no JSON"),
+    ([], "--stdin: expected a JSON object"),
+    ({}, "--stdin: component_name is missing"),
+    ({"bogus": 1}, "--stdin: there is no key bogus"),
+    ({"component_nam": "x"}, "--stdin: there is no key component_nam"),
+    ({"component_name": 1}, "--stdin: component_name must be a str, not 1"),
+    ({"dryrun": "yes"}, "--stdin: dryrun must be a bool, not 'yes'"),
+    ({"scheduler_args": {"bogus": 1}}, "local has no option bogus"),
+    ({"scheduler_args": {"prepend_cwd": 1}}, "prepend_cwd=1: expected true or false"),
+    ({"component_args": {"msg": 5}}, "msg of the arguments: expected str, not 5"),
+    ({"component_args": {"nope": ""}}, "utils.echo has no parameter nope"),
+    ({"component_args": {"msg": "a\0"}}, "an argument that is no text"),
+    ({"component_args_str": [1]}, "--stdin: component_args_str must be a list of texts"),
+    ({"component_args": {}, "component_args_str": []}, "are both there"),
+    ({"scheduler": "nosuch"}, "there is no scheduler nosuch"),
+    ({"component_name": "a\0b"}, "there is no component"),
+    ({"workspace": "/no/where"}, "--workspace=/no/where: there is no such directory"),
+]
+WHOLE = {"component_name": "utils.echo", "scheduler": "local", "scheduler_args": {}}
+
+
+@pytest.fixture
+def files(place: Path) -> None:
+    (place / "c.py").write_text(FILE)
+    (place / "bad.py").write_text("def f(:\n")
+    (place / "a.py").write_text("")
+
+
+def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
+    """One line that says so, and a hint at most; nothing on stdout, no job, no file."""
+    assert (found.returncode, found.stdout) == (2, "")
+    lines = found.stderr.splitlines()
+    assert lines[0].startswith("relight: error: ")
+    assert text in lines[0]
+    assert len(lines) == 1 or (len(lines) == 2 and lines[1].startswith("hint: "))
+    assert list((tmp_path / "state").glob("*/*")) == []
+    assert {path.name for path in place.iterdir()} <= {"c.py", "a.py", "bad.py", "__pycache__"}
+
+
+@pytest.mark.parametrize(("words", "text"), SUBMIT, ids=lambda value: value or "nothing")
+@pytest.mark.usefixtures("files")
+def test_submit(relight: Command, place: Path, tmp_path: Path, words: str, text: str) -> None:
+    """A job that is described wrongly is not sent."""
+    check(relight("submit", *words.split()), text, place, tmp_path)
+
+
+@pytest.mark.parametrize(("words", "text"), OTHERS, ids=str)
+@pytest.mark.usefixtures("files")
+def test_others(relight: Command, place: Path, tmp_path: Path, words: str, text: str) -> None:
+    """A command on jobs that can't be is refused."""
+    check(relight(*words.split()), text, place, tmp_path)
+
+
+@pytest.mark.parametrize(("order", "text"), STDIN, ids=lambda value: ascii(value)[:40])
+def test_stdin(relight: Command, place: Path, tmp_path: Path, order: Any, text: str) -> None:
+    """So is an object that is of another form."""
+    if isinstance(order, dict) and order and "bogus" not in order:
+        order = {**WHOLE, **order}
+    said = order if isinstance(order, str) else json.dumps(order)
+    if said == "\udcff":
+        said = "�"
+    check(relight("submit", "--stdin", stdin=said), text, place, tmp_path)
+
+
+def test_broken_settings(relight: Command, place: Path, tmp_path: Path) -> None:
+    """A file of settings that can't be read stops each command, with its name."""
+    (place / "a.py").write_text("")
+    for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
+        found = relight(*words, RELIGHTCONFIG=str(place / "a.py") + "x")
+        check(found, "RELIGHTCONFIG=", place, tmp_path)
+    (place / "c.py").write_text("no section\n")
+    check(relight("list", TORCHXCONFIG="c.py"), "c.py can't be read: ", place, tmp_path)
+
+
+def test_a_state_directory_that_cant_be(relight: Command, tmp_path: Path) -> None:
+    """Where a job can't be recorded, it is not sent; the variable is named."""
+    (tmp_path / "file").write_text("")
+    found = relight("submit", "utils.echo", RELIGHT_STATE_DIR=str(tmp_path / "file"))
+    assert found.returncode == 4
+    assert found.stdout == ""
+    assert "RELIGHT_STATE_DIR says where jobs are recorded" in found.stderr
