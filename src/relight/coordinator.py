@@ -67,7 +67,7 @@ class Coordinator:
         self._by_key: dict[bytes, Connection] = {}
         self._by_node: dict[tuple[Group, str], _Peer] = {}
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
-        self._listener.on_refused = log
+        self._listener.on_refused = self._on_refused
         self._log = log
         self._patient_until = 0.0
         self._looked_at = loop.now()
@@ -212,6 +212,11 @@ class Coordinator:
         connection.send(messages.to_json(end))
         connection.close()
         self._log(f"{connection.peer}: {reason}")
+
+    def _on_refused(self, line: str) -> None:
+        """A standby, or a probe of a port, connects and says nothing: that is no news."""
+        if not line.endswith("without a word"):
+            self._log(line)
 
     def _lose(self, connection: Connection, reason: str) -> None:
         peer = self._peers.get(connection)

@@ -257,6 +257,10 @@ class RemoteLink:
         self, reason: str, again: Callable[[], None] | None = None, seconds: float = _RETRY_S
     ) -> None:
         """Try again soon; say why if that is news."""
+        if self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
+            text = f"the coordinator at {self._meeting.where} turns us away: {self._unfit}"
+            self._owner.told(End(EXIT_USAGE, text, (), None))
+            return
         waited = self._loop.now() - self._since
         if waited > self._settings.join_timeout_s:
             text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
@@ -361,6 +365,9 @@ class RemoteLink:
         if message["type"] == "beat":
             self._echo(message.get("number"))
             return
+        if message["type"] == "redirect":
+            connection.fail("it coordinates no longer")
+            return
         try:
             told = messages.from_json(message)
         except Malformed as error:
@@ -391,9 +398,6 @@ class RemoteLink:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._look_up()  # a pod that comes back has another address
-        elif self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
-            text = f"the coordinator at {self._meeting.where} turns us away: {self._unfit}"
-            self._owner.told(End(EXIT_USAGE, text, (), None))
         else:
             again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
             self._retry(reason, again, 1.0 if connection.unfit else _RETRY_S)

@@ -28,6 +28,7 @@ from relight.values import (
     parse_endpoint,
     parse_filters,
     parse_grace,
+    parse_host,
     parse_interval,
     parse_nodes,
     parse_nproc,
@@ -142,9 +143,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
     Flag("standalone", None, False, "", "one node, nobody to meet, any free port"),
     Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
-    Flag("master-addr", str, "127.0.0.1", "HOST", "address of node 0 (static only)"),
+    Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
     Flag("master-port", parse_port, None, "PORT", f"its port (static; {DEFAULT_MASTER_PORT})"),
-    Flag("local-addr", str, "", "HOST", "the address of this node that others shall use"),
+    Flag("local-addr", parse_host, "", "HOST", "the address of this node that others shall use"),
     Flag("max-restarts", parse_count, 0, "N", "restarts of the job after failures"),
     Flag("monitor-interval", parse_interval, 0.1, "S", "accepted; nothing is polled here"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
@@ -205,6 +206,11 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
         raise UsageError(
             f"--node-rank={spec.node_rank} is not below --nnodes={spec.nnodes.most}",
             hint="node ranks count from 0",
+        )
+    if static and "/" in spec.rdzv_endpoint.host:
+        raise UsageError(
+            f"--rdzv-endpoint={spec.rdzv_endpoint}: the static rendezvous meets at HOST:PORT",
+            hint="--rdzv-backend=file meets in a directory that all nodes see",
         )
     if "node-rank" in given and spec.node_rank and not static:
         notes.append("--node-rank has no effect: only the static rendezvous has node ranks")

@@ -1,7 +1,7 @@
 """A coordinator that is no agent of a job: written down in a register, or waiting to be.
 
 WAITING       another process is written down; looked after once a second
-  | nobody is, or nobody listens where it says           -> COORDINATING
+  | nobody is, or it was reached, refuses now, and does not renew its record -> COORDINATING
 COORDINATING  serves the job's agents
   | another one is written down, or the register has not answered for too long -> WAITING
 """
@@ -12,13 +12,13 @@ from collections.abc import Callable
 from relight.coordinator import Coordinator
 from relight.errors import UsageError
 from relight.host import background
-from relight.host.loop import Loop
-from relight.registered import hold, own_addresses
-from relight.rendezvous.holding import Answer, Contact
+from relight.host.loop import Loop, Timer
+from relight.registered import SILENT, SILENT_S, hold, is_evidence, is_rivalled, own_addresses
+from relight.rendezvous.holding import SIGN_OF_LIFE_S, Answer, Contact, words
 from relight.rendezvous.meeting import Meeting
 from relight.rendezvous.register import Record
 
-_LOOK_S = 1.0
+_LOOK_S = 0.5
 _DIAL_S = 1.0
 
 
@@ -47,10 +47,13 @@ class Standby:
         self._port = port
         self._say = say
         self._said = ""
+        self._reached = ""
+        """The revision of the last record whose coordinator was reached."""
+        self._timer: Timer | None = None
         self.error: UsageError | None = None
         """Why the register will never answer, if so."""
         self._holding = hold(loop, meeting, lambda: None, self._on_lost, say)
-        coordinator.holds = self._holding.holds
+        coordinator.holds = self._holds
         self._look()
 
     def close(self) -> None:
@@ -58,19 +61,32 @@ class Standby:
         self._holding.close()
 
     def _look(self) -> None:
-        if not self._holding.take(self._contact, self._on_found):
-            self._loop.call_after(_LOOK_S, self._look)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._holding.take(self._contact, self._on_found):
+            self._timer = self._loop.call_after(SILENT_S, self._look)
+        else:
+            if self._holding.waiting_s() >= SILENT_S:
+                self._tell(f"{self._meeting.where} does not answer: {SILENT}")
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_after(_LOOK_S, self._look)
 
     def _contact(self) -> str:
         addresses = own_addresses(self._meeting, self._holding.register)
         return Contact(socket.gethostname(), addresses, self._port).to_text()
 
     def _on_found(self, found: Answer) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         if isinstance(found, UsageError):
             self.error = found
         elif isinstance(found, Exception):
-            self._tell(f"{self._meeting.where} does not answer: {found}")
-            self._loop.call_after(_LOOK_S, self._look)
+            self._tell(f"{self._meeting.where} does not answer: {words(found)}")
+            self._look_later()
         elif found.ours:
             self._tell(f"coordinating job {self._meeting.job} on port {self._port}")
         else:
@@ -81,20 +97,39 @@ class Standby:
         contact = Contact.of(record.value)
         if contact is None:
             self._tell("waiting: what is written down is no record of relight's")
-            self._loop.call_after(_LOOK_S, self._look)
+            self._look_later()
             return
         self._tell(f"waiting: {contact.host} coordinates job {self._meeting.job}")
-        address = contact.addresses[0], contact.port
 
-        def on_answer(result: Exception | None) -> None:
-            if isinstance(result, ConnectionRefusedError):
-                self._holding.evict(record, self._look)
+        def on_answer(result: str | Exception) -> None:
+            if result == "":
+                self._reached = record.revision
+            reached = self._reached == record.revision
+            if not isinstance(result, str) or not result:
+                self._look_later()
+            elif is_evidence(contact, result, reached=reached):
+                self._holding.evict(record, SIGN_OF_LIFE_S, lambda _: self._look())
             else:
-                self._loop.call_after(_LOOK_S, self._look)
+                self._tell(f"waiting: {contact.host}, which coordinates, refuses at {result}")
+                self._look_later()
 
         background.call(
-            self._loop, lambda: socket.create_connection(address, _DIAL_S).close(), on_answer
+            self._loop, lambda: _refusing(contact.addresses[0], contact.port), on_answer
         )
+
+    def _holds(self) -> bool:
+        """Whether this process coordinates, and nobody else can."""
+        if not self._holding.holds():
+            return False
+        if not is_rivalled(self._holding, self._coordinator.groups.values()):
+            return True
+        self._loop.call_after(0, self._let_go)
+        return False
+
+    def _let_go(self) -> None:
+        if self._holding.holds():
+            self._holding.let_go()
+            self._on_lost("a node was lost while the register does not answer")
 
     def _on_lost(self, reason: str) -> None:
         self._coordinator.resign()
@@ -105,3 +140,17 @@ class Standby:
         if text != self._said:
             self._said = text
             self._say(text)
+
+
+def _refusing(host: str, port: int) -> str:
+    """Return the address that refuses a connection there, empty if none does. May block.
+
+    Raises:
+        OSError, ValueError: something else is wrong.
+    """
+    address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
+    try:
+        socket.create_connection((address, port), _DIAL_S).close()
+    except ConnectionRefusedError:
+        return address
+    return ""

@@ -12,6 +12,10 @@ from relight.errors import nearest
 STDOUT, STDERR = 1, 2
 """The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""
 
+MOST_SECONDS = 2e6
+"""23 days; epoll can't wait much longer."""
+MOST_NODES = 1_000_000
+
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
@@ -65,6 +69,8 @@ def parse_nodes(text: str) -> Nodes:
         raise ValueError("there must be at least 1 node")
     if least > most:
         raise ValueError(f"the minimum, {least}, is above the maximum, {most}")
+    if most > MOST_NODES:
+        raise ValueError(f"there can be at most {MOST_NODES} nodes")
     return Nodes(least, most)
 
 
@@ -112,9 +118,16 @@ def _parse_one_endpoint(text: str) -> Endpoint:
         host, _, port = host.partition(":")
         if not port:
             raise ValueError("the port after the colon is missing")
-    if any(c.isspace() or c in "/@,;[]" for c in host):
+    if not host.isprintable() or any(c.isspace() or c in "/@,;[]" for c in host):
         raise ValueError("expected HOST or HOST:PORT")
     return Endpoint(host, parse_port(port) if port else None)
+
+
+def parse_host(text: str) -> str:
+    """Parse a name or an address of a host; an empty text is the default."""
+    if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):
+        raise ValueError("expected the name or the address of a host")
+    return text
 
 
 def parse_backend(text: str) -> str:
@@ -246,8 +259,8 @@ def _number(text: str) -> float:
         seconds = float(text)
     except ValueError:
         raise ValueError("expected a number of seconds") from None
-    if not seconds < float("inf"):
-        raise ValueError("expected a finite number of seconds")
+    if not seconds <= MOST_SECONDS:
+        raise ValueError(f"expected a number of seconds up to {MOST_SECONDS:.0f}")
     return seconds
 
 

@@ -1,6 +1,7 @@
 """Jobs whose coordinator is written down in a register: real etcd, and a directory."""
 
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -84,6 +85,7 @@ def test_coordinators_of_their_own(
     until(lambda: "waiting: " in second[1].read_text())
     agents = [job.start("agent0"), job.start("agent1")]
     job.until_runs(agents, 2)
+    job.until(lambda: len(job.counts()) == 2)
     pids = sorted(job.counts())
     first[0].kill()
     until(lambda: "coordinating job" in second[1].read_text())
@@ -182,6 +184,55 @@ def test_hosts_that_share_a_disk(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
+)
+def test_a_firewall_refuses(
+    lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
+) -> None:
+    """A node to which a firewall refuses the coordinator's port takes nothing over: it says that
+    it is refused, and the others go on undisturbed.
+    """
+    job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3",
+              "--rdzv-conf=last_call_timeout=1,lease_ttl=3")  # fmt: skip
+    agents = [job.start("node1")]
+    job.until_says(agents[0], "generation 0")
+    agents.append(job.start("node2"))
+    job.until_runs(agents, 2, generation=1)
+    for host in ("node1", "node2"):
+        if where == "OUTPUT":
+            reject(lab, "node3", where, "-d", lab[host].address, kind)
+        else:
+            reject(lab, host, where, "-s", lab["node3"].address, kind)
+    late = job.start("node3")
+    job.until_says(late, r"waiting for the coordinator at .*: node1, which coordinates, refuses")
+    job.until_says(late, r"node1, which coordinates, refuses at \S+, but lives")
+    assert all(job.running(host) for host in ("node1", "node2"))
+    assert not late.workers
+    job.tell("stop")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert all(re.findall("generation [0-9]", a.text)[-1] == "generation 1" for a in agents)
+
+
+def test_a_firewall_shuts_the_coordinator_in(
+    lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
+) -> None:
+    """A host that coordinates begins to refuse everything, and the register's answers with it: it
+    stands still before those whom it has refused go on as another group.
+    """
+    job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3", "--rdzv-conf=last_call_timeout=1")
+    agents = [job.start("node1")]
+    job.until_says(agents[0], "has joined|have joined")
+    agents += [job.start("node2"), job.start("node3")]
+    job.until_runs(agents, 3)
+    reject(lab, "node1", "INPUT", "!", "-i", "lo", "tcp-reset")
+    job.until_runs(agents[1:], 2, generation=1)
+    assert not job.running("node1")
+    assert "a node was lost while the register does not answer" in agents[0].text
+    job.tell("stop")
+    assert [agent.wait() for agent in agents[1:]] == [0, 0]
+
+
 def test_a_register_that_is_not_there(here: OneMachine, tmp_path: Path) -> None:
     """Who waits for it, and why, is said; after the join timeout the job ends with exit code 3."""
     flags = registered("etcd", "127.0.0.1:1", "job")
@@ -190,6 +241,26 @@ def test_a_register_that_is_not_there(here: OneMachine, tmp_path: Path) -> None:
     job.until_says(agent, r"waiting for the coordinator at etcd 127.0.0.1:1: etcd at 127.0.0.1:1")
     assert agent.wait() == 3
     assert re.search(r"error: no coordinator at etcd 127.0.0.1:1 for \d s: etcd at", agent.text)
+
+
+@pytest.fixture
+def flags_in_lab(lab: Lab, tmp_path: Path) -> tuple[str, ...]:
+    """An etcd on node4 that all hosts reach."""
+    reason = etcd_unavailable() or ("" if shutil.which("iptables") else "no iptables")
+    if reason:
+        pytest.skip(reason)
+    url = f"http://{lab['node4'].address}:2379"
+    command = ["etcd", "--data-dir", tmp_path / "etcd", "--listen-client-urls",
+               "http://0.0.0.0:2379", "--advertise-client-urls", url]  # fmt: skip
+    with (tmp_path / "etcd.log").open("wb") as log:
+        lab["node4"].start(command, stdout=log, stderr=log)
+    return registered("etcd", url.removeprefix("http://"), "job")
+
+
+def reject(lab: Lab, host: str, chain: str, *what: str) -> None:
+    *which, kind = what
+    rule = ["iptables", "-A", chain, "-p", "tcp", *which, "-j", "REJECT", "--reject-with", kind]
+    assert lab[host].start(rule).wait(20) == 0
 
 
 def counts_on(job: Job, name: str) -> bool:

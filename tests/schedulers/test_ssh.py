@@ -389,12 +389,15 @@ def test_what_is_missing_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> N
 
 
 def test_another_version(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
-    """A relight that speaks otherwise is told from one that is not there."""
+    """A relight that speaks otherwise, or breaks, is told from one that is not there."""
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
     other.chmod(0o755)
     error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
     assert error.message == f"{hosts['alpha'].host} has another version of relight"
+    other.write_text("#!/bin/sh\necho Traceback >&2\necho ImportError: libx >&2\nexit 1\n")
+    error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
+    assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"
 
 
 def test_no_ssh_here(

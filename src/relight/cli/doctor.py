@@ -101,9 +101,9 @@ def _spec(parsed: Parsed, env: Environment) -> RunSpec:
     spec, given, notes = take(spec, parsed.given, env)
     check(spec, given)
     registers.check(spec.rdzv_backend)
-    if spec.script not in ("", "-") and not (spec.module or spec.no_python):
-        if not os.path.exists(spec.script):
-            raise UsageError(f"there is no file {spec.script}", hint="look at the path")
+    is_file = spec.script not in ("", "-") and not (spec.module or spec.no_python)
+    if is_file and not os.path.exists(spec.script):
+        raise UsageError(f"there is no file {spec.script}", hint="look at the path")
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     if spec.rdzv_backend not in ("c10d", "static"):

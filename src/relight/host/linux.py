@@ -13,6 +13,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2  # linux/inotify.h
+IN_MOVED_TO = 0x80
 
 _libc = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None: this program
 

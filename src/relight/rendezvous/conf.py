@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from relight.errors import UsageError, nearest
-from relight.values import BACKENDS
+from relight.values import BACKENDS, MOST_SECONDS
 
+_MOST_ATTEMPTS = 1_000_000
 LEAST_LOST_AFTER_S = 0.5
 """A node that is only busy must not count as lost."""
 
@@ -93,8 +94,8 @@ def parse_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         raise ValueError("expected a number of seconds") from None
-    if not 0 < seconds < float("inf"):
-        raise ValueError("expected a number of seconds above 0")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(f"expected a number of seconds above 0, up to {MOST_SECONDS:.0f}")
     return seconds
 
 
@@ -104,14 +105,14 @@ def parse_attempts(text: str) -> int:
         number = float(text)
     except ValueError:
         raise ValueError("expected a whole number") from None
-    if number < 1 or not number.is_integer():
-        raise ValueError("expected a whole number above 0")
+    if not 1 <= number <= _MOST_ATTEMPTS or not number.is_integer():
+        raise ValueError(f"expected a whole number above 0, up to {_MOST_ATTEMPTS}")
     return int(number)
 
 
 def parse_rank(text: str) -> int:
     """Parse the rank of a node."""
-    if not (text.isascii() and text.isdecimal()):
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
         raise ValueError("expected a whole number from 0")
     return int(text)
 
@@ -337,6 +338,11 @@ def _check_together(conf: Conf, given: Mapping[str, Any]) -> None:
             f"--rdzv-conf: lease_ttl={conf.lease_ttl:g} is less than twice the "
             f"{conf.lost_after_s:g} s after which a silent node is lost",
             hint="leave it out for 15 s, or lower keep_alive_interval",
+        )
+    if conf.lost_after_s > MOST_SECONDS:
+        raise UsageError(
+            f"--rdzv-conf: keep_alive_interval * keep_alive_max_attempt is {conf.lost_after_s:g} s;"
+            f" it can be at most {MOST_SECONDS:.0f} s"
         )
     if conf.lost_after_s < LEAST_LOST_AFTER_S:
         raise UsageError(

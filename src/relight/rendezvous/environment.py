@@ -48,9 +48,10 @@ from typing import NamedTuple
 from relight.errors import UsageError
 from relight.rendezvous import hostlist
 from relight.spec import LOCAL_HOSTS
-from relight.values import parse_port
+from relight.values import parse_host, parse_port
 
 _FIRST_PORT, _PORTS = 20000, 10000
+_MOST_DIGITS = 18
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """From here on step ids are not of srun: batch scripts, and shells of salloc."""
 
@@ -166,13 +167,13 @@ def _first_host_of_mpi(
         return Text(hostname, daemon or ""), ""
     if here > 1:
         return None, "Open MPI does not say on which host its rank 0 is, with several on a host"
-    first = int(vpid) - rank if vpid.isdecimal() else -1
+    first = int(vpid) - rank if _is_number(vpid) else -1
     regex = variables.get("OMPI_MCA_orte_node_regex")
     if regex and first >= 0:
         try:
             hosts = hostlist.expand_orte(regex)
         except ValueError as error:
-            raise UsageError(f"OMPI_MCA_orte_node_regex={regex}: {error}") from None
+            raise UsageError(f"OMPI_MCA_orte_node_regex={regex:.80}: {error}") from None
         if first < len(hosts):
             return Text(hosts[first], f"OMPI_MCA_orte_node_regex={regex}"), ""
     if rank == 0:
@@ -192,7 +193,7 @@ def _first_host_of_mpi(
 def _slurm(variables: Mapping[str, str], given: set[str]) -> Found:
     step = variables.get("SLURM_STEP_ID", "")
     count = variables.get("SLURM_JOB_NUM_NODES", "1")
-    if not step.isdecimal() or int(step) >= _FIRST_SPECIAL_STEP:
+    if not _is_number(step) or int(step) >= _FIRST_SPECIAL_STEP:
         note = f"SLURM_JOB_NUM_NODES={count}, but srun did not start this: a job of one node"
         return Found(notes=(note,) if count != "1" and "nnodes" not in given else ())
     nnodes = _number(variables, "SLURM_STEP_NUM_NODES", least=1)
@@ -306,6 +307,10 @@ def _first_pod(found: Found, hostname: str, index: str) -> Found:
 def _master(found: Found, variables: Mapping[str, str], hostname: str) -> Found:
     """MASTER_ADDR and MASTER_PORT."""
     address, text = variables["MASTER_ADDR"], variables.get("MASTER_PORT", "")
+    try:
+        parse_host(address)
+    except ValueError as error:
+        raise UsageError(f"MASTER_ADDR={address[:80]!r}: {error}") from None
     host = Text(address, f"MASTER_ADDR={address}")
     if "KUBERNETES_SERVICE_HOST" in variables and address in LOCAL_HOSTS:
         if not found.hosts and found.node_rank is not None:
@@ -319,7 +324,7 @@ def _master(found: Found, variables: Mapping[str, str], hostname: str) -> Found:
         try:
             port = Number(parse_port(text), f"MASTER_PORT={text}")
         except ValueError as error:
-            raise UsageError(f"MASTER_PORT={text}: {error}") from None
+            raise UsageError(f"MASTER_PORT={text:.80}: {error}") from None
     return found._replace(host=host, port=port, no_host="", notes=())
 
 
@@ -332,10 +337,16 @@ def _first_of(variables: Mapping[str, str], *names: str) -> str:
 
 def _number(variables: Mapping[str, str], name: str, least: int = 0) -> Number:
     text = variables.get(name, "")
-    if not (text.isascii() and text.isdecimal()) or int(text) < least:
+    if not _is_number(text) or int(text) < least:
         expected = f"a whole number from {least}"
-        raise UsageError(f"{name}={text}: expected {expected}" if text else f"{name} is not set")
+        raise UsageError(
+            f"{name}={text:.80}: expected {expected}" if text else f"{name} is not set"
+        )
     return Number(int(text), f"{name}={text}")
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _text(variables: Mapping[str, str], name: str, prefix: str) -> Text:

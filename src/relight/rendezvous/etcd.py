@@ -52,9 +52,9 @@ class _EitherRegister:
         finally:
             self.own_address = self._members.own_address
 
-    def evict(self, record: Record) -> None:
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
-        self._chosen(_UNHURRIED_S).evict(record)
+        return self._chosen(_UNHURRIED_S).evict(record, patience_s)
 
     def release(self) -> None:
         """Give the record back if it is ours."""
@@ -78,7 +78,9 @@ def _prepared(
     endpoint: str, job: str, pairs: Mapping[str, str], backend: str
 ) -> tuple[Members, str, Login]:
     conf, _ = rdzv_conf.parse(tuple(pairs.items()), backend)
-    members = Members(parse_members(endpoint), _tls(conf, backend), conf.read_timeout)
+    members = Members(
+        parse_members(endpoint, conf.protocol), _tls(conf, backend), conf.read_timeout
+    )
     key = f"/{conf.etcd_prefix.strip('/')}/{safe_name(job)}/coordinator"
     return members, key.replace("//", "/"), _login(conf)
 

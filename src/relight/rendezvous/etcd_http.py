@@ -4,6 +4,8 @@ The member that answers is kept; when it fails, is too slow, or has no leader, t
 in turns. So a request may arrive twice, or late: whoever uses this must be able to tell.
 """
 
+import io
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -162,9 +164,17 @@ class Members:
         body: bytes | None,
         headers: Mapping[str, str],
     ) -> Answer:
+        import http.client
+
         sock: socket.socket = connection.sock
         sock.settimeout(self._patience_s)
         self.own_address = sock.getsockname()[0]
+        until = time.monotonic() + self._patience_s
+
+        def timed(sock: Any, *args: Any, **options: Any) -> http.client.HTTPResponse:
+            return http.client.HTTPResponse(_Timed(sock, until), *args, **options)  # type: ignore[arg-type]
+
+        connection.response_class = timed  # type: ignore[assignment]
         connection.request(method, path, body, dict(headers))
         with connection.getresponse() as response:
             data = response.read(_LONGEST_ANSWER + 1)
@@ -239,12 +249,47 @@ class Members:
             return ""
 
 
-def parse_members(endpoint: str) -> list[tuple[str, int]]:
-    """Return hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`.
+class _Timed(io.RawIOBase):
+    """What comes over a socket, all of it until a moment: a peer may send a byte now and then."""
+
+    def __init__(self, sock: "socket.socket", until: float) -> None:
+        self._sock = sock
+        self._file = sock.makefile("rb", buffering=0)
+        self._until = until
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        del mode
+        return io.BufferedReader(self)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        left_s = self._until - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self._sock.settimeout(left_s)
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]]:
+    """Return hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`, also if these are URLs.
 
     Raises:
-        UsageError: it can't be read.
+        UsageError: it can't be read, or the URLs are of another protocol.
     """
+    parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
+    for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
+        raise UsageError(
+            f"--rdzv-endpoint={endpoint} does not fit protocol={protocol}",
+            hint=f"--rdzv-conf=protocol={scheme}" if scheme in ("http", "https") else "",
+        )
+    if any(scheme for scheme, _, _ in parts):
+        endpoint = ",".join(rest.removesuffix("/") for _, _, rest in parts)
     try:
         first = parse_endpoint("" if "/" in endpoint else endpoint)
     except ValueError as error:

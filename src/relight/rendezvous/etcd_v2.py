@@ -13,6 +13,7 @@ holds a token of its writer.
 """
 
 import math
+import time
 from typing import Any, NamedTuple
 
 from relight.errors import UsageError
@@ -33,6 +34,7 @@ class _Found(NamedTuple):
     value: str = ""
     revision: int = 0
     text: str = ""
+    modified: int = 0
 
 
 class V2Register:
@@ -66,11 +68,17 @@ class V2Register:
         finally:
             self.own_address = self._members.own_address
 
-    def evict(self, record: Record) -> None:
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
         found = self._look()
-        if found.revision and str(found.revision) == record.revision:
+        if not found.revision or str(found.revision) != record.revision:
+            return False
+        if not patience_s:
             self._remove(found)
+            return True
+        time.sleep(patience_s)
+        self._call("DELETE", {"prevIndex": str(found.modified)})
+        return not self._look().revision
 
     def release(self) -> None:
         """Give the record back if it is ours."""
@@ -79,6 +87,7 @@ class V2Register:
             self._asked, self._ours = False, _Found()
             if found.token == self._token:
                 self._remove(found)
+                self._remove_directory()
 
     def close(self) -> None:
         """Close the connection."""
@@ -126,15 +135,27 @@ class V2Register:
     def _remove(self, found: _Found) -> None:
         self._call("DELETE", {"prevValue": found.text})
 
+    def _remove_directory(self) -> None:
+        """Tidy up: etcd removes it only if nothing is in it."""
+        directory = self._path.rpartition("/")[0]
+        try:
+            self._members.ask("DELETE", f"{directory}?dir=true", None, self._credentials())
+        except (OSError, UsageError):
+            pass
+
+    def _credentials(self) -> dict[str, str]:
+        import base64
+
+        if not self._login.user:
+            return {}
+        pair = ":".join(self._login).encode(errors="surrogateescape")
+        return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
+
     def _call(self, method: str, fields: dict[str, str]) -> _Found | None:
         """Make one call; return what is in the key, or None if it is not as was asked for."""
-        import base64
         from urllib.parse import urlencode
 
-        headers = {}
-        if self._login.user:
-            pair = ":".join(self._login).encode(errors="surrogateescape")
-            headers["Authorization"] = "Basic " + base64.b64encode(pair).decode()
+        headers = self._credentials()
         form = urlencode(fields)
         if method == "PUT":
             headers["Content-Type"] = "application/x-www-form-urlencoded"
@@ -154,17 +175,17 @@ class V2Register:
         if not isinstance(node, dict):
             raise nonsense(answer)
         try:
-            text, revision = node["value"], node["createdIndex"]
+            text, revision, modified = node["value"], node["createdIndex"], node["modifiedIndex"]
             stored = json.loads(text)
             token, value = stored["token"], stored["value"]
         except (LookupError, TypeError, ValueError, RecursionError):
             revision = 0
-        whole = isinstance(revision, int) and revision > 0
+        whole = isinstance(revision, int) and revision > 0 and isinstance(modified, int)
         if not whole or not isinstance(token, str) or not isinstance(value, str):
             raise OSError(
                 f"etcd at {answer.member}: the key {self._key} holds something else than a record"
             )
-        return _Found(token, value, revision, text)
+        return _Found(token, value, revision, text, modified)
 
     def _error(self, answer: Answer) -> Exception:
         """Return what a refusal means."""

@@ -6,9 +6,13 @@ the key is the record's revision. etcd grants no lease below one and a half of i
 
 No answer to a request does not mean that it was not carried out, or will not be. So the key also
 holds a token of its writer, and what it is to be is compared with what it is until they agree.
+
+A renewal of the lease changes nothing in the key, so whoever doubts that the holder lives writes
+that into its record. A holder that lives writes it anew with its next renewal.
 """
 
 import math
+import time
 from typing import Any, NamedTuple
 
 from relight.errors import UsageError
@@ -36,6 +40,8 @@ class _Found(NamedTuple):
     value: str = ""
     revision: int = 0
     lease: int = 0
+    modified: int = 0
+    doubted: bool = False
 
 
 class _LeaseEnded(Exception):  # noqa: N818
@@ -74,10 +80,23 @@ class V3Register:
         finally:
             self.own_address = self._members.own_address
 
-    def evict(self, record: Record) -> None:
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
-        if record.revision.isdecimal() and int(record.revision):
-            self._remove(int(record.revision))
+        if not record.revision.isdecimal() or not int(record.revision):
+            return False
+        if not patience_s:
+            return not self._remove(_if_created(int(record.revision))).revision
+        found = self._look()
+        if str(found.revision) == record.revision and not found.doubted:
+            text = {"token": found.token, "value": found.value, "doubted": True}
+            try:
+                found = self._put(_if_modified(found.modified), text, found.lease)
+            except _LeaseEnded:
+                return True  # and with it the record
+        if str(found.revision) != record.revision or not found.doubted:
+            return False
+        time.sleep(patience_s)
+        return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
         """Give the record back if it is ours."""
@@ -86,7 +105,7 @@ class V3Register:
         found = self._look()
         self._held = False
         if found.token == self._token:
-            self._remove(found.revision)
+            self._remove(_if_created(found.revision))
         self._revoke(self._lease)  # a request that is still on its way finds no lease
         self._lease = 0
 
@@ -110,7 +129,8 @@ class V3Register:
                 return found
             try:
                 renewed = renewed or self._renewed(seconds) or self._grant(seconds)
-                if found == (self._token, value, found.revision, renewed) and found.revision:
+                as_meant = found[:2] == (self._token, value) and found.lease == renewed
+                if found.revision and as_meant and not found.doubted:
                     self._held = True
                     if old not in (0, renewed):
                         self._revoke(old)
@@ -151,26 +171,24 @@ class V3Register:
 
     def _write(self, revision: int, value: str, lease: int) -> _Found:
         """Write the key if it has this revision; return what is in it afterwards."""
+        return self._put(_if_created(revision), {"token": self._token, "value": value}, lease)
+
+    def _put(self, condition: dict[str, str], record: dict[str, Any], lease: int) -> _Found:
         import json
 
-        text = json.dumps({"token": self._token, "value": value})
+        text = json.dumps(record)
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
-        return self._transact(revision, {"request_put": put}, {"request_range": self._range()})
+        return self._transact(condition, {"request_put": put})
 
-    def _remove(self, revision: int) -> None:
-        key = {"key": _encoded(self._key)}
-        self._transact(revision, {"request_delete_range": key}, {"request_range": self._range()})
+    def _remove(self, condition: dict[str, str]) -> _Found:
+        return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
-    def _transact(self, revision: int, *success: dict[str, Any]) -> _Found:
-        compare = {
-            "key": _encoded(self._key),
-            "target": "CREATE",
-            "result": "EQUAL",
-            "create_revision": str(revision),
-        }
-        failure = [{"request_range": self._range()}]
+    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _Found:
+        """Make a change if the key is as in a condition; return what is in it afterwards."""
+        compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
+        look = {"request_range": self._range()}
         answer = self._call(
-            "/kv/txn", {"compare": [compare], "success": list(success), "failure": failure}
+            "/kv/txn", {"compare": [compare], "success": [change, look], "failure": [look]}
         )
         try:
             last = answer.body["responses"][-1]["response_range"]
@@ -193,15 +211,17 @@ class V3Register:
                 return _Found()
             pair = result["kvs"][0]
             revision, lease = _number(pair["create_revision"]), _number(pair.get("lease", "0"))
+            modified = _number(pair["mod_revision"])
             stored = json.loads(base64.b64decode(pair["value"]))
             token, value = stored["token"], stored["value"]
+            doubted = bool(stored.get("doubted"))
         except (LookupError, TypeError, ValueError, RecursionError, AttributeError):
             revision = 0
         if not revision or not isinstance(token, str) or not isinstance(value, str):
             raise OSError(
                 f"etcd at {answer.member}: the key {self._key} holds something else than a record"
             )
-        return _Found(token, value, revision, lease)
+        return _Found(token, value, revision, lease, modified, doubted)
 
     # Calls.
 
@@ -277,6 +297,14 @@ def _base_of(version: tuple[int, int]) -> str:
     if version >= (3, 4):
         return "/v3"
     return "/v3beta" if version >= (3, 3) else "/v3alpha"
+
+
+def _if_created(revision: int) -> dict[str, str]:
+    return {"target": "CREATE", "create_revision": str(revision)}
+
+
+def _if_modified(revision: int) -> dict[str, str]:
+    return {"target": "MOD", "mod_revision": str(revision)}
 
 
 def _is_stale(answer: Answer) -> bool:

@@ -26,6 +26,7 @@ The files of a job that has ended are its lock, which is empty, and nothing else
 import _thread
 import errno
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -102,10 +103,9 @@ class FileRegister:
         """Take the record, renew it or look; see `Register`."""
         return self._explaining(lambda: self._hold(value, ttl_s))
 
-    def evict(self, record: Record) -> None:
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
-        if record.revision:
-            self._explaining(lambda: self._remove(lambda found: found.revision == record.revision))
+        return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:
         """Give the record back if it is ours."""
@@ -114,6 +114,16 @@ class FileRegister:
 
     def close(self) -> None:
         """Nothing is open between two calls."""
+
+    def _evict(self, record: Record, patience_s: float) -> bool:
+        if not patience_s:
+            return self._remove(lambda found: found.revision == record.revision)
+        with self._opened() as directory:
+            seen = self._read(directory)
+        if seen.revision != record.revision:
+            return False
+        time.sleep(patience_s)
+        return self._remove(lambda found: found == seen)
 
     def _hold(self, value: str, ttl_s: float) -> Record:
         with self._opened() as directory:  # no lock: most calls end here
@@ -151,7 +161,7 @@ class FileRegister:
 
     def _read(self, directory: int) -> _Found:
         try:
-            file = os.open(self._name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=directory)
+            file = self._open(directory, self._name, os.O_RDONLY)
         except FileNotFoundError:
             return _Found()
         try:
@@ -165,8 +175,7 @@ class FileRegister:
 
         data = json.dumps(found._asdict()).encode()
         new = f"{self._name}.new"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        file = os.open(new, flags, 0o600, dir_fd=directory)
+        file = self._open(directory, new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             while data:
                 data = data[os.write(file, data) :]
@@ -181,12 +190,40 @@ class FileRegister:
         os.rename(new, self._name, src_dir_fd=directory, dst_dir_fd=directory)
         os.fsync(directory)
 
-    def _remove(self, is_meant: Callable[[_Found], bool]) -> None:
+    def _remove(self, is_meant: Callable[[_Found], bool]) -> bool:
         with self._locked() as directory:
             found = self._read(directory)
-            if found.revision and is_meant(found):
-                os.unlink(self._name, dir_fd=directory)
-                os.fsync(directory)
+            if not found.revision or not is_meant(found):
+                return False
+            os.unlink(self._name, dir_fd=directory)
+            os.fsync(directory)
+            return True
+
+    def _open(self, directory: int, name: str, flags: int) -> int:
+        """Open one of the files, and nothing that blocks, such as a FIFO."""
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            file = os.open(name, flags, 0o600, dir_fd=directory)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+                raise self._no_file(name) from None
+            missing = error.errno == errno.ENOENT and flags & os.O_CREAT
+            if missing and os.fstat(directory).st_nlink:  # it was not removed meanwhile
+                raise UsageError(
+                    f"--rdzv-endpoint={self._directory}: no files can be made there",
+                    hint="--rdzv-endpoint=/DIRECTORY on a disk that all nodes share",
+                ) from None
+            raise
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise self._no_file(name)
+        return file
+
+    def _no_file(self, name: str) -> UsageError:
+        return UsageError(
+            f"--rdzv-endpoint={self._directory}: {name} in it is no regular file",
+            hint="remove it: the directory is for the records of jobs only",
+        )
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -224,9 +261,8 @@ class FileRegister:
         if not _OF_THIS_PROCESS.acquire(timeout=_LOCK_S):
             raise OSError(f"{self._directory}/{name} is locked by another thread of this process")
         try:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
             with self._opened() as directory:
-                file = os.open(name, flags, 0o600, dir_fd=directory)
+                file = self._open(directory, name, os.O_RDWR | os.O_CREAT)
             try:
                 while True:
                     try:

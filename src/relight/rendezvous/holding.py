@@ -15,12 +15,19 @@ import json
 from collections.abc import Callable
 from typing import NamedTuple
 
+from relight.errors import UsageError
 from relight.host import background
 from relight.host.loop import Loop, Timer
 from relight.rendezvous.register import Record, Register
 
-_RENEW_S = 1.0
+SIGN_OF_LIFE_S = 0.8
+"""A holder that has not renewed for so long, more than two renewals, may have ended."""
+FRESH_S = 1.0
+_RENEW_S = 0.3
 _RELEASE_S = 2.0
+_MOST_TEXT = 4000
+_MOST_HOST = 255
+_MOST_ADDRESSES = 16
 Answer = Record | Exception
 
 
@@ -39,14 +46,24 @@ class Contact(NamedTuple):
     def of(cls, text: str) -> "Contact | None":
         """Return the contact in a text, None if it is something else."""
         try:
-            fields = json.loads(text)
+            fields = json.loads(text if len(text) <= _MOST_TEXT else "")
             host, addresses, port = fields["host"], fields["addresses"], fields["port"]
-            texts = isinstance(addresses, list) and [host, *addresses]
-            if not texts or len(texts) < 2 or not all(isinstance(each, str) for each in texts):
-                return None
-            return cls(host, tuple(addresses), port) if 0 < int(port) < 1 << 16 else None
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             return None
+        if type(port) is not int or not 0 < port < 1 << 16 or not isinstance(addresses, list):
+            return None
+        if not 0 < len(addresses) <= _MOST_ADDRESSES or not all(map(_is_host, [host, *addresses])):
+            return None
+        return cls(host, tuple(addresses), port)
+
+
+def _is_host(text: object) -> bool:
+    return (
+        isinstance(text, str)
+        and 0 < len(text) <= _MOST_HOST
+        and text.isprintable()
+        and not any(map(str.isspace, text))
+    )
 
 
 class Holding:
@@ -76,6 +93,10 @@ class Holding:
         self.register = register
         self.until = 0.0
         """The loop's time until which this process coordinates for certain."""
+        self.confirmed_at = 0.0
+        """When the register was asked that last said that we hold it."""
+        self.asked_at: float | None = None
+        """Since when a question is under way."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._held_s = max(ttl_s - spare_s, ttl_s / 2)
@@ -83,7 +104,6 @@ class Holding:
         self._on_lost = on_lost
         self._on_trouble = on_trouble
         self._value = ""
-        self._asking = False
         self._answers = True
         self._renewal: Timer | None = None
         self._expiry: Timer | None = None
@@ -91,6 +111,14 @@ class Holding:
     def holds(self) -> bool:
         """Return whether this process is the coordinator at this moment."""
         return self._loop.now() < self.until
+
+    def is_fresh(self) -> bool:
+        """Return whether the register has said so within the last second."""
+        return self._loop.now() < self.confirmed_at + FRESH_S
+
+    def waiting_s(self) -> float:
+        """Return for how long a question is without an answer, 0 if there is none."""
+        return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
         """See who is written down; if nobody is, write down what `contact` returns.
@@ -101,13 +129,13 @@ class Holding:
         asked_at = self._loop.now()
 
         def look_or_hold() -> Record:
-            found = self.register.hold("", self._ttl_s)
+            found = self._hold("")
             if found.ours:  # from before, when this process had to let go
                 self.register.release()
             elif found.value:
                 return found
             self._value = contact()
-            return self.register.hold(self._value, self._ttl_s) if self._value else found
+            return self._hold(self._value) if self._value else found
 
         def finish(found: Answer) -> None:
             if isinstance(found, Record) and found.ours:
@@ -117,9 +145,11 @@ class Holding:
 
         return self._ask(look_or_hold, finish)
 
-    def evict(self, record: Record, then: Callable[[], None]) -> bool:
-        """Remove the record of a process that has ended; see `Register.evict`."""
-        return self._ask(lambda: self.register.evict(record), lambda _: then())
+    def evict(
+        self, record: Record, patience_s: float, then: Callable[[bool | Exception], None]
+    ) -> bool:
+        """Remove the record of a process that seems to have ended; see `Register.evict`."""
+        return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def let_go(self) -> None:
         """Hold nothing any more; the register learns it with the next question, or in time."""
@@ -139,7 +169,7 @@ class Holding:
         limit = self._loop.call_after(_RELEASE_S, lambda: None)
 
         def over() -> bool:
-            return not self._asking or self._loop.now() >= limit.when
+            return self.asked_at is None or self._loop.now() >= limit.when
 
         self._loop.run_until(over)
         self._ask(self._give_back, lambda _: None)
@@ -153,6 +183,7 @@ class Holding:
 
     def _hold_from(self, asked_at: float) -> None:
         """The register has us since then at the latest."""
+        self.confirmed_at = asked_at
         self.until = asked_at + self._held_s
         if self._expiry is not None:
             self._expiry.cancel()
@@ -172,7 +203,7 @@ class Holding:
                 return
             if isinstance(found, Exception):
                 if self._answers:
-                    self._on_trouble(str(found))
+                    self._on_trouble(words(found))
                 self._answers = False
             elif not found.ours:
                 self._lose("another one is written down")
@@ -184,21 +215,35 @@ class Holding:
             if self.until:
                 self._renew_later()
 
-        if not self._ask(lambda: self.register.hold(self._value, self._ttl_s), on_answer):
+        if not self._ask(lambda: self._hold(self._value), on_answer):
             self._renew_later()
 
     def _lose(self, reason: str) -> None:
         self.let_go()
         self._on_lost(reason)
 
+    def _hold(self, value: str) -> Record:
+        found: object = self.register.hold(value, self._ttl_s)
+        if not isinstance(found, Record):
+            kind = type(self.register).__name__
+            raise UsageError(
+                f"{kind}.hold returned {found!r:.100}, and no Record", hint="ask its authors"
+            )
+        return found
+
     def _ask(self, work: Callable[[], object], done: Callable[..., None]) -> bool:
-        if self._asking:
+        if self.asked_at is not None:
             return False
-        self._asking = True
+        self.asked_at = self._loop.now()
 
         def finish(result: object) -> None:
-            self._asking = False
+            self.asked_at = None
             done(result)
 
         background.call(self._loop, work, finish)
         return True
+
+
+def words(error: Exception) -> str:
+    """Return what a failed question says, for people."""
+    return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

@@ -6,13 +6,15 @@ Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orte
 """
 
 import re
+from collections.abc import Sequence
 from itertools import product
 from math import prod
 
 MOST_HOSTS = 65536
-_RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_MOST_DIGITS = 32
+_RANGE = re.compile(r"([0-9]{1,32})(?:-([0-9]{1,32}))?")
 _PARTS = re.compile(r"\[([^][]*)\]|([^][,]+)")
-_TASKS = re.compile(r"([0-9]+)(?:\(x([0-9]+)\))?")
+_TASKS = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand(text: str) -> list[str]:
@@ -42,8 +44,10 @@ def expand_orte(text: str) -> list[str]:
         choices: list[list[str]] = []
         for brackets, plain in _parts(word):
             digits, colon, ranges = brackets.partition(":")
-            if not plain and not (colon and digits.isdecimal()):
-                raise ValueError(f"{brackets!r} does not say how many digits")
+            if not plain and not (colon and re.fullmatch("[0-9]{1,2}", digits)):
+                raise ValueError(f"{brackets[:60]!r} does not say how many digits")
+            if not plain and int(digits) > _MOST_DIGITS:
+                raise ValueError(f"{digits} digits are too many")
             numbers = [] if plain else [str(int(n)) for n in _numbers(ranges)]
             choices.append([plain] if plain else [n.zfill(int(digits)) for n in numbers])
         _check(len(hosts), choices)
@@ -61,8 +65,8 @@ def expand_tasks(text: str) -> list[int]:
     for part in text.split(","):
         match = _TASKS.fullmatch(part)
         times = int(match[2] or 1) if match else 0
-        if match is None or len(tasks) + times > MOST_HOSTS:
-            raise ValueError(f"{part!r} is no number of tasks")
+        if match is None or not times or len(tasks) + times > MOST_HOSTS:
+            raise ValueError(f"{part[:60]!r} is no number of tasks")
         tasks += [int(match[1])] * times
     return tasks
 
@@ -71,7 +75,7 @@ def _split(text: str) -> list[str]:
     """Return the words between the commas that stand outside of brackets."""
     words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
     if not words or ",".join(words) != text:
-        raise ValueError(f"{text!r} is no list of hosts")
+        raise ValueError(f"{text[:60]!r} is no list of hosts")
     return words
 
 
@@ -85,14 +89,15 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part!r} is no range of numbers")
+            raise ValueError(f"{part[:60]!r} is no range of numbers")
         low, high = int(match[1]), int(match[2] or match[1])
-        if high < low or high - low >= MOST_HOSTS:
+        if high < low:
             raise ValueError(f"{part!r} is no range of numbers")
+        _check(len(numbers), [range(low, high + 1)])
         numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
     return numbers
 
 
-def _check(known: int, choices: list[list[str]]) -> None:
+def _check(known: int, choices: Sequence[Sequence[object]]) -> None:
     if known + prod(map(len, choices)) > MOST_HOSTS:
         raise ValueError(f"more than {MOST_HOSTS} hosts")

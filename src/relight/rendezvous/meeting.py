@@ -14,7 +14,7 @@ from relight.host.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 from relight.rendezvous.register import Register
-from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, RunSpec
+from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, RunSpec
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
@@ -56,7 +56,10 @@ class Meeting(NamedTuple):
     def doctor(self) -> str:
         """What finds out why nodes don't meet."""
         if self.register is not None:
-            return "`relight doctor` looks at each machine"
+            return (
+                f"look whether {self.where} is there and the same; `relight doctor --nnodes=N "
+                "--rdzv-endpoint=HOST`, with the host of any node, says who can't reach whom"
+            )
         return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
 
     @property
@@ -86,6 +89,8 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
     else:
         register = _register(spec)
         where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
+        if spec.rdzv_id == UNSET_RUN_ID:
+            notes.append(f"no --rdzv-id: whatever job at {where} has none either is this one")
     node_rank = (spec.node_rank if conf.rank is None else conf.rank) if static else -1
     if node_rank >= spec.nnodes.most:
         raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")

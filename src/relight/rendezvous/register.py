@@ -11,7 +11,8 @@ never work (wrong password, no permission) is a UsageError.
 Safety rests on two things. A register gives the record to one holder at a time, and takes it away
 only when its time to live has passed since the *server* last heard of the holder; the holder counts
 the same time from *before* it asked, so it stops first, whatever clocks say. And an
-eviction names the revision that it saw, so it can't hit a successor.
+eviction names the revision that it saw, so it can't hit a successor, and removes no record that is
+renewed while it looks on.
 """
 
 from collections.abc import Callable, Mapping
@@ -56,8 +57,12 @@ class Register(Protocol):
             UsageError: it never will, to us.
         """
 
-    def evict(self, record: Record) -> None:
-        """Remove the record of a holder that is known to be dead, unless it has another by now."""
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
+        """Remove the record of a holder that seems to be dead; return whether it was removed.
+
+        Look on for `patience_s`; if the record is renewed meanwhile, or has another holder, it
+        stays. Comparing and removing are one step: a renewal is either seen or comes too late.
+        """
 
     def release(self) -> None:
         """Give the record back if it is ours."""

@@ -6,6 +6,7 @@ leads to a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 
 from collections.abc import Mapping
 from importlib import import_module
+from typing import cast
 
 from relight.errors import UsageError, nearest
 from relight.rendezvous.register import ENTRY_POINTS, Open, Register
@@ -15,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_PARTS = ("hold", "evict", "release", "close", "own_address")
 _BUILT_IN = {
     "etcd": ("relight.rendezvous.etcd", "open"),
     "etcd-v2": ("relight.rendezvous.etcd", "open_v2"),
@@ -28,7 +30,26 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Reg
     Raises:
         UsageError: there is no such backend, or it can't use this endpoint or these settings.
     """
-    return _find(backend)(endpoint, job, pairs)
+    opened = _find(backend)
+    if backend in _BUILT_IN:
+        return opened(endpoint, job, pairs)
+    try:
+        register: object = opened(endpoint, job, pairs)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"--rdzv-backend={backend}: the plug-in can't open {endpoint}: {error!r}",
+            hint="ask its authors",
+        ) from None
+    missing = [name for name in _PARTS if not hasattr(register, name)]
+    if missing:
+        raise UsageError(
+            f"--rdzv-backend={backend}: the plug-in opens {register!r:.80}, which has no "
+            f"{', '.join(missing)}",
+            hint="ask its authors",
+        )
+    return cast("Register", register)
 
 
 def check(backend: str) -> None:

@@ -369,16 +369,22 @@ def _unknown(app_id: str) -> UsageError:
 def _lines(app_id: str, path: str, query: LogQuery) -> Iterator[str]:
     """Return the lines of a log file; with `follow`, until the replica is over."""
     rest = b""
-    with open(path, "rb") as file:
-        while True:
-            over = not query.follow or _is_over(app_id, query)
-            while data := file.read(1 << 20):
-                *lines, rest = (rest + data).split(b"\n")
-                for line in lines:
-                    yield line.decode(errors="replace")
-            if over:
-                break
-            _wait_for_more(path, file.tell())
+    # Before anything is looked at: what changes later is seen.
+    watch = _watch(path, LocalRecord(records.path(app_id)).directory) if query.follow else -1
+    try:
+        with open(path, "rb") as file:
+            while True:
+                over = not query.follow or _is_over(app_id, query)
+                while data := file.read(1 << 20):
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace")
+                if over:
+                    break
+                _wait_for_more(watch)
+    finally:
+        if watch >= 0:
+            os.close(watch)
     if rest:
         yield rest.decode(errors="replace")
 
@@ -394,17 +400,25 @@ def _is_over(app_id: str, query: LogQuery) -> bool:
     return bool(replica["state"] == "SUCCEEDED")
 
 
-def _wait_for_more(path: str, size: int) -> None:
-    """Wait until a file grows, or it is time to look whether it ever will."""
+def _watch(path: str, directory: str) -> int:
+    """Return a descriptor that tells when a file grows, or one in a directory is replaced."""
     from relight.host import linux
 
     fd = linux.inotify_open()
-    if fd < 0 or linux.inotify_watch(fd, path, linux.IN_MODIFY) < 0:
-        time.sleep(_LOOK_S)
-    elif os.path.getsize(path) <= size:
-        select.select([fd], [], [], _LOOK_S)
     if fd >= 0:
-        os.close(fd)
+        linux.inotify_watch(fd, path, linux.IN_MODIFY)
+        linux.inotify_watch(fd, directory, linux.IN_MOVED_TO)
+    return fd
+
+
+def _wait_for_more(watch: int) -> None:
+    """Wait until something has changed, or it is time to look all the same, as on a file system
+    that does not tell.
+    """
+    if watch < 0:
+        time.sleep(_LOOK_S)
+    elif select.select([watch], [], [], _LOOK_S)[0]:
+        os.read(watch, 65536)
 
 
 def _last_line(path: str) -> str:

@@ -37,11 +37,20 @@ class SqliteRegister:
             ).fetchone()
         return Record(row[0], row[1], row[1] == self._token) if row else NOBODY
 
-    def evict(self, record: Record) -> None:
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
+        key = (self._job, record.revision)
         with self._open() as database:
-            database.execute(
-                "DELETE FROM jobs WHERE job = ? AND token = ?", (self._job, record.revision)
+            seen = database.execute(
+                "SELECT until FROM jobs WHERE job = ? AND token = ?", key
+            ).fetchone()
+        if seen is None:
+            return False
+        time.sleep(patience_s)
+        with self._open() as database:  # each renewal has another `until`
+            gone = database.execute(
+                "DELETE FROM jobs WHERE job = ? AND token = ? AND until = ?", (*key, *seen)
             )
+            return gone.rowcount > 0
 
     def release(self) -> None:
         self.evict(Record("", self._token, ours=True))
