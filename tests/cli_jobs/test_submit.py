@@ -234,3 +234,21 @@ def test_waiting_for_a_detached_job(relight: Command) -> None:
     assert (found.returncode, "echo/0 hi" in found.stderr) == (0, False)
     assert found.stderr.endswith("SUCCEEDED\n")
     assert "echo/0 hi\n" in relight("submit", "--log", *words).stderr
+
+
+def test_a_workspace_travels(relight: Command, tmp_path: Path) -> None:
+    """The job runs in a copy of the workspace, and its script is looked for there."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "main.py").write_text("print(open('data').read(), __file__)")
+    (source / "data").write_text("seven")
+    found = relight("submit", "--workspace", source, "utils.python", "--script", "main.py")
+    assert "python/0 seven" in found.stderr, found.stderr
+    assert str(source) not in found.stderr
+
+
+def test_what_the_terminal_has_no_letter_for(relight: Command) -> None:
+    """It is shown escaped, and ends nothing."""
+    found = relight("submit", "--dryrun", "utils.echo", "--msg", "…", PYTHONIOENCODING="latin-1")
+    assert found.returncode == 0
+    assert r"\u2026" in found.stdout

@@ -362,3 +362,11 @@ def test_an_environment_of_its_own(scheduler: scripted.Scripted, tmp_path: Path)
         job = runner.dryrun(*ECHO)
     assert job.scheduler == "scripted"
     assert job.app.roles[0].env["RELIGHT_PARENT_RUN_ID"] == "p"
+
+
+def test_waiting_for_what_is_forgotten(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A job whose scheduler can't say any more how it ended is not waited for."""
+    handle = runner.submit("utils.echo")
+    scheduler.jobs.clear()
+    with pytest.raises(MachineError, match=f"^{handle}: its scheduler has forgotten it$"):
+        runner.wait(handle, timeout=20)

@@ -3,6 +3,7 @@ code.
 """
 
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -47,9 +48,9 @@ def main(argv: list[str]) -> int:
     try:
         return _command(argv)(argv[1:])
     except RelightError as error:
-        print(f"relight: error: {error.message}", file=sys.stderr)
+        print("relight: error:", error.message.replace("\n", " "), file=sys.stderr)
         if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+            print("hint:", error.hint.replace("\n", " "), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return EXIT_SIGNAL_BASE + 2
@@ -66,6 +67,9 @@ def entry() -> NoReturn:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
     sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # As stderr does: what the terminal has no letter for ends nothing.
+        sys.stdout.reconfigure(errors="backslashreplace")
     exit_code = EXIT_OK
     try:
         exit_code = main(sys.argv[1:])

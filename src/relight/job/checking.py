@@ -65,7 +65,8 @@ def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
     script = job.script
     if not script or "${" in script or scheduler.capabilities.images or not cfg.get("sync", True):
         return ""
-    bases = (job.workspace.removeprefix("file://"), cfg.get("job_dir"), os.getcwd())
+    copied = job.workspace.removeprefix("file://") or cfg.get("workspace")
+    bases = (copied, cfg.get("job_dir"), os.getcwd())
     if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
         return ""
     return f"there is no file {script}"

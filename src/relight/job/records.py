@@ -88,6 +88,8 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
             json.dump(record, out, indent=1)
         os.replace(temporary, file)
     except OSError as error:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
         raise MachineError(f"can't write {file}: {error.strerror}") from None
 
 

@@ -11,13 +11,12 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from relight import env as environment
 from relight.env import Environment
-from relight.errors import RelightError, UsageError, nearest
+from relight.errors import MachineError, RelightError, UsageError, nearest
 from relight.job import arguments, handles, loading, options, serial, settings
 from relight.job.app import AppDef, AppState
 from relight.job.checking import checked, missing_script
@@ -154,9 +153,6 @@ class Runner:
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
         app = with_variables(checked(app), name, self.session, parent_run_id, self)
-        if workspace and found.name == "local":  # it runs there
-            folder = os.path.abspath(workspace.removeprefix("file://"))
-            app = replace(app, roles=tuple(replace(role, image=folder) for role in app.roles))
         from relight.job.records import new_id
 
         app_id = new_id(app.name)
@@ -238,6 +234,7 @@ class Runner:
 
         Raises:
             TimeoutError: the job is not over; it runs on.
+            MachineError: its scheduler has forgotten how it ended.
             UsageError: there is no such job.
         """
         start = time.monotonic()
@@ -247,6 +244,8 @@ class Runner:
             now = time.monotonic()
             if found.state.is_over:
                 return found
+            if found.state is AppState.UNKNOWN and not found.replicas:
+                raise MachineError(f"{handle}: {found.message or 'its state is not known'}")
             if timeout is not None and now - start >= timeout:
                 raise TimeoutError(f"{handle} is {found.state.name} after {timeout:g} s")
             pause = max(min((now - start) / _POLLS, _USUAL_PAUSE_S), (now - asked) * _POLLS)
@@ -381,9 +380,7 @@ class Runner:
             folder = workspace.removeprefix("file://")
             if not os.path.isdir(folder):
                 raise UsageError(f"--workspace={workspace}: there is no such directory")
-            if found.name == "local":
-                pass  # it runs there
-            elif "workspace" not in values:
+            if "workspace" not in values:
                 notes.append(f"{name} takes no workspace: the job runs where the files are")
             elif "workspace" not in given:
                 values["workspace"] = os.path.abspath(folder)

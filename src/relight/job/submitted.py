@@ -30,8 +30,8 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
     record = _record(job, env)
-    records.write(job.app_id, record)  # before: a job that runs is never without its record
     try:
+        records.write(job.app_id, record)  # before: a job that runs is never without its record
         app_id = scheduler.submit(job.request)
     except BaseException:
         records.remove(job.app_id)

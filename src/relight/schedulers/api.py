@@ -65,7 +65,9 @@ class ReplicaStatus(NamedTuple):
 
 
 class AppStatus(NamedTuple):
-    """A job. A job has failed as soon as one replica has; `restarts` is None if not known."""
+    """A job. It fails when one replica has failed, and is over when all are; `restarts` is None if
+    not known.
+    """
 
     state: AppState
     message: str = ""
