@@ -260,7 +260,7 @@ def _number(text: str) -> float:
     except ValueError:
         raise ValueError("expected a number of seconds") from None
     if not seconds <= MOST_SECONDS:
-        raise ValueError(f"expected a number of seconds up to {MOST_SECONDS:.0f}")
+        raise ValueError(f"expected a finite number of seconds, at most {MOST_SECONDS:.0f}")
     return seconds
 
 

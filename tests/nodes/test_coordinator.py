@@ -97,6 +97,12 @@ def test_bad_command_lines(launch: Launch) -> None:
         (["x"], "takes flags only"),
         (["--bind=192.0.2.250:1"], "can't listen at 192.0.2.250:1"),
         (["--bind=a,b"], "expected one HOST"),
+        (["--bind=a..b:4"], "--bind=a..b: no host can have this name"),
+        ([f"--bind={'a' * 70}:4"], "no host can have this name"),
+        (
+            ["--rdzv-backend=file", "--rdzv-endpoint=/x", "--rdzv-id=x", "--rdzv-conf=is_host=0"],
+            "is_host=0 is for agents",
+        ),
         (["--bind=nosuch.invalid"], "nosuch.invalid"),
         (["--rdzv-backend=static"], "node rank 0 coordinates"),
         (["--rdzv-backend=etcd", "--rdzv-endpoint=x"], "without --rdzv-id"),

@@ -94,6 +94,7 @@ def test_coordinators_of_their_own(
     until(lambda: all(job.counts()[name] > before[name] + 20 for name in before))
     assert sorted(job.counts()) == pids
     assert job.stop() == [0, 0]
+    assert "turned away" not in first[1].read_text()  # the second looks whether it listens
     second[0].send_signal(signal.SIGTERM)
     assert second[0].wait(30) == 0
 
@@ -116,6 +117,7 @@ def test_a_frozen_coordinator_finds_out(
     job.kill(frozen, signal.SIGCONT)
     job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
+    assert not any("nonsense" in agent.text for agent in agents)
 
 
 def test_a_register_that_is_away_stops_nobody(
@@ -231,6 +233,20 @@ def test_a_firewall_shuts_the_coordinator_in(
     assert "a node was lost while the register does not answer" in agents[0].text
     job.tell("stop")
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
+
+
+def test_another_token(here: OneMachine, tmp_path: Path) -> None:
+    """A node with another token says that it was turned away, also when the others have ended."""
+    flags = registered("file", str(tmp_path / "meet"), "job")
+    conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
+    job = Job(here, tmp_path, *flags, "--nnodes=1:2", conf)
+    good = job.start("agent0", RELIGHT_TOKEN="one")
+    job.until_runs([good], 1)
+    bad = job.start("agent1", RELIGHT_TOKEN="another")
+    job.until_says(bad, "waiting for the coordinator at .*token")
+    job.tell("stop")
+    assert (good.wait(), bad.wait()) == (0, 3)
+    assert re.search("error: .* the last one turned us away: .*token", bad.text)
 
 
 def test_a_register_that_is_not_there(here: OneMachine, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import socket
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -114,7 +116,9 @@ def test_nobody_listens(backend: str, registers: New) -> None:
         ("host:99999", "from 0 to 65535"),
         ("host:port", "expected a port number"),
         ("host:2379,", "missing"),
-        ("http://host:2379", "=http://host:2379 names no host"),
+        ("https://host:2379", "does not fit protocol=http"),
+        ("http://a:1,ftp://b:2", "does not fit protocol=http"),
+        ("http://host:2379/v3", "names no host"),
         ("[::1", "expected"),
     ],
 )
@@ -122,6 +126,12 @@ def test_an_endpoint_that_can_t_be(backend: str, endpoint: str, says: str) -> No
     """An endpoint that can't be read is found before anything starts."""
     with pytest.raises(UsageError, match=says):
         OPEN[backend](endpoint, "job", {})
+
+
+def test_urls_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
+    """Members may be given as the URLs that etcd itself prints."""
+    place = Place(backend, f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
+    assert registers(place).hold("value", 20).ours
 
 
 def test_ipv6_and_names(server: EtcdServer, registers: New, backend: str) -> None:
@@ -139,3 +149,55 @@ def test_settings_reach_the_register() -> None:
         etcd.open("host", "job", {"protocol": "ftp"})
     with pytest.raises(UsageError, match="not a known key"):
         etcd.open_v2("host", "job", {"protokoll": "http"})
+
+
+@pytest.mark.parametrize(
+    "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
+)
+def test_an_answer_that_drips(backend: str, registers: New, head: bytes) -> None:
+    """A member that sends a byte now and then is given up as one that is silent."""
+    ended = threading.Event()
+
+    def drip(listener: socket.socket) -> None:
+        while not ended.is_set():
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                try:
+                    client.recv(65536)
+                    client.sendall(head)
+                    while not ended.wait(0.05):
+                        client.sendall(b" ")
+                except OSError:
+                    continue
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip, args=(listener,))
+        thread.start()
+        try:
+            place = Place(backend, f"127.0.0.1:{listener.getsockname()[1]}", "drip")
+            began = time.monotonic()
+            with pytest.raises(OSError, match=r"no answer within 0\.5 s"):
+                registers(place).hold("", 1.0)
+            assert time.monotonic() - began < 30
+        finally:
+            ended.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def test_nothing_stays_of_a_job(server: EtcdServer, registers: New) -> None:
+    """After a release etcd-v2 has no directory of the job any more."""
+
+    def jobs() -> str:
+        url = f"http://127.0.0.1:{server.ports[0]}/v2/keys/torchelastic/p2p?recursive=true"
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.read().decode()
+
+    register = registers(Place("etcd-v2", server.endpoint, "tidy"))
+    assert register.hold("value", LONG_S).ours
+    assert "/p2p/tidy" in jobs()
+    register.release()
+    assert "/p2p/tidy" not in jobs()

@@ -1,0 +1,76 @@
+"""Settings that are as large as a number can be, and what a job says of where it meets."""
+
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+from relight.errors import UsageError
+from relight.rendezvous.conf import parse
+from relight.values import MOST_SECONDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "join_timeout=1e300",
+        "last_call_timeout=2000001",
+        "keep_alive_interval=1e308",
+        "keep_alive_max_attempt=1e308",
+        "keep_alive_max_attempt=1000001",
+        "lease_ttl=1e9",
+    ],
+)
+def test_what_is_too_much(text: str) -> None:
+    """A number that no clock could count is refused by the name of its key."""
+    with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
+        parse((tuple(text.split("=")),), "file")
+
+
+def test_products_are_bounded() -> None:
+    """Two values that are good by themselves may be too much together."""
+    pairs = (("keep_alive_interval", f"{MOST_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
+    with pytest.raises(UsageError, match="it can be at most 2000000 s"):
+        parse(pairs, "file")
+
+
+def run(launch: Launch, *flags: str) -> "subprocess.CompletedProcess[str]":
+    return launch("run", "--nnodes=2", *flags, "--no-python", "true")
+
+
+def test_a_path_for_the_static_rendezvous(launch: Launch) -> None:
+    """Only some backends meet in a directory; the static one says so."""
+    result = run(launch, "--rdzv-endpoint=/tmp/x")
+    assert result.returncode == 2
+    assert "the static rendezvous meets at HOST:PORT" in result.stderr
+
+
+def test_without_an_id(launch: Launch, tmp_path: Path) -> None:
+    """A job without an id is told that others without one are the same job to the register, and
+    what to look at when nobody comes.
+    """
+    flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet")
+    result = run(launch, *flags, "--rdzv-conf=join_timeout=1")
+    assert result.returncode == 3
+    assert f"no --rdzv-id: whatever job at file {tmp_path}/meet has none" in result.stderr
+    assert f"hint: on all nodes at the same time, look whether file {tmp_path}" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--timeout=1e300"], "at most 2000000"),
+        (["--rdzv-backend=nope", "--rdzv-endpoint=/x", "--nnodes=2"], "nope is not one of"),
+        (["nosuchscript.py"], "there is no file nosuchscript.py"),
+    ],
+)
+def test_the_doctor_s_command_line(
+    launch: Callable[..., object], argv: list[str], says: str
+) -> None:
+    """`relight doctor` refuses what `relight run` would refuse."""
+    result = launch("doctor", *argv)
+    assert result.returncode == 2
+    assert says in result.stderr

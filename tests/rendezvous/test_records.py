@@ -1,0 +1,197 @@
+"""What may stand in a register: only a record of ours is believed, and nothing of it harms."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, Launch, clean_environment
+from etcd_server import wait_for
+
+from relight.rendezvous.holding import Contact
+
+BAD = {
+    "an endless port": '{"host":"h","addresses":["127.0.0.1"],"port":Infinity}',
+    "no number": '{"host":"h","addresses":["127.0.0.1"],"port":NaN}',
+    "a port as text": '{"host":"h","addresses":["127.0.0.1"],"port":"77"}',
+    "half a port": '{"host":"h","addresses":["127.0.0.1"],"port":1.5}',
+    "true": '{"host":"h","addresses":["127.0.0.1"],"port":true}',
+    "port 0": '{"host":"h","addresses":["127.0.0.1"],"port":0}',
+    "deep": "[" * 60000,
+    "long": json.dumps({"host": "h", "addresses": ["a"], "port": 77, "more": "x" * 5000}),
+    "a list": "[]",
+    "nothing": "null",
+    "a new line": '{"host":"h\\n","addresses":["127.0.0.1"],"port":77}',
+    "an escape": '{"host":"\\u001b[31m","addresses":["127.0.0.1"],"port":77}',
+    "a zero": '{"host":"h","addresses":["a\\u0000b"],"port":77}',
+    "half a character": '{"host":"h","addresses":["\\ud800"],"port":77}',
+    "no address": '{"host":"h","addresses":[],"port":77}',
+    "an empty address": '{"host":"h","addresses":[""],"port":77}',
+    "many addresses": json.dumps({"host": "h", "addresses": ["127.0.0.1"] * 99, "port": 77}),
+    "a long name": json.dumps({"host": "h" * 999, "addresses": ["127.0.0.1"], "port": 77}),
+}
+
+
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
+def test_what_is_no_record(text: str) -> None:
+    """Anything but a record of ours is refused, whatever it is."""
+    assert Contact.of(text) is None
+
+
+def test_a_record_comes_back() -> None:
+    """What a coordinator writes down is read as it was written."""
+    contact = Contact("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
+    assert Contact.of(contact.to_text()) == contact
+
+
+def write(directory: Path, value: str, ttl_s: float = 3.0) -> Path:
+    """Write down somebody who never renews; the record lapses after `ttl_s`, or `lease_ttl`."""
+    directory.mkdir()
+    record = directory / "job"
+    record.write_text(
+        json.dumps({"token": "t", "value": value, "revision": "r.1", "beat": 1, "ttl_s": ttl_s})
+    )
+    return record
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Start `relight …` with the register in a directory; what it prints is in the file."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(verb: str, *flags: str) -> Path:
+        path = tmp_path / f"out.{len(processes)}"
+        where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
+        with path.open("wb") as file:
+            processes.append(
+                subprocess.Popen(
+                    [*RELIGHT, verb, *where, *flags],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env=clean_environment(TMPDIR=str(tmp_path)),
+                )
+            )
+        return path
+
+    yield begin
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
+def test_garbage_is_waited_out(tmp_path: Path, start: Callable[..., Path]) -> None:
+    """Agents and coordinators say that a record is none, and go on when it has lapsed."""
+    write(tmp_path / "meet", BAD["an endless port"])
+    agent = start("run", "--nnodes=1:2", "--rdzv-conf=lease_ttl=3,last_call_timeout=0.2",
+                  "--no-python", "true")  # fmt: skip
+    standby = start("coordinator", "--rdzv-conf=lease_ttl=3")
+    wait_for(lambda: "its record is not one of" in agent.read_text(), "the agent's word")
+    wait_for(lambda: "no record of relight's" in standby.read_text(), "the standby's word")
+    wait_for(lambda: "generation 0" in agent.read_text(), "a generation")
+    assert "Traceback" not in agent.read_text() + standby.read_text()
+
+
+def test_a_loopback_address_of_another_host(tmp_path: Path, start: Callable[..., Path]) -> None:
+    """A refusal at an address that is every machine's own says nothing of another machine: its
+    record stays until it lapses.
+    """
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.2", 0))
+        port = sock.getsockname()[1]
+        value = json.dumps({"host": "h", "addresses": ["127.0.0.2"], "port": port})
+        record = write(tmp_path / "meet", value, 600)
+        standby = start("coordinator")
+        wait_for(lambda: "h, which coordinates, refuses" in standby.read_text(), "a refusal")
+        agent = start("run", "--nnodes=1:2", "--rdzv-conf=join_timeout=4", "--no-python", "true")
+        wait_for(lambda: "no coordinator" in agent.read_text(), "the agent's end")
+        assert json.loads(record.read_text())["token"] == "t"
+        assert "coordinating job" not in standby.read_text()
+
+
+def test_a_pipe_in_place_of_the_record(tmp_path: Path, launch: Launch) -> None:
+    """What would block whoever opens it is refused at once."""
+    (tmp_path / "meet").mkdir()
+    os.mkfifo(tmp_path / "meet" / "job")
+    result = launch("run", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+                    "--rdzv-id=job", "--nnodes=2", "--no-python", "true")  # fmt: skip
+    assert result.returncode == 2
+    assert "job in it is no regular file\nhint: remove it" in result.stderr
+
+
+def test_a_directory_where_no_file_can_be(launch: Launch) -> None:
+    """A directory that takes no files is refused at once."""
+    result = launch("run", "--rdzv-backend=file", "--rdzv-endpoint=/proc", "--rdzv-id=job",
+                    "--nnodes=2", "--no-python", "true")  # fmt: skip
+    assert result.returncode == 2
+    assert "--rdzv-endpoint=/proc: no files can be made there" in result.stderr
+
+
+PLUG_IN = """
+import time
+from relight.rendezvous.register import NOBODY
+class Register:
+    own_address = ""
+    def __init__(self, found): self.found = found
+    def hold(self, value, ttl_s):
+        if self.found is time: time.sleep(600)
+        return self.found
+    def evict(self, record, patience_s=0.0): return False
+    def release(self): pass
+    def close(self): pass
+def raises(endpoint, job, pairs): raise RuntimeError("no luck")
+def nothing(endpoint, job, pairs): return None
+def none(endpoint, job, pairs): return Register(None)
+def blocks(endpoint, job, pairs): return Register(time)
+"""
+
+
+@pytest.fixture
+def plug_ins(tmp_path: Path) -> str:
+    """A directory with plug-ins that do what they must not."""
+    meta = tmp_path / "plugins" / "bad_plug_ins-1.0.dist-info"
+    meta.mkdir(parents=True)
+    (meta.parent / "bad_plug_ins.py").write_text(PLUG_IN)
+    (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-plug-ins\nVersion: 1.0\n")
+    names = ("raises", "nothing", "none", "blocks")
+    lines = [f"{name} = bad_plug_ins:{name}\n" for name in names]
+    (meta / "entry_points.txt").write_text("[relight.rendezvous]\n" + "".join(lines))
+    return str(meta.parent)
+
+
+@pytest.mark.parametrize("verb", ["run", "coordinator"])
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [
+        ("raises", r"--rdzv-backend=raises: the plug-in can't open /x: RuntimeError\('no luck'\)"),
+        ("nothing", "--rdzv-backend=nothing: the plug-in opens None, which has no hold, evict"),
+        ("none", "Register.hold returned None, and no Record"),
+    ],
+)
+def test_a_plug_in_that_is_wrong(
+    plug_ins: str, launch: Launch, verb: str, backend: str, says: str
+) -> None:
+    """A plug-in that breaks its promise is named, and nothing is started."""
+    flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=/x", "--rdzv-id=job")
+    more = ("--nnodes=2", "--no-python", "true") if verb == "run" else ()
+    result = launch(verb, *flags, *more, PYTHONPATH=plug_ins)
+    assert result.returncode == 2
+    assert re.search(says + ".*\nhint: ask its authors", result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_register_that_blocks(plug_ins: str, launch: Launch) -> None:
+    """A register that does not come back is named, and the join timeout counts."""
+    flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
+    result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",
+                    PYTHONPATH=plug_ins)  # fmt: skip
+    assert result.returncode == 3
+    says = "waiting for the coordinator at blocks /x: it has not answered for 5 s"
+    assert says in result.stderr
+    assert re.search(r"no coordinator at blocks /x for \d+ s: it has not answered", result.stderr)
