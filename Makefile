@@ -47,6 +47,7 @@ bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.warm
 	$(BIN)/python -m benchmarks.workers
 	$(BIN)/python -m benchmarks.study
+	$(BIN)/python -m benchmarks.submit
 	$(BIN)/python -m benchmarks.nodes
 	$(BIN)/python -m benchmarks.scale
 
