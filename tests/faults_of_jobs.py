@@ -75,7 +75,7 @@ ERROR_FILES = [
 
 PEERS = """\
 import os, signal, socket, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGTERM, lambda *_: None)
 rank = int(os.environ["RANK"])
 if rank == 0:
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -94,7 +94,7 @@ while not peer.recv(1, socket.MSG_PEEK):
 GONE = "raised ConnectionResetError: [Errno 104] Connection reset by peer"
 ALL = "while len([f for f in os.listdir('.') if f.startswith('ready')]) < 8: time.sleep(0.01)\n"
 TOGETHER = (
-    "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    "import os, signal, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\n"
     "rank = int(os.environ['RANK'])\nopen(f'ready{rank}', 'w').close()\n" + ALL
 )
 MANY = [

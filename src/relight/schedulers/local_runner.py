@@ -98,7 +98,7 @@ class Runner:
         self._workers: Workers | None = None
         self._timer: Timer | None = None
         self._stopped = self._lost = ""
-        self._stderr: list[Stream] = []
+        self._streams: list[tuple[Stream, Stream]] = []
         self._first: int | None = None
         self._restarts = 0
         self._said = False
@@ -138,7 +138,7 @@ class Runner:
             pair = [Stream(replica[name], files[-1]) for name in ("stdout", "stderr")]
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
-        self._stderr = streams[1::2]
+        self._streams = list(zip(streams[::2], streams[1::2], strict=True))
         self._supervision = Supervision(len(plans), self._order["grace_s"])
         self._workers = Workers(self._loop, plans, range(len(plans)), "", self._on_process)
         for stream in streams:
@@ -191,11 +191,12 @@ class Runner:
         state, asked = self._states[number], self._supervision.ends[number].asked
         name = "SUCCEEDED" if exitcode == 0 else "CANCELLED" if asked else "FAILED"
         state.update(state=name, exitcode=exitcode)
+        for stream in self._streams[number]:  # who follows it reads no further once it is over
+            if stream.reader in self._loop and stream.is_ready():
+                self._copy(stream)  # a pipe holds no more than is read at once
         if name == "FAILED":
             self._first = number if self._first is None else self._first
             replica, known = self._replicas[number], self._workers.evidence.get(number)
-            while self._stderr[number].reader in self._loop and self._stderr[number].is_ready():
-                self._copy(self._stderr[number])
             error_file = replica["env"].get("TORCHELASTIC_ERROR_FILE", "")
             state["error"] = known or cause(error_file, replica["stderr"])
         self._write("RUNNING")
