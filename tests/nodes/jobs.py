@@ -16,7 +16,7 @@ from pathlib import Path
 from conftest import RELIGHT, clean_environment
 from netlab import Lab
 
-PATIENCE_S = 40.0
+PATIENCE_S, RUNNING_S = 40.0, 1.0
 WORKER = """
 import os, sys, time
 names = ("RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE ROLE_RANK "
@@ -173,11 +173,15 @@ class Job:
         return result
 
     def running(self, host: str) -> bool:
-        """Whether a worker on a host counts on."""
+        """Whether a worker on a host counts on; on a busy machine it may take a second to."""
         before = {k: v for k, v in self.counts().items() if f".{host}." in k}
-        time.sleep(0.2)
-        after = self.counts()
-        return any(after.get(name, 0) > count for name, count in before.items())
+        end = time.monotonic() + RUNNING_S
+        while time.monotonic() < end:
+            time.sleep(0.05)
+            after = self.counts()
+            if any(after.get(name, 0) > count for name, count in before.items()):
+                return True
+        return False
 
     def tell(self, name: str) -> None:
         (self.directory / name).touch()

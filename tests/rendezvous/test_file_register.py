@@ -201,7 +201,7 @@ def test_a_lock_of_this_process(
 
 
 HOLD = """
-import sys
+import sys, time
 from relight.rendezvous import file
 register = file.open(sys.argv[1], "job", {})
 value = 0
@@ -240,7 +240,8 @@ def test_a_stopped_holder(
     shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
-    process = python(HOLD, shared, "stopped")
+    # With a pause, it is mostly stopped without the lock.
+    process = python(HOLD + "    time.sleep(0.02)\n", shared, "stopped")
     assert process.stdout.readline()
     register = new()
 
