@@ -13,6 +13,7 @@ node has that in this process. The agent decides nothing by itself: events go in
 effects come out and are carried out here.
 """
 
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -55,6 +56,7 @@ from relight.events import (
     describe,
 )
 from relight.host.console import Consoles
+from relight.host.descriptors import raise_limit
 from relight.host.files import EventLog, attempt_directory, remove_tree
 from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
@@ -68,7 +70,6 @@ if TYPE_CHECKING:
     from relight.host.flag import Flag
     from relight.host.warm import Preload, Workplace
     from relight.rendezvous.meeting import Meeting
-
 
 _ARRIVED_AFTER_S = 60
 Outcome = tuple[tuple[dict[str, Any], ...], tuple[int, ...]]
@@ -131,12 +132,15 @@ class Agent:
             from relight.host import flag
 
             self._flag = flag.Flag()
+        if job.nproc > 8:  # it costs an import, and few fit into any limit
+            raise_limit()
         listen(self.loop, self.spec, self._on_signal, self._pass_on, self._on_resize)
         self._preload: Preload | None = None
         if job.workplace is not None:
             from relight.host import warm
 
-            self._preload = warm.Preload(self.loop, job.workplace, self.spec.preload, self._record)
+            tell = self._record, self.say
+            self._preload = warm.Preload(self.loop, job.workplace, self.spec.preload, *tell)
         self.link = self._make_link()
 
     def run(self) -> int:
@@ -235,9 +239,9 @@ class Agent:
         self.loop.run_until(lambda: bool(self._end or self._stop or self._signals))
 
     def _leave(self) -> tuple[int, str]:
-        name = signal_name(self._signals[0])
-        self.link.send(Leave(f"its agent got {name}"))
-        return exit_code_of_signal(self._signals[0]), f"the agent got {name}"
+        reason = f"agent got {signal_name(self._signals[0])}"
+        self.link.send(Leave(f"its {reason}"))
+        return exit_code_of_signal(self._signals[0]), f"the {reason}"
 
     def _finish(self, end: End) -> tuple[int, str]:
         if end.exit_code:
@@ -314,8 +318,6 @@ class Agent:
             self._record(event)
             self._step(event, self.loop.now())
 
-    # One generation.
-
     def _run_generation(self, form: Form) -> list[WorkerEnd]:
         """Run the workers until all have ended and nothing of them is left."""
         generation, place = form
@@ -328,9 +330,9 @@ class Agent:
             logs = Logs(self.loop, self.consoles, self.spec, attempt)
             plans = [self._plan(generation, assignment, logs) for assignment in assignments]
         except OSError as error:
-            raise MachineError(
-                f"can't write logs to {error.filename or attempt}: {error.strerror}"
-            ) from None
+            hint = "look at `ulimit -n`" if error.errno == errno.EMFILE else ""
+            reason = f"can't write logs to {error.filename or attempt}: {error.strerror}"
+            raise MachineError(reason, hint=hint) from None
         if self._flag is not None:
             self._flag.set(False)
         timers = None
@@ -345,6 +347,8 @@ class Agent:
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
         self.lease(self._lease)
+        if self._stop is not None:  # it came while a warm process forked the workers
+            self._stop_workers(self._stop)
         arrivals = self.loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
@@ -431,8 +435,6 @@ class Agent:
 
             tell_parent(path, record, self._logs, self._workers, self.loop.now())
 
-    # Events.
-
     def _on_process(self, event: ProcessEvent, at: float) -> None:
         self._record(event)
         if isinstance(event, WorkersFrozen):
@@ -464,9 +466,8 @@ class Agent:
             self.link.send(Failed(self._last, self._failed))
         if self._deadline is not None:
             self._deadline.cancel()
-        due = self._supervision.deadline()
-        self._deadline = None
-        if due is not None:
+            self._deadline = None
+        if (due := self._supervision.deadline()) is not None:
             self._deadline = self.loop.call_at(due, lambda: self._step(Tick(), self.loop.now()))
 
     def _on_signal(self, number: int) -> None:

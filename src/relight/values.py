@@ -213,6 +213,8 @@ def parse_preload(text: str) -> tuple[str, ...]:
             raise ValueError(f"{name or repr('')} is no module; expected off, auto or names")
     if "auto" in names and len(names) > 1:
         raise ValueError("auto finds the modules by itself; leave out the names or auto")
+    if "off" in names:
+        raise ValueError("off preloads nothing; leave out the names or off")
     return names
 
 

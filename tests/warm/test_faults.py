@@ -30,7 +30,7 @@ UNFIT = {
         "culprit starts a process",
     ),
     "an error": ("1 / 0", "culprit can't be imported: ZeroDivisionError"),
-    "an exit": ("import os\nos._exit(3)", "it was killed"),
+    "an exit": ("import os\nos._exit(3)", "it ended with 3; it imported culprit"),
     "sys.exit": ("import sys\nsys.exit(3)", "culprit can't be imported: SystemExit(3)"),
     "its rank": ("import os\nrank = os.environ.get('RANK', '0')", "culprit reads RANK when it is"),
     "missing": ("import no_such_module", "No module named 'no_such_module'"),

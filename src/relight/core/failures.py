@@ -131,7 +131,7 @@ class Diagnosis(NamedTuple):
 
     def _what(self) -> str:
         ranks = [self.root.rank, *(failure.rank for failure in self.same)]
-        return f"{_named(ranks)} {what_happened(self.root, many=bool(self.same))}"
+        return f"{named_ranks(ranks)} {what_happened(self.root, many=bool(self.same))}"
 
     def _hint(self) -> str:
         """Return what may help to understand the cause, in a line."""
@@ -140,10 +140,10 @@ class Diagnosis(NamedTuple):
             return root.evidence
         if classify(root) is Class.VICTIM:
             if self.left:
-                return f"before that, {_named(self.left)} ended with 0"
+                return f"before that, {named_ranks(self.left)} ended with 0"
             text = "a peer is gone or late, but no worker here failed on its own"
             running = [failure.rank for failure in self.consequences if _was_stopped(failure)]
-            return f"{text}; {_named(running)} still ran" if running else text
+            return f"{text}; {named_ranks(running)} still ran" if running else text
         if -root.exitcode == signal.SIGBUS:
             return "SIGBUS is often a full /dev/shm"
         if -root.exitcode in _CRASHES and not (root.report and root.report.where):
@@ -345,11 +345,11 @@ def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
     for first, *others in groups.values():
         later = first.at - root_at
         when = f"{_duration(later)} later, " if later >= 0.1 and not _was_stopped(first) else ""
-        ranks = _named([first.rank, *(failure.rank for failure in others)])
+        ranks = named_ranks([first.rank, *(failure.rank for failure in others)])
         rows.append(cut(f"  {ranks}: {when}{_consequence(first, many=bool(others))}", WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:
         rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
-        rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {_named(rest)}: in other ways", WIDTH)]
+        rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {named_ranks(rest)}: in other ways", WIDTH)]
     return ["what followed:", *rows] if rows else []
 
 
@@ -366,7 +366,7 @@ def _was_stopped(failure: Failure) -> bool:
     return classify(failure) is Class.STOPPED
 
 
-def _named(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
     """Return `rank 3`, or `ranks 0-3, 5`, or `ranks 0, 2, 4, … (64 in all)`."""
     text = _ranges(ranks)
     if len(text) > 40:

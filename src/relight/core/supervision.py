@@ -139,7 +139,9 @@ class Supervision:
 
     def explain(self, now: float) -> str:
         """Return in words what is being waited for."""
-        alive = f"local rank{'s' if len(self.alive) > 1 else ''} {', '.join(map(str, self.alive))}"
+        from relight.core.failures import named_ranks
+
+        alive = f"local {named_ranks(self.alive)}"
         match self.state:
             case State.RUNNING:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"

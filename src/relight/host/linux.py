@@ -7,6 +7,7 @@ this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
 import _ctypes
 import os
 import signal
+import time
 from collections.abc import Collection
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -100,6 +101,30 @@ def kill_children() -> None:
             os.kill(pid, signal.SIGKILL)
         except (PermissionError, ProcessLookupError):
             pass  # a setuid program, which somebody else must end
+
+
+def end_children(limit_s: float, keep: int = 0) -> None:
+    """Kill all children but `keep`, and theirs as they become ours, until there are none or the
+    time is up (one in an uninterruptible call can't be ended).
+    """
+    end = time.monotonic() + limit_s
+    while (pids := set(children()) - {keep}) and time.monotonic() < end:
+        for pid in pids:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            except (PermissionError, ProcessLookupError, ChildProcessError):
+                pass
+        time.sleep(0.002)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process stands still, by a signal or a debugger."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except OSError:
+        return False
 
 
 def _all_pids() -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import linux, spawner
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 from relight.host.memory import OomCounters
 from relight.host.signals import catches_signal
 from relight.host.spawner import WorkerPlan
@@ -22,6 +22,8 @@ __all__ = ["WorkerPlan", "Workers"]
 Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
 _CLOSE_LIMIT_S = 30.0
+_WAKE_LIMIT_S = 1.0
+_ORPHANS_LIMIT_S = 10.0
 
 
 class Workers:
@@ -69,6 +71,7 @@ class Workers:
         linux.become_subreaper()
         self.memory = OomCounters()
         self._gone = False
+        self._insisting: Timer | None = None
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._pidfd, self._bury)
 
@@ -93,6 +96,7 @@ class Workers:
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")
+        self._insist()
 
     def lease(self, until: float) -> None:
         """Let the workers run until this monotonic time and then freeze; 0 is for ever."""
@@ -102,10 +106,14 @@ class Workers:
         """Kill whatever is left, and return when it is gone (or stuck in the system for 30 s)."""
         if not self._gone:
             self._socket.shutdown(socket.SHUT_WR)
+            self._wake()
+            self._insist()
             limit = self._loop.now() + _CLOSE_LIMIT_S
             timer = self._loop.call_at(limit, lambda: None)
             self._loop.run_until(lambda: self._gone or self._loop.now() >= limit)
             timer.cancel()
+        if self._insisting is not None:
+            self._insisting.cancel()
         self._loop.forget(self._socket)
         self._loop.forget(self._pidfd)
         self._socket.close()
@@ -116,6 +124,27 @@ class Workers:
             self._socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
         except OSError:
             return  # the spawner is gone, and with it the workers; _bury says so
+        self._wake()
+
+    def _wake(self) -> None:
+        """Let the spawner go on if somebody has stopped it."""
+        self._signal_spawner(signal.SIGCONT)
+
+    def _insist(self) -> None:
+        """Kill the spawner if it stands still nevertheless, in a debugger."""
+        if self._insisting is None:
+            self._insisting = self._loop.call_after(_WAKE_LIMIT_S, self._end_stopped)
+
+    def _end_stopped(self) -> None:
+        self._insisting = None
+        if not self._gone and linux.is_stopped(self._pid):
+            self._signal_spawner(signal.SIGKILL)
+
+    def _signal_spawner(self, number: int) -> None:
+        try:
+            signal.pidfd_send_signal(self._pidfd, number)
+        except (ProcessLookupError, PermissionError):
+            pass
 
     def _receive(self) -> None:
         try:
@@ -163,12 +192,13 @@ class Workers:
         exitcode = os.waitstatus_to_exitcode(status)
         self._gone = True
         if exitcode:
-            while orphans := linux.children():
-                linux.kill_children()
-                for pid in orphans:
-                    os.waitpid(pid, 0)
-            for local_rank in self.pids:
-                self.evidence.setdefault(
-                    local_rank, f"the process that holds the workers (pid {self._pid}) was killed"
-                )
+            linux.end_children(_ORPHANS_LIMIT_S)
+            how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
+            reason = f"the process that holds the workers (pid {self._pid}) {how}"
+            for local_rank in range(len(self.ranks)):
+                if local_rank in self.pids:
+                    self.evidence.setdefault(local_rank, reason)
+                elif local_rank not in self.evidence:
+                    self.evidence[local_rank] = f"it could not be started: {reason}"
+                    self._on_event(WorkerExited(local_rank, 127), self._loop.now())
             self._on_event(SpawnerLost(exitcode), self._loop.now())

@@ -100,15 +100,15 @@ class Spawner:
         All signals must be blocked; `mask` is the workers' mask.
         """
         wake_read = self._prepare()
+        poll = select.poll()
+        poll.register(self.agent, select.POLLIN)
+        poll.register(wake_read, select.POLLIN)
         # One that comes for a worker between its fork and its exec waits until the worker has the
         # default actions again.
         self.tell("\n".join([self._start(plan, mask) for plan in self.plans]))
         # Without SIGCHLD nobody would wake us; whoever started the agent may have blocked it.
         signal.pthread_sigmask(signal.SIG_SETMASK, set(mask) - {signal.SIGCHLD})
         self._let_go()
-        poll = select.poll()
-        poll.register(self.agent, select.POLLIN)
-        poll.register(wake_read, select.POLLIN)
         while True:
             ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
@@ -144,6 +144,7 @@ class Spawner:
         """
         os.setsid()
         linux.become_subreaper()
+        linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
         wake_read, wake_write = self.catch_signals()
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))

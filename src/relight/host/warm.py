@@ -9,19 +9,22 @@ at most one such process.
                     nothing new for a while, the process starts at the lowest priority
     lost            it starts again, at the lowest priority, when the next generation has begun
 
-A frame, for each generation: the numbers of bytes and of descriptors, the descriptors (a socket for
-the generation, stdin, and each worker's stdout and stderr), and the plans as JSON.
+For each generation it gets a number of descriptors and these: of a file with the plans as JSON, a
+socket for the generation, stdin, and each worker's stdout and stderr. All in memory and small, so
+that sending never blocks.
 """
 
 import json
 import mmap
 import os
+import select
 import signal
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from relight.errors import signal_name
 from relight.events import Event, PreloadReady, PreloadStarted, PreloadUnfit, WorkersWarm
 from relight.host import linux, spawner
 from relight.host.descriptors import restore_limit
@@ -29,9 +32,12 @@ from relight.host.loop import Loop, Timer
 from relight.host.spawner import WorkerPlan
 
 AUTO = "auto"
-_FRAME = struct.Struct("!II")
+_COUNT = struct.Struct("!I")
 _MOST_AT_ONCE = 250
 _ANSWER_S = 10.0
+"""How long a generation waits to be forked before it starts cold."""
+_END_LIMIT_S = 1.0
+_SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _LEARN_S = 20.0
@@ -61,6 +67,7 @@ class Preload:
         workplace: what the workers will be.
         modules: what to import, or AUTO.
         record: is told what happens.
+        say: tells the user.
     """
 
     def __init__(
@@ -69,14 +76,19 @@ class Preload:
         workplace: Workplace,
         modules: Sequence[str],
         record: Callable[[Event], None],
+        say: Callable[[str], None],
     ) -> None:
+        linux.become_subreaper()  # what an import has started must not outlive this process
         self._loop = loop
         self._workplace = workplace
         self._learned = tuple(modules) == (AUTO,)
         self._modules = [] if self._learned else list(modules)
         self._record = record
+        self._say = say
+        self._importing = ""
         self._ready = False
         self._lent = False
+        self._cold = 0
         self._why_not = "its modules are not known yet" if self._learned else ""
         self._tries = _TRIES
         self._leaves_out = False
@@ -103,10 +115,18 @@ class Preload:
             return
         end = self._loop.now() + _PATIENCE_S
         timer = self._loop.call_at(end, lambda: None)
+        silent = self._loop.call_after(_SILENT_S, self._tell_slow)
         self._loop.run_until(
             lambda: self.settled() or otherwise() or self._loop.now() >= end,
         )
         timer.cancel()
+        silent.cancel()
+
+    def _tell_slow(self) -> None:
+        if not self.settled():
+            what = f"imports {self._importing}" if self._importing else "starts"
+            left = _PATIENCE_S - _SILENT_S
+            self._say(f"preload: pid {self._pid} still {what}; workers start cold in {left:.0f} s")
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that let a worker be watched, if it is to be."""
@@ -126,13 +146,19 @@ class Preload:
             try:
                 connection = self._send(self._control, plans, scratch)
             except OSError as error:
-                self._lose(f"it does not answer: {error.strerror}")
+                self._lose(f"it can't be told what to do: {error.strerror}")
             else:
-                self._lent = True
-                self._record(WorkersWarm(True, ""))
-                return self._pid, connection
-        self._record(WorkersWarm(False, self._why_not or "it is not ready"))
+                if self._forks(connection):
+                    self._lent = True
+                    self._record(WorkersWarm(True, ""))
+                    return self._pid, connection
+                connection.close()
+                if self._control is not None:
+                    self._lose(f"it has not forked the workers in {_ANSWER_S:.0f} s")
+                self._tries = 0
+        self._record(WorkersWarm(False, self._why_not or self._so_far("it is not ready")))
         held = spawner.fork(plans, scratch)
+        self._cold = held[0]
         if self._names is not None and self._timer is None:
             self._timer = self._loop.call_after(_LEARN_S, lambda: self._learn(0))
         elif self._control is None and self._modules and self._tries:
@@ -145,10 +171,35 @@ class Preload:
             self._timer.cancel()
         self._stop()
         self._take_leave()
+        linux.end_children(_END_LIMIT_S)
         if self._names is not None:
             self._names[1].close()
             os.close(self._names[0])
             self._names = None
+
+    def _forks(self, connection: socket.socket) -> bool:
+        """Wait until the workers of a generation are forked; return False if they won't be."""
+        words: list[bytes] = []
+
+        def hear() -> None:
+            self._loop.forget(connection)
+            try:
+                words.append(connection.recv(8, socket.MSG_PEEK))
+            except OSError:
+                words.append(b"")
+
+        def known() -> bool:
+            # At the end of the connection the control socket says why.
+            return any(words) or self._control is None or self._loop.now() >= end
+
+        signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # if somebody has stopped it
+        end = self._loop.now() + _ANSWER_S
+        timer = self._loop.call_at(end, lambda: None)
+        self._loop.on_readable(connection, hear)
+        self._loop.run_until(known)
+        self._loop.forget(connection)
+        timer.cancel()
+        return words == [b"started "]
 
     def _learn(self, size: int) -> None:
         """Start with what the first worker has imported, once it imports nothing new."""
@@ -171,7 +222,7 @@ class Preload:
         """Start the process, in a session of its own; it dies with this one."""
         self._tries -= 1
         self._leaves_out = False
-        self._why_not = ""
+        self._why_not = self._importing = ""
         place = self._workplace
         setup = {
             "agent": os.getpid(),
@@ -202,7 +253,7 @@ class Preload:
         except OSError:
             data = b""
         if not data:
-            self._lose("it was killed")
+            self._lose(self._so_far(self._how_it_ended()))
             return
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
@@ -210,9 +261,12 @@ class Preload:
             if word == "ready":
                 modules, seconds, mib = rest.split()
                 self._ready = True
+                self._importing = ""
                 self._tries = _TRIES
                 event = PreloadReady(self._pid, int(modules), float(seconds), float(mib))
                 self._record(event)
+            elif word == "importing":
+                self._importing = rest
             elif word == "culprit" and self._learned:
                 self._leave_out(rest.partition(".")[0])
             elif word == "unfit":
@@ -222,6 +276,25 @@ class Preload:
                 else:
                     self._tries = 0  # it would be the same again
                 return
+
+    def _so_far(self, state: str) -> str:
+        return f"{state}; it imported {self._importing}" if self._importing else state
+
+    def _how_it_ended(self) -> str:
+        """Return what became of the process that has closed its socket; it is not reaped here."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        if not poll.poll(1000):
+            return "it has closed its socket"
+        try:
+            end = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:
+            end = None  # reaped by whoever it was lent to
+        if end is None:
+            return "it has ended"
+        if end.si_code == os.CLD_EXITED:
+            return f"it ended with {end.si_status}"
+        return f"it was killed by {signal_name(end.si_status)}"
 
     def _leave_out(self, package: str) -> None:
         """Do without a package that was learned."""
@@ -236,6 +309,7 @@ class Preload:
         self._stop()
         if not self._lent:
             self._take_leave()
+            linux.end_children(_END_LIMIT_S, keep=self._cold)  # what imports have left
 
     def _stop(self) -> None:
         self._ready = False
@@ -265,15 +339,15 @@ class Preload:
         """Send the plans of a generation; return the agent's end of its socket."""
         workers = [{"argv": plan.argv, "variables": dict(plan.variables)} for plan in plans]
         payload = json.dumps({"plans": workers, "scratch": scratch}).encode()
+        outputs = [fd for plan in plans for fd in (plan.stdout, plan.stderr)]
         ours, theirs = socket.socketpair()
-        with theirs:
-            fds = [theirs.fileno(), 0, *(fd for p in plans for fd in (p.stdout, p.stderr))]
-            control.settimeout(_ANSWER_S)
+        with theirs, open(os.memfd_create("relight-plans"), "wb", buffering=0) as file:
+            fds = [file.fileno(), theirs.fileno(), 0, *outputs]
             try:
-                control.sendall(_FRAME.pack(len(payload), len(fds)))
+                file.write(payload)
+                control.sendall(_COUNT.pack(len(fds)))
                 for first in range(0, len(fds), _MOST_AT_ONCE):
                     socket.send_fds(control, [b"f"], fds[first : first + _MOST_AT_ONCE])
-                control.sendall(payload)
             except OSError:
                 ours.close()
                 raise
@@ -294,6 +368,7 @@ def _hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 def _start(place: Workplace, setup: bytes) -> tuple[int, socket.socket]:
     """Start the interpreter, with nothing but a socket and a file that says what to do."""
     ours, theirs = socket.socketpair()
+    ours.setblocking(False)
     described = os.memfd_create("relight-setup")
     os.write(described, setup)
     agent = os.getpid()

@@ -1,20 +1,23 @@
 """Imports modules in a process that will be forked, and finds out whether it may be.
 
-What was imported must not have left more than memory: one thread, no descriptors, no children; it
-must not have looked at what is different for each worker; and the script would have got the same.
+What was imported must not have left more than memory of its own: one thread, no descriptors, no
+children, nothing shared, no timer; it must not have looked at what is different for each worker, or
+changed what the interpreter still needs; and the script would have got the same.
 """
 
 import os
 import signal
 import site
 import sys
+from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
-from relight.host import priority
+from relight.host import linux, priority
 from relight.host.spawner import HANDLED
 
 _MOST_PRINTED = 65536
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
 class UnfitError(Exception):
@@ -25,7 +28,12 @@ class UnfitError(Exception):
         self.module = module
 
 
-def preload(setup: dict[str, Any], loaded: set[str], control: int) -> tuple[bytes, bytes]:
+def preload(
+    setup: dict[str, Any],
+    loaded: set[str],
+    control: int,
+    watched: Callable[[], tuple[str, str] | None],
+) -> tuple[bytes, bytes]:
     """Import the modules; return what they have printed to stdout and stderr.
 
     Args:
@@ -34,33 +42,40 @@ def preload(setup: dict[str, Any], loaded: set[str], control: int) -> tuple[byte
             itself; `argv`: the workers' command line.
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
+        watched: says who has read a variable that each worker has for itself.
 
     Raises:
         UnfitError: the process can't be used.
     """
-    before = {0, 1, 2, control}
-    _check_process("the start of the interpreter", before)
-    watched = _watch_environment(set(setup["own"]))
+    before = _Before({0, 1, 2, control})
+    before.check("the start of the interpreter")
     outputs = [os.memfd_create("printed") for _ in range(2)]
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
+    before.descriptors.update(outputs)
     restore = priority.lower() if setup["gently"] else None
     main = sys.modules["__main__"]
-    if "-m" not in setup["argv"][2:3]:
-        main.__file__ = setup["argv"][2]  # some libraries ask whether there is one
+    if setup["argv"][2] not in ("-m", "-"):
+        # Some libraries ask whether there is one.
+        main.__file__ = os.path.abspath(setup["argv"][2])
     modules = _installed(setup["modules"]) if setup["learned"] else setup["modules"]
     for name in modules:
+        if name in sys.modules:
+            continue
+        os.write(control, f"importing {name}\n".encode(errors="replace"))
         try:
             __import__(name)
         except BaseException as error:
             if not setup["learned"]:
-                raise UnfitError(name, f"{name} can't be imported: {error!r}") from None
-        _check_process(name, before | set(outputs))
+                why = f"{name} can't be imported: {error!r}{_hint(error, setup['argv'])}"
+                raise UnfitError(name, why) from None
+        before.check(name)
     if hasattr(main, "__file__"):
         del main.__file__
     if restore is not None:
         restore()
-    watched()
+    if reader := watched():
+        raise UnfitError(reader[0], "{} reads {} when it is imported".format(*reader))
     for number in HANDLED:
         if signal.getsignal(number) is None:
             raise UnfitError("", f"a library has its own handler of signal {number}")
@@ -77,23 +92,49 @@ def preload(setup: dict[str, Any], loaded: set[str], control: int) -> tuple[byte
     return printed[0], printed[1]
 
 
-def _check_process(name: str, before: "set[int]") -> None:
-    for fd, target in _descriptors().items():
-        if fd not in before:
-            raise UnfitError(name, f"{name} opens {target}")
-    if _threads() > 1:
-        # What a library ends before a fork, and starts again after it, does no harm.
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        os.waitpid(pid, 0)
+class _Before:
+    """What this process was before the imports, and must still be after each.
+
+    Args:
+        descriptors: those that may be open.
+    """
+
+    def __init__(self, descriptors: set[int]) -> None:
+        self.descriptors = descriptors
+        self._directory = os.readlink("/proc/self/cwd")
+        self._path = list(sys.path)
+
+    def check(self, name: str) -> None:
+        """Raise UnfitError if the import of this module has left something."""
+        for fd, target in _descriptors().items():
+            if fd not in self.descriptors:
+                raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
-            raise UnfitError(name, f"{name} starts a thread")
-    try:
-        os.waitpid(-1, os.WNOHANG)
-    except ChildProcessError:
-        return
-    raise UnfitError(name, f"{name} starts a process")
+            # What a library ends before a fork, and starts again after it, does no harm.
+            pid = os.fork()
+            if pid == 0:
+                os._exit(0)
+            os.waitpid(pid, 0)
+            if _threads() > 1:
+                raise UnfitError(name, f"{name} starts a thread")
+        if linux.children():
+            raise UnfitError(name, f"{name} starts a process")
+        if _shares_memory():
+            raise UnfitError(name, f"{name} makes memory that processes share")
+        if any(signal.getitimer(timer) != (0.0, 0.0) for timer in _TIMERS):
+            raise UnfitError(name, f"{name} starts a timer")
+        if os.readlink("/proc/self/cwd") != self._directory:
+            raise UnfitError(name, f"{name} changes the working directory")
+        if sys.path[: len(self._path)] != self._path:
+            # The script's directory would come before what was put there.
+            raise UnfitError(name, f"{name} changes sys.path, not only its end")
+
+
+def _shares_memory() -> bool:
+    """Return whether this process has memory that stays shared after a fork (proc(5), maps)."""
+    with open("/proc/self/maps", "rb") as file:
+        modes = {line.split(maxsplit=2)[1] for line in file}
+    return any(mode[1:2] == b"w" and mode[3:4] == b"s" for mode in modes)
 
 
 def _threads() -> int:
@@ -111,41 +152,9 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _watch_environment(own: set[str]) -> Any:
-    """Notice who reads a variable that each worker has for itself; return what raises then."""
-    readers: dict[str, str] = {}
-    kind = type(os.environ)
-
-    class Watched(kind):  # type: ignore[misc, valid-type]
-        def __getitem__(self, name: str) -> str:
-            if name in own:
-                frame = sys._getframe(1)
-                while frame.f_back and frame.f_globals.get("__name__") in (
-                    "os",
-                    "collections.abc",
-                ):
-                    frame = frame.f_back
-                readers.setdefault(name, str(frame.f_globals.get("__name__")))
-            value: str = super().__getitem__(name)
-            return value
-
-    os.environ.__class__ = Watched
-
-    def check() -> None:
-        os.environ.__class__ = kind
-        for name, reader in readers.items():
-            raise UnfitError(reader, f"{reader} reads {name} when it is imported")
-
-    return check
-
-
 def _check_shadows(argv: list[str], loaded: set[str]) -> None:
     """The script would find modules beside itself first."""
-    first = argv[2]
-    folder = os.getcwd()
-    if first not in ("-m", "-"):
-        path = os.path.realpath(first)
-        folder = path if os.path.isdir(path) or _is_archive(path) else os.path.dirname(path)
+    folder = _folder(argv)
     known = folder in sys.path_importer_cache
     for name in sorted({name.partition(".")[0] for name in sys.modules} - loaded):
         spec = getattr(sys.modules.get(name), "__spec__", None)
@@ -156,6 +165,20 @@ def _check_shadows(argv: list[str], loaded: set[str]) -> None:
             raise UnfitError(name, f"the script would import another {name}: {other.origin}")
     if not known:
         sys.path_importer_cache.pop(folder, None)
+
+
+def _folder(argv: list[str]) -> str:
+    """Return where the script would look for modules first."""
+    if argv[2] in ("-m", "-"):
+        return os.getcwd()
+    path = os.path.realpath(argv[2])
+    return path if os.path.isdir(path) or _is_archive(path) else os.path.dirname(path)
+
+
+def _hint(error: BaseException, argv: list[str]) -> str:
+    name = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    beside = name and PathFinder.find_spec(name.partition(".")[0], [_folder(argv)])
+    return "; modules beside the script are not preloaded" if beside else ""
 
 
 def _is_archive(path: str) -> bool:

@@ -4,13 +4,15 @@ It is started with the workers' command line and environment, and `serve` is cal
 interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
 returns. The process itself never runs code of the user; it serves one generation after the other.
 
-Lines to the agent: `ready MODULES SECONDS MIB`, or `culprit MODULE`, `unfit REASON`, the end. From
-the agent, for each generation: a frame with plans (`host/warm.py`) and descriptors, the first of
-them a socket on which this process is then the spawner of `host/spawner.py`; at its end it says
-`ended` and waits for the next generation. When the agent is gone, it kills all workers and goes.
+Lines to the agent: `importing MODULE`, then `ready MODULES SECONDS MIB`, or `culprit MODULE`,
+`unfit REASON`, the end. From the agent, for each generation: a number of descriptors and these
+(`host/warm.py`), the first of them a socket on which this process is then the spawner of
+`host/spawner.py`; at its end it says `ended` and waits for the next generation. When the agent is
+gone, it kills all workers and goes.
 """
 
 import atexit
+import errno
 import gc
 import io
 import json
@@ -20,19 +22,23 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
+from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import HANDLED, Spawner, WorkerPlan
 from relight.worker.preload import UnfitError, preload
 
-FRAME = struct.Struct("!II")
-"""Before the plans: how many bytes they have, and how many descriptors come with them."""
+COUNT = struct.Struct("!I")
+"""How many descriptors come for a generation."""
 MOST_AT_ONCE = 250
 """Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
+
+
+_END_LIMIT_S = 10.0
 
 
 class _Born(BaseException):
@@ -70,6 +76,7 @@ class _WarmSpawner(Spawner):
         self._restore_signals()
         self.agent.detach()
         linux.close_all_but({0, 1, 2})
+        restore_limit()  # after it, as that takes a descriptor
         raise _Born(plan)
 
     def end(self) -> None:
@@ -87,7 +94,11 @@ class _WarmSpawner(Spawner):
 
 
 def serve(
-    setup: dict[str, Any], control_fd: int, loaded: set[str], variables: Mapping[str, str]
+    setup: dict[str, Any],
+    control_fd: int,
+    loaded: set[str],
+    variables: Mapping[str, str],
+    watched: Callable[[], tuple[str, str] | None],
 ) -> None:
     """Import the modules, then fork workers as the agent says. Returns in workers only.
 
@@ -96,6 +107,7 @@ def serve(
         control_fd: the socket to the agent.
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with.
+        watched: says who has read a variable that each worker has for itself.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
@@ -104,16 +116,20 @@ def serve(
     # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
     # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
     atexit.register(gc.unfreeze)
-    try:
-        printed = preload(setup, loaded, control_fd)
-    except UnfitError as unfit:
-        control.sendall(f"culprit {unfit.module}\nunfit {unfit}\n".encode(errors="replace"))
-        os._exit(0)
     linux.become_subreaper()
+    try:
+        printed = preload(setup, loaded, control_fd, watched)
+    except Exception as error:
+        linux.end_children(_END_LIMIT_S)
+        culprit, why = (error.module, error) if isinstance(error, UnfitError) else ("", repr(error))
+        control.sendall(f"culprit {culprit}\nunfit {why}\n".encode(errors="replace"))
+        os._exit(0)
     linux.rename_process(f"warm spawner of {agent}")
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
-    linux.die_with_parent(0)  # from here on, end in good order
+    # From here on, end in good order, also when stopped.
+    linux.die_with_parent(signal.SIGCONT)
+    raise_limit()  # for the descriptors of all workers
     control.sendall(f"ready {modules} {seconds:.3f} {_memory_mib():.1f}\n".encode())
     try:
         plan, mask = _serve_generations(control, agent)
@@ -148,20 +164,21 @@ def _serve_generations(control: socket.socket, agent: int) -> tuple[WorkerPlan, 
 
 def _receive(control: socket.socket) -> tuple[list[WorkerPlan], list[int], str] | None:
     """Return the next generation's plans, the socket and stdin for it, and its directory."""
-    header = _exactly(control, FRAME.size)
+    header = _exactly(control, COUNT.size)
     if header is None:
         return None
-    size, count = FRAME.unpack(header)
+    (count,) = COUNT.unpack(header)
     fds: list[int] = []
     while len(fds) < count:
-        data, some, _, _ = socket.recv_fds(control, 1, MOST_AT_ONCE)
+        data, some, flags, _ = socket.recv_fds(control, 1, MOST_AT_ONCE)
         if not data:
             return None
+        if flags & socket.MSG_CTRUNC:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         fds += some
-    payload = _exactly(control, size)
-    if payload is None:
-        return None
-    frame = json.loads(payload)
+    described = fds.pop(0)
+    frame = json.loads(os.pread(described, os.fstat(described).st_size, 0))
+    os.close(described)
     plans = [
         WorkerPlan(
             local_rank=number,
@@ -234,7 +251,8 @@ def _reopen_streams() -> None:
         buffer = open(fd, "rb" if reading else "wb", buffering=-1 if reading else 0, closefd=False)
         raw: Any = buffer.raw if isinstance(buffer, io.BufferedReader) else buffer
         raw.name = ("<stdin>", "<stdout>", "<stderr>")[fd]
-        text.__init__(buffer, text.encoding, text.errors, "\n", False, True)
+        line_buffering, write_through = text.line_buffering, text.write_through
+        text.__init__(buffer, text.encoding, text.errors, "\n", line_buffering, write_through)
         text.mode = "r" if reading else "w"
 
 

@@ -71,7 +71,17 @@ def check(setup: "dict[str, Any]") -> None:
     os.execve(program, setup["argv"], variables)
 
 
-def preload(stage: str, control: int, described: int) -> None:
+def customize() -> "Exception | None":
+    """Import the real sitecustomize; return what it has raised."""
+    del sys.modules["sitecustomize"]
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except Exception as error:
+        return error
+    return None
+
+
+def preload(stage: str, control: int, described: int) -> "Exception | None":
     """Check, or serve: only workers return."""
     reason = ""
     try:
@@ -80,21 +90,24 @@ def preload(stage: str, control: int, described: int) -> None:
         setup = json.loads(os.pread(described, os.fstat(described).st_size, 0))
         if stage == "check":
             check(setup)
-        else:
-            sys.path.insert(0, setup["relight"])
-            from relight.worker import warm
+        sys.path.insert(0, setup["relight"])
+        from relight.worker import warm
+        from relight.worker.watch import watch_environment
 
-            sys.path.remove(setup["relight"])
-            sys.path_importer_cache.pop(setup["relight"], None)
-            os.close(described)
-            variables = passed()
-            step_aside(variables)
-            warm.serve(setup, control, loaded, variables)
-            return
+        sys.path.remove(setup["relight"])
+        sys.path_importer_cache.pop(setup["relight"], None)
+        os.close(described)
+        variables = passed()
+        step_aside(variables)
+        watched = watch_environment(set(setup["own"]))
+        problem = customize()
+        warm.serve(setup, control, loaded, variables, watched)
     except RuntimeError as error:
         reason = str(error)
     except BaseException as error:
         reason = repr(error)
+    else:
+        return problem
     try:
         os.write(control, f"unfit {reason}\n".encode(errors="replace"))
     finally:
@@ -110,14 +123,6 @@ if stage == "learn":
     except OSError:
         pass  # nothing is learned
 
-problem = None
-if stage != "check":
-    del sys.modules["sitecustomize"]
-    try:
-        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401  # the real one
-    except Exception as error:
-        problem = error
-if stage != "learn":
-    preload(stage, *map(int, rest.split(",")))
+problem = customize() if stage == "learn" else preload(stage, *map(int, rest.split(",")))
 if problem is not None:
     raise problem  # mostly that there is none, which site expects

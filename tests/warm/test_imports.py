@@ -1,0 +1,220 @@
+"""What an import leaves behind: it is not used, it is told why, and nothing of it stays."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
+
+Script = Callable[..., Path]
+PYTHONPATH = os.environ.get("PYTHONPATH", "")
+SAYS_RAN = "print('ran', flush=True)"
+FAILS_ONCE = """
+import os, sys
+print('ran', flush=True)
+sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')
+"""
+IMPATIENT = (
+    sys.executable, "-c",
+    "from relight.host import warm; warm._ANSWER_S = warm._SILENT_S = 1.0\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+
+
+@pytest.fixture
+def library(script: Script, tmp_path: Path) -> Callable[..., dict[str, str]]:
+    """Write a module that the job preloads; return the variables that let it be found."""
+
+    def write(text: str, name: str = "culprit") -> dict[str, str]:
+        (tmp_path / "lib").mkdir(exist_ok=True)
+        script(text, f"lib/{name}.py")
+        return {"PYTHONPATH": os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])}
+
+    return write
+
+
+Library = Callable[..., dict[str, str]]
+
+UNFIT = {
+    "a lock": ("import multiprocessing\nlock = multiprocessing.Lock()", "memory that processes"),
+    "a shared map": ("import mmap\nm = mmap.mmap(-1, 4096)", "makes memory that processes share"),
+    "a directory": ("import os\nos.chdir('/')", "culprit changes the working directory"),
+    "a timer": (
+        "import signal\nsignal.setitimer(signal.ITIMER_VIRTUAL, 1000)",
+        "culprit starts a timer",
+    ),
+    "an alarm": ("import signal\nsignal.alarm(1000)", "culprit starts a timer"),
+    "sys.path": ("import sys\nsys.path.insert(0, '/nowhere')", "culprit changes sys.path"),
+    "dict": ("import os\nold = dict(os.environ)", "culprit reads all variables"),
+    "iteration": ("import os\nold = [n for n in os.environ]", "culprit reads all variables"),
+    "items": ("import os\nold = list(os.environ.items())", "culprit reads all variables"),
+    "bytes": ("import os\nrank = os.environb.get(b'RANK')", "culprit reads RANK"),
+    "many bytes": ("import os\nold = dict(os.environb)", "culprit reads all variables"),
+    "a daemon": (
+        "import os, subprocess\nsubprocess.run(['sh', '-c', 'setsid sleep 600 &'])",
+        "culprit starts a process",
+    ),
+    "few files": ("import resource\nresource.setrlimit(7, (6, 6))", "Too many open files"),
+    "no json": ("import json\njson.loads = None", "TypeError"),
+    "no poll": ("import select\ndel select.poll", "AttributeError"),
+    "no fork": ("import os\nos.fork = None", "TypeError"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_what_an_import_changes_is_not_forked(
+    what: str, launch: Launch, script: Script, library: Library
+) -> None:
+    """A process that workers would share, or that can't fork them, is not used; one learns why."""
+    text, reason = UNFIT[what]
+    result = launch(
+        "run", "--preload=csv,culprit,json", "--nproc-per-node=2", "-v", script(SAYS_RAN),
+        **library(text),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "ran\nran\n"
+    assert "workers start cold: " in result.stderr
+    assert reason in result.stderr
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import sys\nsys.path.append('/nowhere')", "import os\nhome = os.environ.get('HOME')",
+     "import mmap\nm = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)"],
+    ids=["end of sys.path", "another variable", "memory of its own"],
+)  # fmt: skip
+def test_what_does_no_harm_is_used(
+    text: str, launch: Launch, script: Script, library: Library
+) -> None:
+    """What each worker would get from its own import just so is no reason to start cold."""
+    result = launch("run", "--preload=culprit", "-v", script(SAYS_RAN), **library(text))
+    assert "workers start warm" in result.stderr, result.stderr
+
+
+def test_the_real_sitecustomize_is_watched(
+    launch: Launch, script: Script, library: Library
+) -> None:
+    """What reads a worker's variable before any module is imported is noticed too."""
+    found = library("import os\nrank = os.environ.get('RANK')", "sitecustomize")
+    result = launch("run", "--preload=json", "-v", script(SAYS_RAN), **found)
+    assert result.stdout == "ran\n", result.stderr
+    assert "sitecustomize reads RANK when it is imported" in result.stderr
+
+
+def test_a_fork_that_hangs_is_given_up(launch: Launch, script: Script, library: Library) -> None:
+    """Workers that are not forked in time start cold, in the same generation."""
+    found = library("import os, time\nos.register_at_fork(before=lambda: time.sleep(1000))")
+    result = launch("run", "--preload=culprit", "--max-restarts=1", "-v", script(FAILS_ONCE),
+                    command=IMPATIENT, **found)  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "ran\nran\n"
+    assert "workers start cold: it has not forked the workers in 1 s" in result.stderr
+
+
+def test_an_import_that_hangs_is_told(start: Start, script: Script, library: Library) -> None:
+    """Who waits for the first generation learns which module is being imported."""
+    agent = start("run", "--preload=json,culprit", script(SAYS_RAN), command=IMPATIENT,
+                  variables=library("import time\ntime.sleep(1000)"))  # fmt: skip
+    assert agent.stderr is not None
+    line = agent.stderr.readline()
+    assert b"still imports culprit; workers start cold in" in line
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(60) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", ["1 / 0", "os._exit(3)", "pass", "time.sleep(1000)"])
+def test_no_orphans_of_an_import(
+    end: str,
+    start: Start,
+    script: Script,
+    library: Library,
+    marker: str,
+    tmp_path: Path,
+) -> None:
+    """What an import has started is gone when it fails, ends its process, or is interrupted."""
+    text = f"""
+import os, subprocess, time
+subprocess.Popen(["sleep", "{marker}"])
+subprocess.run(["sh", "-c", "setsid sleep {marker} >&- 2>&- &"])
+{end}
+"""
+    log = tmp_path / "log"
+    with log.open("wb") as stderr:
+        agent = start("run", "--preload=culprit", "-v", script("import time\ntime.sleep(1000)"),
+                      stderr=stderr, variables=library(text))  # fmt: skip
+    if "sleep" in end:
+        wait_until_up(marker, 2)
+        agent.send_signal(signal.SIGINT)
+    else:
+        deadline = time.monotonic() + 30
+        while "local rank 0) is pid" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        wait_until_gone(marker, 10)  # also those of a second try
+        agent.send_signal(signal.SIGTERM)
+    agent.wait(60)
+    assert marked(marker) == []
+
+
+def test_few_descriptors_are_enough_for_many_workers(launch: Launch, script: Script) -> None:
+    """The agent takes what descriptors it may have; its workers keep the limit of the user."""
+    path = script("import resource\nprint(resource.getrlimit(7)[0])")
+    limited = ("sh", "-c", 'ulimit -Sn 64; exec "$0" -m relight "$@"', sys.executable)
+    for flags in ((), ("--preload=json",)):
+        result = launch("run", *flags, "-v", "--nproc-per-node=40", path, command=limited)
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.split() == ["64"] * 40
+        assert ("workers start warm" in result.stderr) == bool(flags)
+
+
+def test_too_few_descriptors_are_named(launch: Launch, script: Script) -> None:
+    """Where even the hard limit does not do, the hint says which limit it is."""
+    limited = ("sh", "-c", 'ulimit -n 64; exec "$0" -m relight "$@"', sys.executable)
+    result = launch("run", "--nproc-per-node=100", script(SAYS_RAN), command=limited)
+    assert result.returncode != 0
+    assert "ulimit -n" in result.stderr, result.stderr
+
+
+def test_a_directory_that_is_gone(start: Start, script: Script, tmp_path: Path) -> None:
+    """A job whose working directory was removed starts its workers warm, as it would cold."""
+    (tmp_path / "gone").mkdir()
+    path = script(SAYS_RAN)
+    text = f"cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec {sys.executable} -m relight run"
+    agent = start("-c", f"{text} --preload=json -v {path}", command=("sh",))
+    output, errors = agent.communicate(timeout=60)
+    assert output == b"ran\n", errors
+    assert b"workers start warm" in errors
+
+
+def test_modules_beside_the_script(launch: Launch, script: Script) -> None:
+    """Who names a module of their own learns why it is not found."""
+    script("", "own.py")
+    result = launch("run", "--preload=own", "--", script(SAYS_RAN))
+    assert "modules beside the script are not preloaded" in result.stderr
+
+
+def test_a_main_module_has_an_absolute_file(
+    launch: Launch, script: Script, library: Library
+) -> None:
+    """An import that looks at `__main__.__file__` sees what it would see in a worker."""
+    found = library("import __main__\nfile = __main__.__file__")
+    script("import culprit\nprint(culprit.file == __file__)")
+    result = launch("run", "--preload=culprit", "-v", "train.py", **found)
+    assert result.stdout == "True\n", result.stderr
+    assert "workers start warm" in result.stderr
+
+
+def test_streams_stay_as_an_import_has_set_them(
+    launch: Launch, script: Script, library: Library
+) -> None:
+    """Line buffering that a module has switched on is on in the worker."""
+    found = library("import sys\nsys.stdout.reconfigure(line_buffering=True)")
+    path = script("import culprit, sys\nprint(sys.stdout.line_buffering)")
+    result = launch("run", "--preload=culprit", "-v", path, **found)
+    assert result.stdout == "True\n", result.stderr
+    assert "workers start warm" in result.stderr

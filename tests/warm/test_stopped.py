@@ -1,0 +1,131 @@
+"""A process that holds the workers and is stopped (SIGSTOP) keeps neither the job nor anybody."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
+
+from relight.events import SpawnerLost, WorkerExited
+from relight.host.loop import Loop
+from relight.host.process import Workers
+
+Script = Callable[..., Path]
+KINDS = [(), ("--preload=json",)]
+IDS = ["cold", "warm"]
+TREE = """
+import subprocess, sys, time
+subprocess.Popen(["setsid", "sleep", sys.argv[1]])
+subprocess.Popen(["sleep", sys.argv[1]])
+time.sleep(1000)
+"""
+# As a debugger does it: PTRACE_SEIZE, then PTRACE_INTERRUPT.
+HOLD = """
+import ctypes, os, sys
+libc, pid = ctypes.CDLL(None), int(sys.argv[1])
+for request in (0x4206, 0x4207):
+    assert libc.ptrace(request, pid, None, None) == 0
+os.waitpid(pid, 0x40000000)
+print("held", flush=True)
+os.waitpid(pid, 0x40000000)  # its end
+"""
+
+
+def holder(agent: int, name: str = "spawner of") -> int:
+    """The pid of the process that holds the workers of this agent."""
+    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+        if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(pid)
+    raise AssertionError("the agent has none")
+
+
+def stop(pid: int) -> None:
+    """Stop a process and wait until it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def agent(
+    request: pytest.FixtureRequest,
+    start: Start,
+    script: Script,
+    marker: str,
+) -> "subprocess.Popen[bytes]":
+    """A job of two workers whose spawner is stopped."""
+    process = start("run", *request.param, "--nproc-per-node=2", "--shutdown-timeout=300",
+                    script(TREE), marker, stderr=subprocess.DEVNULL)  # fmt: skip
+    wait_until_up(marker, 7)  # the agent, two workers, two sleeps each
+    stop(holder(process.pid))
+    return process
+
+
+@pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
+def test_the_user_can_stop_the_job(
+    agent: "subprocess.Popen[bytes]",
+    marker: str,
+) -> None:
+    """A signal for the agent wakes its spawner; the job ends as any other."""
+    agent.send_signal(signal.SIGTERM)
+    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert marked(marker) == []
+
+
+@pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
+def test_no_orphans_of_a_killed_agent(
+    agent: "subprocess.Popen[bytes]",
+    marker: str,
+) -> None:
+    """The kernel wakes the spawner when the agent dies, and it cleans up."""
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    wait_until_gone(marker, 10)
+
+
+def test_one_that_a_debugger_holds_is_killed(
+    start: Start,
+    script: Script,
+    marker: str,
+) -> None:
+    """A spawner that SIGCONT does not wake goes a second after the job must end, with all."""
+    agent = start("run", "--shutdown-timeout=300", script(TREE), marker, stderr=subprocess.DEVNULL)
+    wait_until_up(marker, 4)
+    tracer = start("-c", HOLD, str(holder(agent.pid)), command=(sys.executable,))
+    assert tracer.stdout is not None
+    assert tracer.stdout.readline() == b"held\n"
+    for _ in range(2):
+        agent.send_signal(signal.SIGTERM)
+        time.sleep(0.1)  # two of them at once are one
+    assert agent.wait(20) == 128 + signal.SIGTERM
+    assert marked(marker) == []
+
+
+def test_who_was_never_started_did_not_end() -> None:
+    """Where the process that should start the workers breaks, the reason says so, not SIGKILL."""
+
+    def fork(plans: object, scratch: str) -> tuple[int, socket.socket]:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            os._exit(70)
+        theirs.close()
+        return pid, ours
+
+    loop, seen = Loop(), []
+    workers = Workers(loop, [], [0], "", lambda event, _: seen.append(event), fork)
+    loop.run_until(lambda: any(isinstance(event, SpawnerLost) for event in seen))
+    workers.close()
+    loop.close()
+    assert seen == [WorkerExited(0, 127), SpawnerLost(70)]
+    assert "it could not be started: the process that holds" in workers.evidence[0]
+    assert workers.evidence[0].endswith("ended with 70")
