@@ -188,6 +188,7 @@ def test_a_bad_variable(variables: dict[str, str], message: str) -> None:
         (["-m", "--no-python"], "-m and --no-python contradict each other"),
         (["-m", "--run-path"], "-m and --run-path contradict each other"),
         (["--rdzv-id=a/b"], "contains a slash"),
+        (["--preload=off,json"], "leave out the names or off"),
         (["--rdzv-id=" + 101 * "é"], "--rdzv-id is longer than 200 bytes"),
         (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
     ],
