@@ -60,6 +60,7 @@ def test_results_of_hosts(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     result = call("""
         def work(size):
             print("on", os.environ["ON"], end="")
+            os.chdir("/")
             return os.environ["ON"], int(os.environ["RANK"]), os.urandom(size), os.environ["MINE"]
         found = relight.launch(work, 500_000, nproc_per_node=2, env={"MINE": "$x 'y'"}, **there)
         print()
@@ -72,6 +73,7 @@ def test_results_of_hosts(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     assert found[0][0] == found[1][0]
     assert sum(line.count("on alpha") for line in said) == 2
     assert "no token" not in result.stderr
+    assert "differ between the nodes" not in result.stderr
     assert left_behind(tmp_path, hosts) == []
 
 

@@ -106,7 +106,9 @@ def main(word: str, flags: Sequence[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)  # the agent gets it too
     here = os.getcwd()
-    command = [sys.executable, "-m", "relight", "run", *flags, "-m", "relight.worker.call", here]
+    # The directory is no argument: those of a job are the same on all hosts.
+    script = ["-m", "relight.function_hosts"]
+    command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode
     for name in sorted(os.listdir(here)):
         if name.endswith((f".{call.RESULT}", f".{call.ERROR}")):
@@ -118,4 +120,7 @@ def main(word: str, flags: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) == 1:  # a worker
+        call.main(os.getcwd())
+        sys.exit()
     sys.exit(main(sys.argv[1], sys.argv[2:]))

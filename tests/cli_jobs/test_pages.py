@@ -59,10 +59,8 @@ def test_components(relight: Command, place: Path) -> None:
         "default": "hello world", "help": "what to print",
     }  # fmt: skip
     source = relight("components", "--print", "utils.touch").stdout
-    assert source.startswith("def touch(")
-    head = "import relight.job as specs\nfrom relight.job import AppDef, Role\n"
-    head += "from relight.job.components.utils import IMAGE, _SMALL\n\n\n"
-    (place / "mine.py").write_text(head + source)
+    assert source.count("def ") == 1
+    (place / "mine.py").write_text(source)
     assert "mine.py:touch" in relight("components", "mine.py:touch").stdout
 
 
@@ -188,3 +186,44 @@ def test_the_syntax(relight: Command, tmp_path: Path, shell: str) -> None:
         assert all(line.count("'") % 2 == 0 for line in plain.splitlines())
     if shell == "zsh":
         assert found.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n")
+
+
+@pytest.mark.parametrize("name", components.names())
+def test_a_printed_component(relight: Command, place: Path, name: str) -> None:
+    """What --print prints is a component that can be submitted as it is."""
+    (place / "mine.py").write_text(relight("components", "--print", name).stdout)
+    words = {
+        "dist.ddp": ("--script", "a.py"), "dist.spmd": ("--script", "a.py", "-j", "1x1"),
+        "dist.torchrun": ("--script", "a.py"), "utils.sh": ("true",),
+        "utils.touch": ("--file", "a"),
+        "utils.python": ("-c", "1"), "utils.copy": ("--src", "a", "--dst", "b"),
+        "utils.binary": ("--entrypoint", "true"), "utils.booth": ("--x1", "1", "--x2", "1"),
+    }.get(name, ())  # fmt: skip
+    (place / "a.py").touch()
+    shown = []
+    for address in ("mine.py:" + name.partition(".")[2], name):
+        found = relight("submit", "--dryrun", "--json", address, *words)
+        assert (found.returncode, found.stderr) == (0, "")
+        (role,) = json.loads(found.stdout)["app"]["roles"]
+        shown.append({key: role[key] for key in ("name", "image", "args", "resource", "port_map")})
+    assert shown[0] == shown[1]
+
+
+def test_configure_with_a_broken_plug_in(relight: Command, place: Path, tmp_path: Path) -> None:
+    """One that does not load is left out, with its name; if it is asked for, that is an error."""
+    info = tmp_path / "site" / "theirs-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[relight.schedulers]\nbroken = no_such_module\n")
+    site = {"PYTHONPATH": str(tmp_path / "site")}
+    found = relight("configure", "--print", **site)
+    assert found.returncode == 0
+    assert found.stderr.startswith("relight: without broken: the scheduler broken (no_such_module)")
+    assert "[local]" in found.stdout and "broken" not in found.stdout
+    assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
+
+
+def test_configure_writes_values_that_are_read(relight: Command, place: Path) -> None:
+    """Each scheduler's section, with all options, can be used as it is."""
+    assert relight("configure", "--all").returncode == 0
+    assert "= none\n" not in (place / ".relightconfig").read_text()

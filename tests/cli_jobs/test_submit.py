@@ -1,19 +1,26 @@
 """`relight submit` on this machine, as a whole process."""
 
+import io
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from relight.cli.jobs import Follower
+from relight.errors import MachineError
+from relight.job.handles import Handle
+from relight.job.runner import Runner
 from relight.schedulers.local_record import LocalRecord
 
-from .conftest import Command
+from .conftest import LIMIT_S, Command
 
 SCRIPT = """
 import json, os, sys
@@ -234,6 +241,59 @@ def test_waiting_for_a_detached_job(relight: Command) -> None:
     assert (found.returncode, "echo/0 hi" in found.stderr) == (0, False)
     assert found.stderr.endswith("SUCCEEDED\n")
     assert "echo/0 hi\n" in relight("submit", "--log", *words).stderr
+
+
+class Replicas:
+    """Two replicas that write so many lines each and, if need be, never end."""
+
+    def __init__(self, count: int, *, ends: bool = True) -> None:
+        self.count, self.ends = count, ends
+
+    def replicas(self, handle: Handle) -> list[tuple[str, int]]:
+        return [("sh", 0), ("sh", 1)]
+
+    def log_lines(self, handle: Handle, role: str, replica: int, **query: Any) -> Iterator[str]:
+        yield from map(str, range(self.count))
+        if not self.ends:
+            threading.Event().wait(LIMIT_S)
+
+
+class SlowReader(io.StringIO):
+    """Takes what is printed late."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__()
+        self.pause_s = pause_s
+        self.writes = 0
+
+    def write(self, text: str) -> int:
+        time.sleep(self.pause_s)
+        self.writes += 1
+        return super().write(text)
+
+
+def follow(replicas: Replicas, where: SlowReader) -> Follower:
+    return Follower(cast(Runner, replicas), Handle("local", "relight", "x-1"), where)
+
+
+def test_a_slow_reader_has_all_lines() -> None:
+    """However long it takes, it gets every line, whole and in order; not each on its own."""
+    reader = SlowReader(0.3)
+    follow(Replicas(30_000), reader).join(limit_s=0.1)
+    found = reader.getvalue().splitlines()
+    for name in ("sh/0", "sh/1"):
+        its = [line.split()[1] for line in found if line.startswith(f"{name} ")]
+        assert its == [str(number) for number in range(30_000)]
+    assert len(found) == 60_000
+    assert reader.writes < 1000
+
+
+def test_lines_that_never_end() -> None:
+    """A scheduler that has the job's end but not its lines is left after a while; it is said."""
+    reader = SlowReader(0)
+    with pytest.raises(MachineError, match="relight logs local://relight/x-1"):
+        follow(Replicas(3, ends=False), reader).join(limit_s=0.5)
+    assert len(reader.getvalue().splitlines()) == 6
 
 
 def test_a_workspace_travels(relight: Command, tmp_path: Path) -> None:

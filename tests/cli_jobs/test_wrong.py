@@ -1,6 +1,9 @@
 """Wrong command lines: exit code 2, one line and perhaps a hint, and nothing has happened."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +97,14 @@ SUBMIT = [
     ("dist.spmd --script a.py -j 1x1x1", "expected NODESxWORKERS or NODES"),
     ("utils.echo --num_replicas 0", "the role echo has 0 replicas"),
     ("utils.echo --num_replicas 1.5", "--num_replicas=1.5: expected a whole number"),
+    ("utils.echo --num_replicas 99999999999999999999", "echo has more than 100000 replicas"),
+    ("--dryrun dist.ddp --script a.py -j 99999999x1", "more than 100000 nodes"),
+    ("--dryrun dist.ddp --script a.py -j 1x99999999", "more than 100000 nodes, or workers"),
+    ("--dryrun dist.ddp --script a.py -j 1x" + "9" * 5000, "expected NODESxWORKERS"),
+    ("--dryrun dist.ddp -m ..", "-m ..: expected the name of a module"),
+    ("--dryrun dist.ddp --script a.py --cpu -2", "the role a has cpu=-2"),
+    ("--dryrun dist.ddp --script a.py --rdzv_conf a", "--rdzv_conf=a: expected A=1,B=2"),
+    ("--dryrun dist.ddp --script a.py --rdzv_backend=", "--rdzv_backend=: expected a name"),
     ("utils.echo --image", "--image needs a value"),
     ("utils.touch", "utils.touch needs --file"),
     ("utils.sh", "utils.sh needs a command"),
@@ -121,6 +132,9 @@ OTHERS = [
     ),
     ("logs local://relight/nope --replica x", "--replica=x: expected numbers"),
     ("logs local://relight/nope --since soon", "--since=soon: expected 30s, 10m"),
+    ("logs local://relight/nope --since 99999999999d", "that is before all calendars"),
+    ("cancel local://relight/nope/echo/0", "names a part of a job; jobs are cancelled as a whole"),
+    ("delete local://relight/nope/echo/0", "names a part of a job; jobs are deleted as a whole"),
     ("logs garbage/x", "'garbage/x' is no handle of a job"),
     ("wait", "relight wait needs one job"),
     ("wait --timeout -1 local://relight/nope", "--timeout=-1: expected seconds"),
@@ -189,7 +203,7 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
     assert {path.name for path in place.iterdir()} <= {"c.py", "a.py", "bad.py", "__pycache__"}
 
 
-@pytest.mark.parametrize(("words", "text"), SUBMIT, ids=lambda value: value or "nothing")
+@pytest.mark.parametrize(("words", "text"), SUBMIT, ids=lambda value: value[:80] or "nothing")
 @pytest.mark.usefixtures("files")
 def test_submit(relight: Command, place: Path, tmp_path: Path, words: str, text: str) -> None:
     """A job that is described wrongly is not sent."""
@@ -222,6 +236,47 @@ def test_broken_settings(relight: Command, place: Path, tmp_path: Path) -> None:
         check(found, "RELIGHTCONFIG=", place, tmp_path)
     (place / "c.py").write_text("no section\n")
     check(relight("list", TORCHXCONFIG="c.py"), "c.py can't be read: ", place, tmp_path)
+
+
+@pytest.mark.parametrize("word", ["--dryrun", "-s"])
+def test_a_flag_of_submit_after_the_component(relight: Command, word: str) -> None:
+    """It is refused, with where it belongs."""
+    found = relight("submit", "dist.ddp", word, "--script", "a.py")
+    assert found.returncode == 2
+    assert found.stderr.endswith("it stands before dist.ddp\n")
+
+
+def test_a_value_of_the_settings(relight: Command, place: Path) -> None:
+    """The file that has it is named; a mark at its beginning, as some editors write, is none."""
+    file = place / "set"
+    file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")
+    found = relight("submit", "--dryrun", "utils.echo", RELIGHTCONFIG=str(file))
+    assert found.returncode == 2
+    assert f"in the settings ({file}): prepend_cwd=maybe: expected" in found.stderr
+
+
+@pytest.mark.parametrize("words", [("components",), ("--help",), ("completion", "bash")])
+def test_a_disk_that_is_full(relight: Command, place: Path, words: tuple[str, ...]) -> None:
+    """What can't be printed is said in one line, with the machine's exit code."""
+    command = [sys.executable, "-m", "relight", *words]
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert found.returncode == 4
+    assert found.stderr == "relight: error: can't write the output: No space left on device\n"
+
+
+def test_a_working_directory_that_is_gone(relight: Command, place: Path) -> None:
+    """Jobs are listed all the same."""
+    code = "import os, sys; os.rmdir(os.getcwd()); from relight.cli.main import main; "
+    (place / "gone").mkdir()
+    found = subprocess.run(
+        [sys.executable, "-c", code + "sys.exit(main(['list', '--json']))"],
+        cwd=place / "gone", capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "RELIGHT_STATE_DIR": str(place)},
+    )  # fmt: skip
+    assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
 def test_a_state_directory_that_cant_be(relight: Command, tmp_path: Path) -> None:

@@ -174,3 +174,13 @@ def test_any_text_is_read_or_refused(text: str) -> None:
 def test_quoted_values_arrive(values: dict[str, str]) -> None:
     """Whatever stands in quotes arrives as it is."""
     assert options.parse(",".join(f"{key}='{value}'" for key, value in values.items())) == values
+
+
+def test_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces a `~` within -cfg, or in a file of settings."""
+    monkeypatch.setenv("HOME", "/h")
+    assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"
+    assert resolved("", {"log_dir": "~/logs"})["log_dir"] == "/h/logs"
+    assert resolved("log_dir=a~/b")["log_dir"] == "a~/b"
+    values, _ = options.resolve("s", [Option("cwd", str, None, "there")], {"cwd": "~/a"})
+    assert values == {"cwd": "~/a"}  # on another machine

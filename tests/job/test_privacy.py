@@ -20,6 +20,8 @@ SECRET = "hunter2"
         "TOKEN", "HF_TOKEN", "token", "WANDB_API_KEY", "api-key", "AWS_SECRET_ACCESS_KEY",
         "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "passwd", "GITHUB_CREDENTIALS", "apikey", "--api_key",
         "SSH_PRIVATE_KEY", "COOKIE", "AUTH", "db.password", "MY_SECRET_2", "passphrase",
+        "MYPASSWORD", "OPENAI_KEY", "HFTOKEN", "ENCRYPTION_KEY", "SIGNING_KEY", "PASS", "PGPASS",
+        "MYSECRET", "GITHUB_PAT", "CRED", "JWT", "BEARER", "wandbkey", "DB_PASS", "aws-creds",
     ],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
@@ -32,7 +34,8 @@ def test_names_of_secrets(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     ["TOKENIZERS_PARALLELISM", "tokenizer", "AUTHOR", "KEYBOARD", "key", "MONKEY", "PATH", "PASS_N",
-     "SECRETARY", "NCCL_DEBUG", "access", "public_key", ""],
+     "SECRETARY", "NCCL_DEBUG", "access", "public_key", "",
+     "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
     """What only looks nearly so stays."""
@@ -53,6 +56,14 @@ def test_names_of_other_things(name: str) -> None:
         ("postgres://me:hunter2@host/db", f"postgres://me:{HIDDEN}@host/db"),
         ("--tokenizer bpe --author me", "--tokenizer bpe --author me"),
         ("--token --x", "--token --x"),
+        ("curl --user u:hunter2 x", f"curl --user u:{HIDDEN} x"),
+        ("curl -u u:hunter2", f"curl -u u:{HIDDEN}"),
+        ("docker run --user 1000:1000 x", "docker run --user 1000:1000 x"),
+        ("-H 'Authorization: Bearer hunter2' x", f"-H 'Authorization: Bearer {HIDDEN}' x"),
+        ("X-Api-Key: hunter2", f"X-Api-Key: {HIDDEN}"),
+        ("MYPASSWORD=hunter2,OPENAI_KEY=hunter2", f"MYPASSWORD={HIDDEN},OPENAI_KEY={HIDDEN}"),
+        ("--max_tokens 512 MAX_TOKENS=512 -x", "--max_tokens 512 MAX_TOKENS=512 -x"),
+        ("PASSWORD=512 TOKENS=hunter2", f"PASSWORD={HIDDEN} TOKENS={HIDDEN}"),
         ("http://host:80/a@b", "http://host:80/a@b"),
         ("", ""),
     ],
@@ -78,6 +89,15 @@ def test_words() -> None:
         "a.py", "--api-key", HIDDEN, "--lr", "1", f"--token={HIDDEN}", "--env",
         f"A=1,TOKEN={HIDDEN}",
     ]  # fmt: skip
+
+
+def test_a_number_of_tokens_is_no_secret() -> None:
+    """What models are told of tokens is kept, and a user's name before a password."""
+    words = ["--max-tokens", "512", "--tokens", SECRET, "--user", f"u:{SECRET}"]
+    assert privacy.of_words(words) == [
+        "--max-tokens", "512", "--tokens", HIDDEN, "--user", f"u:{HIDDEN}"
+    ]  # fmt: skip
+    assert privacy.of_variables({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
 
 
 def test_an_app() -> None:

@@ -1,5 +1,7 @@
 """What is kept of jobs: where, by whom it can be read, and what happens to what is broken."""
 
+import json
+import os
 import re
 import stat
 from pathlib import Path
@@ -60,6 +62,22 @@ def test_a_record_goes_through(tmp_path: Path) -> None:
     assert records.every() == []
 
 
+def test_what_cant_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that is still there is no job that was deleted."""
+    records.write("a-1", whole("a-1"))
+    monkeypatch.setattr("os.rmdir", os.listdir)
+    with pytest.raises(MachineError, match=f"can't remove all of {tmp_path}/state/jobs/a-1"):
+        records.remove("a-1")
+
+
+def test_the_newest_in_any_zone() -> None:
+    """The instant counts, not how it is written."""
+    times = {"a-1": "2026-01-01T12:00:00+00:00", "a-2": "2026-01-01T11:00:00-05:00", "a-3": "?"}
+    for name, time in times.items():
+        records.write(name, whole(name, submitted=time))
+    assert [record["id"] for record in records.every()] == ["a-2", "a-1", "a-3"]
+
+
 def test_newest_first() -> None:
     """Jobs are listed by when they were submitted."""
     for day in (2, 3, 1):
@@ -67,7 +85,11 @@ def test_newest_first() -> None:
     assert [record["id"] for record in records.every()] == ["a-3", "a-2", "a-1"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", '{"id": 1}', "\xff", '{"id": "a"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", "{}", '{"id": 1}', "\xff", '{"id": "a"}',
+     json.dumps(whole("bad-1", state="BOGUS"))],
+)  # fmt: skip
 def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
     """A file that is none of ours, or half of one, hides no other job."""
     records.write("good-1", whole("good-1"))

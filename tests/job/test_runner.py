@@ -113,9 +113,7 @@ def test_arguments_as_words_or_by_name(
     assert scheduler.jobs["1"].body == {"commands": [["echo", "a b"]]}
 
 
-@pytest.mark.parametrize(
-    "error", [UsageError("no"), MachineError("no"), KeyboardInterrupt(), RuntimeError("bug")]
-)
+@pytest.mark.parametrize("error", [UsageError("no"), MachineError("no"), KeyboardInterrupt()])
 def test_a_job_that_is_refused_leaves_no_record(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, error: BaseException
 ) -> None:
@@ -370,3 +368,77 @@ def test_waiting_for_what_is_forgotten(runner: Runner, scheduler: scripted.Scrip
     scheduler.jobs.clear()
     with pytest.raises(MachineError, match=f"^{handle}: its scheduler has forgotten it$"):
         runner.wait(handle, timeout=20)
+
+
+def test_a_bug_of_the_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """What a scheduler of another package raises becomes one line that names it."""
+    scheduler.refuses = RuntimeError("a\nbug")
+    with pytest.raises(
+        MachineError, match=r"^the scheduler scripted failed in submit: RuntimeError: a bug$"
+    ):
+        runner.submit(*ECHO)
+    assert records.every() == []
+    scheduler.refuses = None
+    handle = runner.submit(*ECHO)
+    scheduler.states = []
+    with pytest.raises(MachineError, match="scripted failed in status: IndexError"):
+        runner.status(handle)
+    scheduler.lines = None  # type: ignore[assignment]
+    with pytest.raises(MachineError, match="scripted failed in logs: TypeError"):
+        list(runner.log_lines(handle))
+
+
+def test_a_job_that_is_deleted_meanwhile(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """Who waits for it learns so; a job that never was is another thing."""
+    handle = runner.submit(*ECHO)
+    known = runner.status
+
+    def deleted_later(job: Any) -> Any:
+        found = known(job)
+        if len(scheduler.asked) > 2:
+            runner.delete(handle)
+        return found
+
+    runner.status = deleted_later  # type: ignore[method-assign]
+    with pytest.raises(MachineError, match=f"{handle} was deleted"):
+        runner.wait(handle, 60)
+    with pytest.raises(UsageError, match="there is no job"):
+        runner.wait(handle, 60)
+
+
+def test_wrong_types(runner: Runner) -> None:
+    """What is of another type than it should be is said in one line."""
+    for call, text in (
+        (lambda: runner.submit(None), "None is no app"),  # type: ignore[arg-type]
+        (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
+        (lambda: runner.submit("utils.echo", "--msg a"), "expected a list of words"),
+        (lambda: runner.submit("utils.echo", 5), "expected a list of words"),  # type: ignore[arg-type]
+        (lambda: runner.status(5), "5 is no handle"),  # type: ignore[arg-type]
+        (lambda: Runner(session="a/b"), "expected a word without '/'"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            call()
+
+
+def test_a_record_without_its_app(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """The scheduler knows the replicas too."""
+    handle = runner.submit(*ECHO)
+    record = runner.describe(handle)
+    del record["app"]
+    records.write(record["id"], record)
+    assert runner.replicas(handle) == [("echo", 0)]
+    scheduler.lines = ["x"]
+    assert list(runner.log_lines(handle)) == ["x"]
+
+
+def test_names_of_torchx() -> None:
+    """Files that use more of TorchX's names need one changed line too."""
+    handle = specs.make_app_handle("local", "me", "a-1")
+    assert handle == "local://me/a-1"
+    assert specs.parse_app_handle(handle) == ("local", "me", "a-1")
+    assert specs.parse_app_handle(handle).scheduler_backend == "local"
+    assert specs.get_named_resources("gpu.small") == specs.resource(h="gpu.small")
+    assert specs.ReplicaState is AppState
+    assert (specs.MISSING, specs.NONE) == ("<MISSING>", "<NONE>")
+    assert [specs.is_terminal(state) for state in (AppState.RUNNING, AppState.FAILED)] == [0, 1]
+    assert [specs.is_started(state) for state in (AppState.PENDING, AppState.RUNNING)] == [0, 1]

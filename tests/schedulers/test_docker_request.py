@@ -24,6 +24,7 @@ from relight.job.app import (
     Role,
     VolumeMount,
 )
+from relight.job.components import IMAGE
 from relight.schedulers import docker, docker_request
 
 NO_VARIABLES = Environment({})
@@ -44,6 +45,17 @@ def configs(*roles: Role, **cfg: Any) -> list[dict[str, Any]]:
 
 def variables_of(config: dict[str, Any]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in config["Env"])
+
+
+def test_the_usual_image_has_no_relight() -> None:
+    """It is said before a job fails for it, and only where relight would be needed."""
+    for image, command, says in (
+        (IMAGE, "relight run x.py", True), (IMAGE, "torchrun x.py", False),
+        ("img:1", "relight run x.py", False),
+    ):  # fmt: skip
+        its = role(image=image, entrypoint="bash", args=("-c", command))
+        notes = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
+        assert any("has no relight" in note for note in notes) == says
 
 
 def test_a_container_a_replica() -> None:

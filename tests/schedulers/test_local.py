@@ -240,6 +240,17 @@ def test_a_killed_replica(scheduler: Local) -> None:
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
 
 
+def test_a_killed_agent_s_information_is_no_cause(scheduler: Local) -> None:
+    """What an agent said before it was killed is not why it was; what else it wrote may be."""
+    said = "relight: generation 0: 4 workers"
+    for line, kept in ((said, ""), ("double free", ": double free")):
+        role = shell(f"echo '{line}' >&2; kill -ABRT $$")
+        status = wait(scheduler, submit(scheduler, role))
+        assert status.message == f"main/0 failed with SIGABRT{kept}"
+    status = wait(scheduler, submit(scheduler, shell(f"echo '{said}' >&2; exit 1")))
+    assert status.message == f"main/0 failed with exit code 1: {said}"
+
+
 def test_tried_again(scheduler: Local) -> None:
     """A job with retries runs again as a whole, until it succeeds or none is left."""
     again = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)

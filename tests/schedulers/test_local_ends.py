@@ -3,12 +3,15 @@
 import errno
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import clean_environment
@@ -121,19 +124,56 @@ def test_a_full_disk(scheduler: Local) -> None:
     assert lines(scheduler, app_id, stream="stderr") == ["kept"]
 
 
+def a_state(state: str, error: str = "") -> dict[str, Any]:
+    """A state as the runner writes it."""
+    files = dict.fromkeys(("stdout", "stderr", "combined"), "/x")
+    texts = ("scheduler", "app_id", "name", "log_dir", "message", "submitted", "host")
+    one = {"role": "main", "replica": 0, "state": state, "exitcode": None, "error": error, **files}
+    return {**dict.fromkeys(texts, "x"), "state": state, "pid": 1, "restarts": 0, "replicas": [one]}
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
+def test_a_state_of_another_form(scheduler: Local, text: str) -> None:
+    """It counts as lost, and is no error in whatever is asked."""
+    app_id = submit(scheduler, shell("true"))
+    wait(scheduler, app_id)
+    file = Path(records.path(app_id)) / "local" / "state.json"
+    file.write_text(json.dumps(a_state("NEITHER")) if text == "unknown" else text)
+    assert scheduler.status([app_id]) == {}
+    assert scheduler.list() == []
+    with pytest.raises(UsageError):
+        lines(scheduler, app_id)
+
+
+def test_what_threads_read_is_what_is_there(tmp_path: Path) -> None:
+    """A state that was replaced is seen, however soon that was after the one before."""
+    record = LocalRecord(str(tmp_path))
+    record.make()
+    lock = record.hold()
+    for number in range(200):
+        record.write(a_state("RUNNING", str(number)))
+        found = record.latest()
+        assert found is not None
+        assert found["replicas"][0]["error"] == str(number)
+        assert record.latest() is found
+    os.close(lock)
+    latest = record.latest()
+    assert latest is not None
+    assert latest["state"] == "FAILED"
+
+
 def test_a_state_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing new can be written, the last state of a job is known all the same."""
     record = LocalRecord(str(tmp_path))
     record.make()
-    replica = {"state": "RUNNING", "error": ""}
-    record.write({"state": "RUNNING", "replicas": [replica]})
+    record.write(a_state("RUNNING"))
 
     def full(*paths: str) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
     size = (tmp_path / "local" / "state.json").stat().st_size
-    over = {"state": "FAILED", "replicas": [{"state": "FAILED", "error": "why " * 75}]}
+    over = a_state("FAILED", "why " * 75)
     record.write(over)
     assert record.read() == over
     assert (tmp_path / "local" / "state.json").stat().st_size == size, "it needs no more room"
@@ -178,6 +218,57 @@ def test_deleting(scheduler: Local, tmp_path: Path) -> None:
     scheduler.delete(app_id)
     assert [each.app_id for each in scheduler.list()] == [other]
     assert not any(app_id in path for path in files_below(tmp_path))
+
+
+def test_deleting_what_has_lost_its_state(scheduler: Local) -> None:
+    """There is nothing to do for a job of which only the record is left."""
+    app_id = submit(scheduler, shell("true"))
+    wait(scheduler, app_id)
+    needed = {"name": "job", "state": "RUNNING", "submitted": "2026-01-31T12:00"}
+    handle = f"local://relight/{app_id}"
+    known = {"id": app_id, "app_id": app_id, "handle": handle, "scheduler": "local", **needed}
+    records.write(app_id, known)
+    shutil.rmtree(Path(records.path(app_id)) / "local")
+    scheduler.delete(app_id)
+    records.remove(app_id)
+    with pytest.raises(UsageError):
+        scheduler.delete(app_id)
+
+
+def test_what_cannot_be_removed(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that stays is an error, not a job that is gone."""
+    app_id = submit(scheduler, shell("true"))
+    wait(scheduler, app_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", refused)
+        with pytest.raises(MachineError, match=f"can't remove .*{app_id}"):
+            scheduler.delete(app_id)
+
+
+def refused(path: str) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", path)
+
+
+def test_logs_that_are_gone(scheduler: Local, tmp_path: Path) -> None:
+    """It is said which, in one line."""
+    app_id = submit(scheduler, shell("true"), log_dir=str(tmp_path / "logs"))
+    wait(scheduler, app_id)
+    shutil.rmtree(tmp_path / "logs")
+    for follow in (False, True):
+        with pytest.raises(MachineError, match=r"its logs are gone: .*combined\.log"):
+            lines(scheduler, app_id, follow=follow)
+
+
+def test_more_replicas_than_open_files(scheduler: Local) -> None:
+    """The runner takes what the system allows, and replicas have the limit that was set."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+    try:
+        app_id = submit(scheduler, shell("ulimit -n", replicas=20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert wait(scheduler, app_id).state is AppState.SUCCEEDED
+    assert lines(scheduler, app_id, k=19) == ["64"]
 
 
 def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None:

@@ -54,6 +54,22 @@ def packed(directory: Path, destination: Path) -> set[str]:
     return tree(destination)
 
 
+def test_what_is_kept_of_jobs_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither other jobs nor the token travel, by whatever name their directory is known."""
+    here = tmp_path / "here"
+    fill(here, "main.py", "state/token", "state/jobs/a-1/job.json", "jobs/mine", "token")
+    (tmp_path / "link").symlink_to(here)
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "link" / "state"))
+    assert packed(here, tmp_path / "there") == {"main.py", "jobs/mine", "token"}
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(here))
+    archive = io.BytesIO()
+    workspaces.archive(str(here), archive)
+    archive.seek(0)
+    names = tarfile.open(fileobj=archive).getnames()
+    assert "main.py" in names
+    assert not [name for name in names if name.startswith(("jobs", "token"))]
+
+
 def test_files_arrive_as_they_are(tmp_path: Path) -> None:
     """Contents, modes, times, empty directories and links are the same at the other end."""
     here, there = tmp_path / "here", tmp_path / "there"

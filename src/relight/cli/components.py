@@ -1,6 +1,8 @@
 """`relight components`: what can be submitted."""
 
 import inspect
+from collections.abc import Callable
+from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, read, show, table
 from relight.errors import EXIT_OK
@@ -37,7 +39,7 @@ def main(argv: list[str]) -> int:
         name = parsed.command[0]
         function = loading.find(name)
         if parsed.values["print"]:
-            print(inspect.getsource(function).rstrip("\n"))
+            print(_source(function))
             return EXIT_OK
         signature = arguments.signature_of(name, function)
         if parsed.values["json"]:
@@ -54,6 +56,39 @@ def main(argv: list[str]) -> int:
     rows = [(each.name, each.description.partition(". ")[0].rstrip(".")) for each in signatures]
     print("\n".join(table(rows, ("COMPONENT", "WHAT IT DOES"))))
     return EXIT_OK
+
+
+def _source(function: Callable[..., Any]) -> str:
+    """Return the source of a component with all of its module that it uses."""
+    import ast
+
+    module = inspect.getmodule(function)
+    own = inspect.getsource(function).rstrip("\n")
+    text = inspect.getsource(module) if module else own
+    bound: dict[str, ast.stmt] = {}
+    for each in ast.parse(text).body:
+        if isinstance(each, ast.FunctionDef | ast.ClassDef):
+            bound[each.name] = each
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            bound |= {alias.asname or alias.name.partition(".")[0]: each for alias in each.names}
+        else:
+            names = [node for node in ast.walk(each) if isinstance(node, ast.Name)]
+            bound |= {node.id: each for node in names if isinstance(node.ctx, ast.Store)}
+    if function.__name__ not in bound:
+        return own
+    used = [bound["annotations"]] if "from __future__ import annotations" in text else []
+    left = {function.__name__}
+    while left:
+        found = bound.get(left.pop())
+        if found is not None and found not in used:
+            used.append(found)
+            left |= {node.id for node in ast.walk(found) if isinstance(node, ast.Name)}
+    lines, parts = text.splitlines(), list[str]()
+    for each in sorted(used, key=lambda each: each.lineno):
+        first = min([each.lineno, *(d.lineno for d in getattr(each, "decorator_list", ()))])
+        is_definition = isinstance(each, ast.FunctionDef | ast.ClassDef)
+        parts += ["", ""] * is_definition + lines[first - 1 : each.end_lineno]
+    return "\n".join(parts).strip("\n")
 
 
 def _object(signature: Signature) -> dict[str, object]:

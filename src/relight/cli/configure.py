@@ -3,7 +3,7 @@
 import os
 
 from relight.cli.jobs import HELP, Page, read, say
-from relight.errors import EXIT_OK, MachineError, UsageError
+from relight.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.job import settings
 from relight.job.options import FIXME
 from relight.schedulers import registry
@@ -40,7 +40,15 @@ def main(argv: list[str]) -> int:
     if parsed is None:
         return EXIT_OK
     names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
-    sections = {name: _section(name, every=parsed.values["all"]) for name in names}
+    sections = {}
+    for name in names:
+        try:
+            sections[name] = _section(name, every=parsed.values["all"])
+        except RelightError as error:
+            if parsed.values["schedulers"]:
+                raise
+            say(f"without {name}: {error.message}")  # of another package: no reason for no file
+    names = list(sections)
     if parsed.values["print"]:
         print("\n\n".join(sections.values()))
         return EXIT_OK
@@ -75,4 +83,4 @@ def _section(name: str, *, every: bool) -> str:
 def _default(option: Option) -> str:
     if isinstance(option.default, (list, tuple)):
         return ";".join(option.default)
-    return str(option.default).lower() if option.kind is bool else str(option.default)
+    return str(option.default).lower() if type(option.default) is bool else str(option.default)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show
-from relight.errors import EXIT_OK, many
+from relight.errors import EXIT_OK, MachineError, many
 from relight.job.runner import Runner
 
 PAGE = Page(
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Run `relight describe`.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: there is no such job, or its record is broken.
     """
     parsed = read(argv, PAGE, 1, 1, "one job")
     if parsed is None:
@@ -36,7 +36,12 @@ def main(argv: list[str]) -> int:
     if parsed.values["json"]:
         show(found)
     else:
-        print("\n".join(_lines(found)))
+        try:
+            lines = list(_lines(found))
+        except (KeyError, TypeError, AttributeError):
+            where = f"the record of {found['handle']} is broken"
+            raise MachineError(where, hint="--json shows it as it is") from None
+        print("\n".join(lines))
     return EXIT_OK
 
 

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 from relight.cli.arguments import Parsed, parse
 from relight.cli.usage import flag_lines
 from relight.env import Environment
-from relight.errors import RelightError, UsageError
+from relight.errors import MachineError, RelightError, UsageError
+from relight.host.descriptors import raise_limit
 from relight.job.handles import Handle
 from relight.job.runner import Runner
 from relight.schedulers.api import AppStatus
@@ -19,6 +20,8 @@ HANDLE = "SCHEDULER://SESSION/JOB"
 EXIT_TIMEOUT = 124
 """As with timeout(1)."""
 _JOIN_S = 10.0
+_MOST_LINES = 10_000
+"""That wait to be printed."""
 
 
 class Page(NamedTuple):
@@ -126,6 +129,8 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 class Follower:
     """Prints the lines of all replicas of a job as they come, each with its replica before it.
 
+    A thread a replica reads; another one prints all that is there at once.
+
     Args:
         runner: the job's.
         handle: of the job, or of a part of it.
@@ -138,41 +143,85 @@ class Follower:
 
         self._runner, self._handle, self._where = runner, handle, where
         self._query = query
-        self._lock = threading.Lock()
         self._replicas = runner.replicas(handle)
         self._errors: list[RelightError] = []
-        self._threads = [
-            threading.Thread(target=self._follow, args=replica, daemon=True)
-            for replica in self._replicas
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reading = len(self._replicas)
+        self._steps = 0
+        """How often something was printed, or a reader has ended."""
+        self._printing = self._gone = False
+        raise_limit()  # each reader has files open
+        for replica in self._replicas:
+            threading.Thread(target=self._follow, args=replica, daemon=True).start()
+        threading.Thread(target=self._print, daemon=True).start()
 
     def join(self, limit_s: float | None = _JOIN_S) -> None:
-        """Wait for the last lines.
+        """Wait for the last lines, as long as there are any: the limit is for a time without one.
+        Whoever reads what is printed may take all the time it wants.
 
         Raises:
             RelightError: the lines of a replica could not be had.
         """
-        for thread in self._threads:
-            thread.join(limit_s)
+        with self._changed:
+            while not self._is_over():
+                if not self._moves(limit_s) and not self._printing:
+                    raise MachineError(f"it does not come to an end: relight logs {self._handle}")
         if self._errors:
             raise self._errors[0]
+
+    def _moves(self, limit_s: float | None) -> bool:
+        steps = self._steps
+        return self._changed.wait_for(lambda: self._steps != steps, limit_s)
+
+    def _is_over(self) -> bool:
+        return self._gone or not (self._reading or self._lines or self._printing)
 
     def _follow(self, role: str, replica: int) -> None:
         try:
             for line in self._runner.log_lines(
                 self._handle, role, replica, follow=True, **self._query
             ):
-                self._print(role, replica, line)
+                with self._changed:
+                    while len(self._lines) >= _MOST_LINES and not self._gone:
+                        self._changed.wait()
+                    if self._gone:
+                        break
+                    self._lines.append(f"{role}/{replica} {line}\n")
+                    if len(self._lines) == 1:
+                        self._changed.notify_all()
         except RelightError as error:
             self._errors.append(error)
-        except (OSError, ValueError):  # whoever read the lines has gone
-            pass
+        except OSError as error:
+            self._errors.append(MachineError(f"the lines of {role}/{replica}: {error}"))
+        finally:
+            with self._changed:
+                self._reading -= 1
+                self._steps += 1
+                self._changed.notify_all()
 
-    def _print(self, role: str, replica: int, line: str) -> None:
-        with self._lock:
-            print(f"{role}/{replica} {line}", file=self._where, flush=True)
+    def _print(self) -> None:
+        while True:
+            with self._changed:
+                self._printing = False
+                self._steps += 1
+                self._changed.notify_all()
+                while self._reading and not self._lines:
+                    self._changed.wait()
+                lines, self._lines = self._lines, []
+                self._printing = bool(lines)
+                self._changed.notify_all()
+            if not lines:
+                return
+            try:
+                self._where.write("".join(lines))
+                self._where.flush()
+            except (OSError, ValueError):  # whoever read the lines has gone
+                with self._changed:
+                    self._gone = True
+                    self._steps += 1
+                    self._changed.notify_all()
+                return
 
 
 def report(handle: Handle, found: AppStatus) -> None:

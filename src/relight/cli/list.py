@@ -49,6 +49,16 @@ def main(argv: list[str]) -> int:
     if not jobs:
         say("there are no jobs")
         return EXIT_OK
-    rows = [(job.handle, job.name, job.state.name, job.submitted[:19]) for job in jobs]
+    rows = [(job.handle, job.name, job.state.name, _local(job.submitted)) for job in jobs]
     print("\n".join(table(rows, ("JOB", "NAME", "STATE", "SUBMITTED"))))
     return EXIT_OK
+
+
+def _local(time: str) -> str:
+    """Return a time as the clock of this machine shows it; what says none stays."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(time).astimezone().isoformat()[:19]
+    except (ValueError, OverflowError):
+        return time[:19]

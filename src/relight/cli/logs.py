@@ -24,10 +24,14 @@ def parse_time(text: str) -> datetime:
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match:
-        return datetime.now().astimezone() - timedelta(seconds=float(match[1]) * _UNITS[match[2]])
+        ago = float(match[1]) * _UNITS[match[2]]
+        try:
+            return datetime.now().astimezone() - timedelta(seconds=ago)
+        except OverflowError:
+            raise ValueError("that is before all calendars") from None
     try:
         return datetime.fromisoformat(text).astimezone()
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ValueError("expected 30s, 10m, 2h, 1d or a time as 2026-01-31T12:00") from None
 
 

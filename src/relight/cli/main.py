@@ -2,6 +2,7 @@
 code.
 """
 
+import errno
 import gc
 import io
 import os
@@ -9,7 +10,14 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, RelightError, UsageError, nearest
+from relight.errors import (
+    EXIT_MACHINE,
+    EXIT_OK,
+    EXIT_SIGNAL_BASE,
+    RelightError,
+    UsageError,
+    nearest,
+)
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
@@ -76,6 +84,12 @@ def entry() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the help has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
+            raise
+        print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        exit_code = EXIT_MACHINE
     sys.exit(exit_code)
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, read, show, table
 from relight.errors import EXIT_OK, RelightError
+from relight.job.guarded import guarded
 from relight.schedulers import registry
 from relight.schedulers.api import Option, Scheduler
 
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     if parsed.command:
         name = parsed.command[0]
-        found = registry.find(name)
+        found = guarded(name, registry.find(name))
         if parsed.values["json"]:
             show(_object(name, found))
         else:
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     loaded: dict[str, Scheduler | str] = {}
     for name in registry.names():
         try:
-            loaded[name] = registry.find(name)
+            loaded[name] = guarded(name, registry.find(name))
         except (RelightError, ImportError) as error:
             loaded[name] = str(error)
     if parsed.values["json"]:
@@ -59,7 +60,10 @@ def main(argv: list[str]) -> int:
 
 
 def _usable(scheduler: Scheduler) -> str:
-    affinity = scheduler.affinity()
+    try:
+        affinity = scheduler.affinity()
+    except RelightError:  # of another package, perhaps
+        return "no"
     return "no" if affinity <= 0 else "inside" if affinity >= 50 else "yes"
 
 
@@ -70,7 +74,7 @@ def _can(scheduler: Scheduler) -> str:
 def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
     return {
         "name": name,
-        "usable": scheduler.affinity() > 0,
+        "usable": _usable(scheduler) != "no",
         "capabilities": scheduler.capabilities._asdict(),
         "options": [
             {**option._asdict(), "kind": option.kind.__name__, "choices": list(option.choices)}

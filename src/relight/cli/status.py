@@ -34,6 +34,11 @@ def main(argv: list[str]) -> int:
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         found = runner.status(handle)
+        if handle.role:
+            part = set(runner.replicas(handle))
+            found = found._replace(
+                replicas=tuple(e for e in found.replicas if (e.role, e.replica) in part)
+            )
         wanted = [role for role in parsed.values["roles"].split(",") if role]
         if wanted:
             known = {role for role, _ in runner.replicas(handle._replace(role="", replicas=()))}

@@ -21,20 +21,39 @@ if TYPE_CHECKING:
         VolumeMount,
     )
     from relight.job.mounts import parse_mounts
+    from relight.job.names import (
+        MISSING,
+        NONE,
+        AppHandle,
+        CfgVal,
+        ParsedAppHandle,
+        ReplicaState,
+        get_named_resources,
+        is_started,
+        is_terminal,
+        make_app_handle,
+        parse_app_handle,
+    )
     from relight.job.resources import named_resources, resource
     from relight.job.runner import Job, Prepared, Runner
     from relight.job.serial import from_json, to_json
     from relight.schedulers.api import AppStatus, ReplicaStatus
 
 __all__ = [
+    "MISSING",
+    "NONE",
     "NULL_RESOURCE",
     "AppDef",
+    "AppHandle",
     "AppState",
     "AppStatus",
     "BindMount",
+    "CfgVal",
     "DeviceMount",
     "Job",
+    "ParsedAppHandle",
     "Prepared",
+    "ReplicaState",
     "ReplicaStatus",
     "Resource",
     "RetryPolicy",
@@ -42,8 +61,13 @@ __all__ = [
     "Runner",
     "VolumeMount",
     "from_json",
+    "get_named_resources",
+    "is_started",
+    "is_terminal",
     "macros",
+    "make_app_handle",
     "named_resources",
+    "parse_app_handle",
     "parse_mounts",
     "resource",
     "to_json",
@@ -55,6 +79,10 @@ _MODULES = {
         "VolumeMount",
     ),
     "relight.job.mounts": ("parse_mounts",),
+    "relight.job.names": (
+        "MISSING", "NONE", "AppHandle", "CfgVal", "ParsedAppHandle", "ReplicaState",
+        "get_named_resources", "is_started", "is_terminal", "make_app_handle", "parse_app_handle",
+    ),
     "relight.job.resources": ("named_resources", "resource"),
     "relight.job.runner": ("Job", "Prepared", "Runner"),
     "relight.job.serial": ("from_json", "to_json"),

@@ -14,6 +14,9 @@ from relight.errors import UsageError, nearest
 from relight.job import decoding
 from relight.job.decoding import Kind
 
+_OF_SUBMIT = ("-s", "--scheduler", "--dryrun", "-cfg", "--cfg", "--scheduler_args",
+              "--scheduler-args", "--wait", "--log", "--tee_logs", "--tee-logs", "--workspace",
+              "--parent_run_id", "--parent-run-id", "--launcher", "--stdin", "--json")  # fmt: skip
 _BASES = (str, int, float, bool)
 _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], and Optional of these"
 
@@ -254,6 +257,9 @@ def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
 
 def _unknown(name: str, signature: Signature, where: str) -> UsageError:
     known = [parameter.name for parameter in signature.parameters]
+    if name in _OF_SUBMIT:
+        hint = f"as a flag of relight submit it stands before {signature.name}"
+        return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
     meant = nearest(name.lstrip("-").replace("-", "_"), known)
     if meant:
         hint = f"did you mean --{meant}? {_after_dashes(signature)}".strip()

@@ -12,6 +12,8 @@ from relight.schedulers.api import Scheduler
 if TYPE_CHECKING:
     from relight.job.runner import Prepared
 
+MOST = 100_000
+"""Replicas of a role, and workers of a node: more is a slip of the hand."""
 _TYPES: Mapping[str, type | UnionType] = {
     "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
     "min_replicas": int | None, "retry_policy": RetryPolicy, "resource": Resource,
@@ -46,6 +48,8 @@ def checked(app: AppDef) -> AppDef:
             raise UsageError(f"the role {role.name} has no entrypoint")
         if role.num_replicas < 1:
             raise UsageError(f"the role {role.name} has {role.num_replicas} replicas")
+        if role.num_replicas > MOST:
+            raise UsageError(f"the role {role.name} has more than {MOST} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
                 f"the role {role.name} needs {role.min_replicas} of {role.num_replicas} replicas"
@@ -84,7 +88,10 @@ def _check_parts(role: Role) -> None:
     if not role.name.isprintable():
         raise UsageError(f"the name of a role, {role.name!r}, has characters that can't be printed")
     for name in ("cpu", "gpu", "memMB"):
-        _check_type(whose, name, getattr(role.resource, name), int | float)
+        value = getattr(role.resource, name)
+        _check_type(whose, name, value, int | float)
+        if value < -1:  # -1 is: not said
+            raise UsageError(f"{whose} has {name}={value}")
     for port, number in role.port_map.items():
         _check_type(whose, f"port {port}", number, int)
     for mount in role.mounts:

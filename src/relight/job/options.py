@@ -2,6 +2,7 @@
 -> a value for each option.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from relight.schedulers.api import Option
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FIXME = "#FIXME"
+_THERE = ("cwd", "python")
+"""Options that are paths on other machines: their `~` is theirs."""
 _EXPECTED = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     list: "a;b", dict: "k:v;k2:v2",
@@ -35,6 +38,7 @@ def resolve(
     options: Sequence[Option],
     given: Mapping[str, Any],
     settings: Mapping[str, Any] | None = None,
+    where: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
     """Return a value for each option, and notes on settings that no option takes.
 
@@ -43,6 +47,7 @@ def resolve(
         options: of the scheduler.
         given: what was said for this job; names may be written like_this, like-this or likeThis.
         settings: from a file; what is unknown there is noted, not refused.
+        where: what the settings are called in messages.
 
     Raises:
         UsageError: a name is unknown, a value does not fit, or a required one is missing.
@@ -66,7 +71,13 @@ def resolve(
             here[option.name] = name
             if isinstance(value, str) and value.startswith(FIXME):
                 continue  # what `relight configure` wrote is still to be filled in
-            values[option.name] = _value(option, value)
+            try:
+                values[option.name] = _value(option, value)
+            except UsageError as wrong:
+                if strict:
+                    raise
+                place = where or "the settings"
+                raise UsageError(f"in {place}: {wrong.message}", hint=wrong.hint) from None
             said.add(option.name)
     for option in options:
         if option.required and values[option.name] is None:
@@ -86,6 +97,8 @@ def _value(option: Option, value: Any) -> Any:
         raise UsageError(
             f"{option.name}={value}: expected {_EXPECTED[option.kind]}", hint=option.help
         ) from None
+    if isinstance(found, str) and found.startswith("~/") and option.name not in _THERE:
+        found = os.path.expanduser(found)  # as a shell would, which does not see it here
     if option.choices and found not in option.choices:
         meant = nearest(str(found), list(option.choices))
         hint = f"did you mean {meant}?" if meant else ""

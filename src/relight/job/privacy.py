@@ -11,18 +11,27 @@ from typing import Any
 from relight.job.app import AppDef
 
 HIDDEN = "<hidden>"
+_PART = r"[A-Za-z0-9_.-]*"
 _WORD = (
-    r"(?:[A-Za-z0-9_.-]*[_.-])?(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?|"
-    r"auth|authorization|cookie|(?:api|access|private|secret|ssh)[_-]?key(?:[_-]?id)?|apikey)"
-    r"(?:[_.-][A-Za-z0-9_.-]*)?"
+    rf"(?:(?:{_PART}(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?)"
+    rf"|(?:{_PART}[_.-])?(?:auth|authorization|cookie|jwt|bearer"
+    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?key(?:[_-]?id)?)"
+    rf")(?:[_.-]{_PART}+)?"
+    rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?)"
+    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key)"
 )
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
 _NAME = re.compile(_WORD, re.IGNORECASE)
 _ASSIGNED = re.compile(
-    rf"(?<![A-Za-z0-9_.-])((?:--?)?{_WORD})=(?:{_QUOTED}|{_UP_TO_NEXT})", re.IGNORECASE
+    rf"(?<![A-Za-z0-9_.-])((?:--?)?{_WORD}=)({_QUOTED}|{_UP_TO_NEXT})", re.IGNORECASE
 )
-_FOLLOWED = re.compile(rf"(?<!\S)(--?{_WORD})(\s+)(?:{_QUOTED}|[^-\s]\S*)", re.IGNORECASE)
+_FOLLOWED = re.compile(rf"(?<!\S)(--?{_WORD}\s+)({_QUOTED}|[^-\s]\S*)", re.IGNORECASE)
+_HEADER = re.compile(
+    rf"(?<![A-Za-z0-9_.-])({_WORD}:\s+(?:(?:bearer|basic|token)\s+)?|bearer\s+)([^\s'\"]+)",
+    re.IGNORECASE,
+)
+_USER = re.compile(r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)")
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 # What says how a job was started, and nothing about its owner.
@@ -39,7 +48,7 @@ def is_secret(name: str) -> bool:
 def of_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables with secrets hidden."""
     return {
-        name: HIDDEN if value and is_secret(name) else of_text(value)
+        name: HIDDEN if value and is_secret(name) and not _is_count(name, value) else of_text(value)
         for name, value in variables.items()
     }
 
@@ -50,11 +59,11 @@ def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_text(text: str) -> str:
-    """Return a text with the values of `NAME=value`, `--name value` and of passwords in URLs hidden
-    where the name is a secret's.
+    """Return a text with the values of `NAME=value`, `--name value`, `Name: value` hidden where the
+    name is a secret's, and passwords in URLs and after `--user NAME:`.
     """
-    text = _ASSIGNED.sub(rf"\1={HIDDEN}", text)
-    text = _FOLLOWED.sub(rf"\1\2{HIDDEN}", text)
+    for pattern in (_ASSIGNED, _FOLLOWED, _HEADER, _USER):
+        text = pattern.sub(_hidden, text)
     return _URL.sub(rf"\1:{HIDDEN}@", text)
 
 
@@ -64,7 +73,9 @@ def of_words(words: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""
         if before.startswith("-") and "=" not in before and is_secret(before):
-            shown.append(HIDDEN)
+            shown.append(word if _is_count(before, word) else HIDDEN)
+        elif before in ("-u", "--user"):
+            shown.append(of_text(f"{before} {word}").removeprefix(f"{before} "))
         else:
             shown.append(of_text(word))
     return shown
@@ -82,6 +93,16 @@ def of_app(app: AppDef) -> AppDef:
         for role in app.roles
     ]
     return replace(app, roles=tuple(roles), metadata=_inside(app.metadata))
+
+
+def _hidden(match: re.Match[str]) -> str:
+    name, value = match.groups()
+    return match[0] if _is_count(name, value) else name + HIDDEN
+
+
+def _is_count(name: str, value: str) -> bool:
+    """Return whether this is a number of tokens, as models are told it."""
+    return name.rstrip("= :").lower().endswith("tokens") and value.isdecimal()
 
 
 def _inside(value: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 from relight import env as environment
 from relight.env import Environment
 from relight.errors import MachineError, UsageError
+from relight.job.app import AppState
 
 FILE = "job.json"
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
@@ -106,7 +107,17 @@ def every() -> list[dict[str, Any]]:
         return []
     found = [_load(os.path.join(root(), name, FILE)) for name in names]
     records = [record for record in found if record is not None]
-    return sorted(records, key=lambda record: str(record.get("submitted", "")), reverse=True)
+    return sorted(records, key=lambda record: instant(record["submitted"]), reverse=True)
+
+
+def instant(text: str) -> float:
+    """Return the time that a text of ISO 8601 says, whatever its zone; 0 if it says none."""
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
 
 
 def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
@@ -123,10 +134,17 @@ def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
 
 
 def remove(name: str) -> None:
-    """Remove the directory of a job with all that is in it."""
+    """Remove the directory of a job with all that is in it.
+
+    Raises:
+        MachineError: something of it can't be removed.
+    """
     from relight.host.files import remove_tree
 
-    remove_tree(path(name))
+    where = path(name)
+    remove_tree(where)
+    if os.path.lexists(where):
+        raise MachineError(f"can't remove all of {where}", hint="whose are the files there?")
 
 
 def token() -> str:
@@ -165,4 +183,4 @@ def _load(file: str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not all(isinstance(record.get(n), str) for n in _NEEDED):
         return None
-    return record
+    return record if record["state"] in AppState.__members__ else None

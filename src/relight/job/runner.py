@@ -20,6 +20,7 @@ from relight.errors import MachineError, RelightError, UsageError, nearest
 from relight.job import arguments, handles, loading, options, serial, settings
 from relight.job.app import AppDef, AppState
 from relight.job.checking import checked, missing_script
+from relight.job.guarded import guarded
 from relight.job.handles import SESSION, Handle
 from relight.job.injected import with_variables
 from relight.job.settings import Settings
@@ -87,6 +88,8 @@ class Runner:
         found: Settings | None = None,
         env: Environment | None = None,
     ) -> None:
+        if "/" in session or session != "".join(session.split()):
+            raise UsageError(f"session={session!r}: expected a word without '/'")
         self.session = session
         self.env = environment.read() if env is None else env
         self.settings = settings.load(self.env) if found is None else found
@@ -115,7 +118,7 @@ class Runner:
             UsageError: there is none of this name.
         """
         if name not in self._schedulers:
-            self._schedulers[name] = registry.find(name)
+            self._schedulers[name] = guarded(name, registry.find(name))
         return self._schedulers[name]
 
     def dryrun(
@@ -143,6 +146,12 @@ class Runner:
         Raises:
             RelightError: something of it is wrong.
         """
+        if not isinstance(app, AppDef | str):
+            raise UsageError(f"{app!r} is no app, and no address of a component")
+        if isinstance(args, str) or not isinstance(args, Sequence | Mapping):
+            raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
+        if not isinstance(cfg, Mapping | str):
+            raise UsageError(f"cfg={cfg!r}: expected a dict, or a text k=v,k2=v2")
         name = scheduler or self.settings.command("scheduler") or DEFAULT_SCHEDULER
         name = registry.choose() if name == "auto" else name
         found = self.scheduler(name)
@@ -234,13 +243,19 @@ class Runner:
 
         Raises:
             TimeoutError: the job is not over; it runs on.
-            MachineError: its scheduler has forgotten how it ended.
+            MachineError: its scheduler has forgotten how it ended, or it was deleted.
             UsageError: there is no such job.
         """
         start = time.monotonic()
+        found = None
         while True:
             asked = time.monotonic()
-            found = self.status(handle)
+            try:
+                found = self.status(handle)
+            except UsageError:
+                if found is None:
+                    raise
+                raise MachineError(f"{handle} was deleted") from None
             now = time.monotonic()
             if found.state.is_over:
                 return found
@@ -257,9 +272,9 @@ class Runner:
         """Stop a job, if it is not over; return its status.
 
         Raises:
-            UsageError: there is no such job.
+            UsageError: there is no such job, or the handle is of a part of one.
         """
-        job = _parsed(handle)
+        job = _whole(handle, "cancelled")
         if not self.status(job).state.is_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
         return self.status(job)
@@ -272,7 +287,7 @@ class Runner:
         """
         from relight.job import records, submitted
 
-        job = _parsed(handle)
+        job = _whole(handle, "deleted")
         record = submitted.record_of(job)
         if record is None:
             self.status(job)
@@ -324,7 +339,7 @@ class Runner:
 
         job = _parsed(handle)
         record = submitted.record_of(job)
-        if record is not None:
+        if record is not None and record.get("app") is not None:
             found = [
                 (role.name, number)
                 for role in serial.from_json(record["app"]).roles
@@ -375,7 +390,8 @@ class Runner:
     ) -> tuple[dict[str, Any], Sequence[str]]:
         given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
         file = {**self.settings.section(found.name), **self.settings.section(name)}
-        values, notes = options.resolve(name, found.options, given, file)
+        where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
+        values, notes = options.resolve(name, found.options, given, file, where)
         if workspace:
             folder = workspace.removeprefix("file://")
             if not os.path.isdir(folder):
@@ -432,7 +448,18 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 
 
 def _parsed(handle: str | Handle) -> Handle:
+    if not isinstance(handle, str | Handle):
+        raise UsageError(f"{handle!r} is no handle of a job")
     return handles.parse(handle) if isinstance(handle, str) else handle
+
+
+def _whole(handle: str | Handle, what: str) -> Handle:
+    job = _parsed(handle)
+    if job.role:
+        raise UsageError(
+            f"{job}/{job.role} names a part of a job; jobs are {what} as a whole", hint=str(job)
+        )
+    return job
 
 
 def _no_job(job: Handle) -> UsageError:

@@ -59,7 +59,11 @@ def files(env: Environment) -> list[str]:
             if path and not os.path.isfile(path):
                 raise UsageError(f"{variable}={path}: there is no such file")
             return [path] if path else []
-    folders = dict.fromkeys((os.getcwd(), os.path.abspath(env.get("HOME", "/"))))
+    try:
+        folders = [os.getcwd()]
+    except OSError:  # it was removed
+        folders = []
+    folders = list(dict.fromkeys([*folders, os.path.join("/", env.get("HOME", "/"))]))
     paths = [os.path.join(folder, name) for folder in folders for name in NAMES]
     return [path for path in paths if os.path.isfile(path)]
 
@@ -97,7 +101,7 @@ def _read(path: str) -> dict[str, dict[str, str]]:
     parser = configparser.ConfigParser(interpolation=None, allow_no_value=False, delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]  # names keep their case
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             parser.read_file(file, path)
     except (configparser.Error, UnicodeDecodeError) as error:
         raise UsageError(f"{path} can't be read: {' '.join(str(error).split())}") from None

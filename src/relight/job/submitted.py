@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
         records.write(job.app_id, record)  # before: a job that runs is never without its record
         app_id = scheduler.submit(job.request)
     except BaseException:
-        records.remove(job.app_id)
+        with suppress(RelightError):  # what is left of it is less than what went wrong
+            records.remove(job.app_id)
         raise
     handle = str(Handle(job.scheduler, job.session, app_id))
     record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}
@@ -87,7 +89,7 @@ def listed(
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))
                 lines.append((handle, each.name, each.state, each.submitted))
-    yield from sorted(lines, key=lambda line: line[3], reverse=True)
+    yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
 
 
 def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:

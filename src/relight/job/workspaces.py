@@ -11,11 +11,11 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 from relight.errors import MachineError, UsageError
-from relight.job import patterns
+from relight.job import patterns, records
 from relight.job.app import NOTHING
 
 IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 def entries(source: str) -> Iterator[Entry]:
     """Yield what of a directory travels, each directory before what is in it, in sorted order.
 
-    Sockets, pipes and devices are left out.
+    Sockets, pipes and devices are left out, and what relight keeps of jobs.
 
     Raises:
         UsageError: it is no directory.
@@ -41,7 +41,10 @@ def entries(source: str) -> Iterator[Entry]:
     """
     if not os.path.isdir(source):
         raise UsageError(f"the workspace {source} is not a directory")
-    yield from _below(source, "", _patterns(source))
+    jobs = records.root()
+    state = os.path.dirname(jobs)
+    own = [_file(each) for each in (state, jobs, os.path.join(state, "token"))]
+    yield from _below(source, "", _patterns(source), own)
 
 
 def pack(source: str, destination: str) -> None:
@@ -150,7 +153,21 @@ def _patterns(source: str) -> tuple[patterns.Pattern, ...]:
     return patterns.parse(lines)
 
 
-def _below(source: str, directory: str, rules: tuple[patterns.Pattern, ...]) -> Iterator[Entry]:
+def _file(path: str) -> tuple[int, int] | None:
+    """Return what a file is by any of its names."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _below(
+    source: str,
+    directory: str,
+    rules: tuple[patterns.Pattern, ...],
+    own: Collection[tuple[int, int] | None],
+) -> Iterator[Entry]:
     try:
         names = sorted(os.listdir(os.path.join(source, directory)))
     except FileNotFoundError:
@@ -164,12 +181,12 @@ def _below(source: str, directory: str, rules: tuple[patterns.Pattern, ...]) -> 
         except FileNotFoundError:
             continue
         is_directory = stat.S_ISDIR(status.st_mode)
-        if patterns.ignored(rules, path, is_directory):
+        if (status.st_dev, status.st_ino) in own or patterns.ignored(rules, path, is_directory):
             continue
         if is_directory or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             yield Entry(path, status)
         if is_directory:
-            yield from _below(source, path, rules)
+            yield from _below(source, path, rules, own)
 
 
 def _is_in(own: str, source: str, path: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from relight.core.tracebacks import from_error_file
 from relight.job.app import AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.causes import last_words
 from relight.schedulers.docker_request import ERROR_FILE, Label
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
@@ -76,7 +77,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
         if app_ids is None or app_id in app_ids:
             replica = _replica(client, listed)
             if replica is not None and app_ids is not None and replica.state is AppState.FAILED:
-                replica = replica._replace(error=replica.error or _cause(client, replica.id))
+                replica = replica._replace(error=replica.error or _cause(client, replica))
             if replica is not None:
                 found.setdefault(app_id, []).append(replica)
     for replicas in found.values():
@@ -182,21 +183,20 @@ def _error(inspected: Mapping[str, Any]) -> str:
     return " ".join(str(state.get("Error") or "").split())
 
 
-def _cause(client: Any, container_id: str) -> str:
+def _cause(client: Any, replica: Replica) -> str:
     """Return the exception in the error file that was left or, as not every program writes one, the
     last line of stderr; empty if there is neither.
     """
     import docker
 
     try:
-        report = from_error_file(_error_file(client, container_id))
+        report = from_error_file(_error_file(client, replica.id))
         if report is not None:
             text = f"{report.type}: {report.message}" if report.type else report.message
         else:
             # Docker counts the lines of both streams, whichever is asked for.
-            said = client.logs(container_id, stdout=False, stderr=True, tail=_LINES)
-            lines = said.decode(errors="replace").splitlines()
-            text = next((line for line in reversed(lines) if line.strip()), "")
+            said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
+            text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
     except docker.errors.APIError:  # it is being removed, or its logs are elsewhere
         return ""
     return " ".join(text.split())[:_LINE_LIMIT]

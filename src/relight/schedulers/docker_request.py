@@ -18,6 +18,7 @@ from relight.env import Environment
 from relight.errors import UsageError, nearest
 from relight.job import macros, privacy
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
+from relight.job.components import IMAGE
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
@@ -120,6 +121,8 @@ def notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas do not find each other by name in the network {network}"
     for role in app.roles:
+        if role.image == IMAGE and any("relight run" in word for word in role.args):
+            yield f"{role.name}: {IMAGE} has no relight: --image names one, or --launcher=torchrun"
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
             yield f"{role.name}: no device file is known for {device}; add it with --mounts"
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 from relight import env
 from relight.errors import MachineError, UsageError, many
@@ -41,6 +41,8 @@ _CLOSE_S = GRACE_S + 20
 _WORKSPACE = "workspace"
 _STREAMS = ("stdout", "stderr", "combined")
 _LOOK_S = 0.25
+_AT_LEAST_S = 3.0
+"""How often to look also where the system tells: not that the runner was killed."""
 
 
 def make() -> "Local":
@@ -184,11 +186,21 @@ class Local:
             raise MachineError(f"{app_id} does not end: the system does not let go of a process")
 
     def delete(self, app_id: str) -> None:
-        """Stop a job and remove its state and logs."""
+        """Stop a job and remove its state and logs.
+
+        Raises:
+            MachineError: it does not end, or its logs can't be removed.
+        """
         state = _read(app_id)
+        if state is None and records.of_handle(self.name, app_id) is not None:
+            if LocalRecord(records.path(app_id)).is_held():
+                raise MachineError(f"{app_id} has lost its state, but runs")
+            return  # who has the record removes it
         self.cancel(app_id)
         assert state is not None
         _remove(state["log_dir"])
+        if os.path.lexists(state["log_dir"]):
+            raise MachineError(f"can't remove {state['log_dir']}", hint="it has to go by hand")
         records.remove(app_id)
 
     def list(self) -> Sequence[Listed]:
@@ -372,7 +384,7 @@ def _lines(app_id: str, path: str, query: LogQuery) -> Iterator[str]:
     # Before anything is looked at: what changes later is seen.
     watch = _watch(path, LocalRecord(records.path(app_id)).directory) if query.follow else -1
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             while True:
                 over = not query.follow or _is_over(app_id, query)
                 while data := file.read(1 << 20):
@@ -389,9 +401,18 @@ def _lines(app_id: str, path: str, query: LogQuery) -> Iterator[str]:
         yield rest.decode(errors="replace")
 
 
+def _opened(path: str) -> BinaryIO:
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise MachineError(f"its logs are gone: {path}") from None
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from None
+
+
 def _is_over(app_id: str, query: LogQuery) -> bool:
     """Return whether the replica writes no more. One that has ended may be tried again."""
-    state = _read(app_id)
+    state = LocalRecord(records.path(app_id)).latest()
     if state is None or state["state"] != "RUNNING":
         return True
     replica = next(
@@ -401,23 +422,27 @@ def _is_over(app_id: str, query: LogQuery) -> bool:
 
 
 def _watch(path: str, directory: str) -> int:
-    """Return a descriptor that tells when a file grows, or one in a directory is replaced."""
+    """Return a descriptor that tells when a file grows, or one in a directory is replaced; -1 if
+    the system does not tell.
+    """
     from relight.host import linux
 
     fd = linux.inotify_open()
-    if fd >= 0:
-        linux.inotify_watch(fd, path, linux.IN_MODIFY)
-        linux.inotify_watch(fd, directory, linux.IN_MOVED_TO)
+    watched = ((path, linux.IN_MODIFY), (directory, linux.IN_MOVED_TO))
+    if fd >= 0 and any(linux.inotify_watch(fd, *each) < 0 for each in watched):
+        os.close(fd)
+        return -1
     return fd
 
 
 def _wait_for_more(watch: int) -> None:
-    """Wait until something has changed, or it is time to look all the same, as on a file system
-    that does not tell.
-    """
+    """Wait until something has changed, or it is time to look all the same."""
     if watch < 0:
         time.sleep(_LOOK_S)
-    elif select.select([watch], [], [], _LOOK_S)[0]:
+        return
+    poll = select.poll()  # not select: there may be more than 1024 open files
+    poll.register(watch, select.POLLIN)
+    if poll.poll(_AT_LEAST_S * 1000):
         os.read(watch, 65536)
 
 

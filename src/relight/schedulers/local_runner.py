@@ -9,6 +9,7 @@ when the process that submitted it is gone, for whatever reason. On stdout it sa
 why not.
 """
 
+import errno
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from relight import env
 from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import RelightError, signal_name
 from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
+from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.job import records
@@ -69,7 +71,9 @@ class Stream:
 
     def is_ready(self) -> bool:
         """Return whether `copy` would not wait."""
-        return bool(select.select([self.reader], [], [], 0)[0])
+        poll = select.poll()  # not select: there may be more than 1024 open files
+        poll.register(self.reader, select.POLLIN)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """Close what is open of it."""
@@ -107,6 +111,7 @@ class Runner:
 
     def run(self) -> None:
         """Run the job to its end."""
+        raise_limit()  # of open files; the replicas keep theirs
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._on_signal)
         if self._hold is not None:
@@ -198,7 +203,7 @@ class Runner:
             self._first = number if self._first is None else self._first
             replica, known = self._replicas[number], self._workers.evidence.get(number)
             error_file = replica["env"].get("TORCHELASTIC_ERROR_FILE", "")
-            state["error"] = known or cause(error_file, replica["stderr"])
+            state["error"] = known or cause(error_file, replica["stderr"], exitcode)
         self._write("RUNNING")
         self._say_started()
 
@@ -306,7 +311,8 @@ def main() -> NoReturn:
         _tell(f"{error.message}\t{error.hint}")
         os._exit(error.exit_code)
     except OSError as error:
-        _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t")
+        hint = "each replica takes 7: ulimit -Hn" if error.errno == errno.EMFILE else ""
+        _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
         os._exit(1)
     os._exit(0)
 

@@ -421,18 +421,18 @@ def _replicas(
         stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
         same = not stopped and end.exitcode == cause.exitcode
         own = AppState.FAILED if same else AppState.CANCELLED
-        error = _error(folder, role, end.task) if same else ""
+        error = _error(folder, role, end.task, end.exitcode) if same else ""
         blank[end.task] = ReplicaStatus(role, end.task, own, end.host, end.exitcode, error)
     return blank
 
 
-def _error(folder: Folder | None, role: str, replica: int) -> str:
+def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None) -> str:
     from relight.schedulers.causes import cause
 
     if folder is None:
         return ""
     place = os.path.join(folder[0], role, str(replica))
-    return cause(os.path.join(place, "error.json"), os.path.join(place, "stderr.log"))
+    return cause(os.path.join(place, "error.json"), os.path.join(place, "stderr.log"), exitcode)
 
 
 def _forgotten(folder: Folder) -> AppStatus:

@@ -181,7 +181,9 @@ class Ssh(Local):
         Raises:
             MachineError: a host can't be asked; what is there has to be removed by hand.
         """
-        known = self._must_know(app_id)
+        known = _known(app_id)
+        if not known and records.of_handle(self.name, app_id) is None:
+            self._must_know(app_id)  # says that there is none
         super().delete(app_id)
         copies = [each for each in known if each["order"]["copy"]]
         _ask([(each["host"], each["command"], each["order"]) for each in copies])

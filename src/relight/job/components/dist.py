@@ -4,6 +4,7 @@ The command of a replica is `relight run` with torchrun's flags. With several no
 host of replica 0, whose name the scheduler puts into the variable that `rank0_env` stands for.
 """
 
+import re
 import shlex
 
 from relight.env import read
@@ -242,7 +243,12 @@ def _app(
         raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
     endpoint = "localhost:0" if nodes.most == 1 else f"{_RANK0_HOST}:{rdzv_port}"
     words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
+    if not rdzv_backend.strip():
+        raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, as c10d")
     if rdzv_conf:
+        for pair in rdzv_conf.split(","):
+            if not re.fullmatch(r"\s*\w[^=]*=.*", pair) and pair.strip():
+                raise UsageError(f"--rdzv_conf={rdzv_conf}: expected A=1,B=2")
         words += ["--rdzv_conf", shlex.quote(rdzv_conf)]
     words += ["--rdzv_endpoint", endpoint, "--rdzv_id", shlex.quote(macros.app_id)]
     words += ["--nnodes", nodes.text, "--nproc_per_node", str(nodes.workers)]

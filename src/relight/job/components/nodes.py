@@ -7,6 +7,9 @@ from relight.errors import UsageError
 from relight.job.resources import named_resources
 
 DEFAULT_EXPERIMENT = "default-experiment"
+_MOST = 100_000
+_DIGITS = 1000
+"""More than these Python does not read."""
 
 
 class Name(NamedTuple):
@@ -53,6 +56,8 @@ def role_name(script: str | None, m: str | None) -> str:
         both = "both are there" if script else "none is there"
         raise UsageError(f"exactly one of --script and -m is needed: {both}")
     if m:
+        if m.endswith("."):
+            raise UsageError(f"-m {m}: expected the name of a module, as in my.train")
         return m.rpartition(".")[2]
     return os.path.splitext(os.path.basename(script or ""))[0]
 
@@ -93,7 +98,7 @@ def parse_nodes_of(h: str, j: str) -> Nodes:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return text.isascii() and text.isdecimal() and len(text) < _DIGITS
 
 
 def _checked(j: str, nodes: Nodes) -> Nodes:
@@ -101,6 +106,8 @@ def _checked(j: str, nodes: Nodes) -> Nodes:
         raise UsageError(f"-j {j}: at least {nodes.least} nodes are more than at most {nodes.most}")
     if not nodes.least:
         raise UsageError(f"-j {j}: a job has at least one node")
+    if max(nodes.most, nodes.workers) > _MOST:
+        raise UsageError(f"-j {j}: more than {_MOST} nodes, or workers of a node")
     if not nodes.workers:
         raise UsageError(f"-j {j}: a node has at least one worker")
     return nodes

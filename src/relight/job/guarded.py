@@ -1,0 +1,50 @@
+"""Schedulers of other packages: what they raise becomes one line that names them."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+from relight.errors import MachineError, RelightError
+from relight.schedulers.api import Scheduler
+
+
+def guarded(name: str, scheduler: Scheduler) -> Scheduler:
+    """Return a scheduler that raises RelightErrors only, if it is of another package."""
+    if type(scheduler).__module__.startswith("relight."):
+        return scheduler
+    return cast(Scheduler, _Guarded(name, scheduler))
+
+
+class _Guarded:
+    def __init__(self, name: str, scheduler: Scheduler) -> None:
+        self._name, self._scheduler = name, scheduler
+
+    def __getattr__(self, verb: str) -> Any:
+        try:
+            found = getattr(self._scheduler, verb)
+        except Exception as error:
+            raise self._failed(verb, error) from error
+        return self._checked(verb, found) if callable(found) else found
+
+    def _checked(self, verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                found = function(*args, **kwargs)
+            except RelightError:
+                raise
+            except Exception as error:
+                raise self._failed(verb, error) from error
+            return self._lines(found) if verb == "logs" else found
+
+        return call
+
+    def _lines(self, found: Iterator[str]) -> Iterator[str]:
+        try:
+            yield from found
+        except RelightError:
+            raise
+        except Exception as error:
+            raise self._failed("logs", error) from error
+
+    def _failed(self, verb: str, error: Exception) -> MachineError:
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return MachineError(f"the scheduler {self._name} failed in {verb}: {why}")

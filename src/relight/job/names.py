@@ -1,0 +1,54 @@
+"""Further names of TorchX's specs, so that files that use them need one changed line."""
+
+from typing import Any, NamedTuple
+
+from relight.job import handles
+from relight.job.app import AppState, Resource
+from relight.job.resources import named_resources
+
+MISSING = "<MISSING>"
+NONE = "<NONE>"
+AppHandle = str
+CfgVal = Any
+ReplicaState = AppState
+
+
+class ParsedAppHandle(NamedTuple):
+    """The parts of a handle."""
+
+    scheduler_backend: str
+    session_name: str
+    app_id: str
+
+
+def make_app_handle(scheduler_backend: str, session_name: str, app_id: str) -> AppHandle:
+    """Return the handle of a job."""
+    return str(handles.Handle(scheduler_backend, session_name, app_id))
+
+
+def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
+    """Return the parts of a handle.
+
+    Raises:
+        UsageError: it is none.
+    """
+    return ParsedAppHandle(*handles.parse(app_handle)[:3])
+
+
+def get_named_resources(res: str) -> Resource:
+    """Return a resource by its name.
+
+    Raises:
+        UsageError: there is none of this name.
+    """
+    return named_resources[res]
+
+
+def is_terminal(state: AppState) -> bool:
+    """Return whether nothing of a job will change any more."""
+    return state.is_over
+
+
+def is_started(state: AppState) -> bool:
+    """Return whether a job runs, or did."""
+    return state is AppState.RUNNING or state.is_over
