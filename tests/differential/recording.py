@@ -121,6 +121,8 @@ def flat(value: Any, path: str = "") -> dict[str, Any]:
 
 _ports: set[int] = set()
 _ports_lock = threading.Lock()
+_choose = random.Random()
+"""Not the shared one: hypothesis seeds that in the tests that run beside these threads."""
 
 
 def free_port() -> int:
@@ -129,7 +131,7 @@ def free_port() -> int:
         low, high = map(int, file.read().split())
     usual = range(10000, low) if low > 11000 else range(high + 1, 65536)
     while True:
-        port = random.choice(usual)
+        port = _choose.choice(usual)
         with _ports_lock, socket.socket() as probe:
             try:
                 probe.bind(("", port))
