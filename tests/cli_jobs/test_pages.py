@@ -1,8 +1,6 @@
-"""Commands that tell what can be done: help, components, schedulers, configure, completion."""
+"""Commands that tell what can be done: help, components, schedulers, configure."""
 
 import json
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -113,79 +111,6 @@ def test_configure_prints(relight: Command, place: Path) -> None:
     assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
     assert "\n\n[slurm]\n" in found.stdout
     assert list(place.iterdir()) == []
-
-
-COMPLETED = [
-    ("relight sub", "submit"),
-    ("relight ", "submit run doctor completion"),
-    ("relight submit --dry", "--dryrun"),
-    ("relight submit --launcher=relight --wa", "--wait"),
-    ("relight submit utils.e", "utils.echo"),
-    ("relight submit -s sl", "slurm"),
-    ("relight submit --scheduler a", "auto"),
-    ("relight logs --fol", "--follow"),
-    ("relight wait --time", "--timeout"),
-    ("relight components dist.", "dist.ddp dist.spmd dist.torchrun"),
-    ("relight schedulers lo", "local"),
-    ("relight completion f", "fish"),
-    ("relight run --nproc", "--nproc-per-node"),
-]
-
-
-@pytest.fixture
-def completion(relight: Command, tmp_path: Path) -> Path:
-    """The file that bash reads."""
-    path = tmp_path / "relight.bash"
-    path.write_text(relight("completion", "bash").stdout)
-    return path
-
-
-@pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_bash_completes(completion: Path, line: str, expected: str) -> None:
-    """What bash itself offers at the end of a line."""
-    script = (
-        f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
-        '[[ $1 == *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
-        "COMP_POINT=${#1}; complete -p relight > /dev/null && _relight; "
-        'printf "%s\\n" "${COMPREPLY[@]}"'
-    )
-    found = subprocess.run(
-        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=60,
-        check=True,
-    )  # fmt: skip
-    assert found.stderr == ""
-    assert set(expected.split()) <= set(found.stdout.split())
-    word = line.rpartition(" ")[2]
-    assert all(each.startswith(word) for each in found.stdout.split())
-
-
-def test_every_flag_is_completed(relight: Command) -> None:
-    """Bash and fish know each flag of each command."""
-    bash, fish = relight("completion", "bash").stdout, relight("completion", "fish").stdout
-    for command in OF_JOBS:
-        words = relight(command, "--help").stdout.split()
-        flags = {word.rstrip(",") for word in words if word.startswith("--") and len(word) > 2}
-        flags = {flag.partition("=")[0] for flag in flags if command in ("wait", "list", "logs")}
-        for flag in flags:
-            assert f" {flag}" in bash.replace('"', " ")
-            assert f"-l {flag[2:]} " in fish
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_syntax(relight: Command, tmp_path: Path, shell: str) -> None:
-    """A shell that is installed reads its file without complaint; each line is a command of it."""
-    found = relight("completion", shell)
-    assert (found.returncode, found.stderr) == (0, "")
-    path = tmp_path / "completion"
-    path.write_text(found.stdout)
-    if shutil.which(shell):
-        subprocess.run([shell, "-n", path], check=True, timeout=60)
-    if shell == "fish":
-        assert all(line.startswith("complete -c relight ") for line in found.stdout.splitlines())
-        plain = found.stdout.replace("\\'", "")
-        assert all(line.count("'") % 2 == 0 for line in plain.splitlines())
-    if shell == "zsh":
-        assert found.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n")
 
 
 @pytest.mark.parametrize("name", components.names())

@@ -88,7 +88,8 @@ def test_newest_first() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "null", "{}", '{"id": 1}', "\xff", '{"id": "a"}',
-     json.dumps(whole("bad-1", state="BOGUS"))],
+     *(json.dumps(whole("bad-1", **wrong)) for wrong in (
+         {"state": "BOGUS"}, {"handle": ""}, {"handle": "local"}, {"handle": "local://s/a/b"}))],
 )  # fmt: skip
 def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
     """A file that is none of ours, or half of one, hides no other job."""

@@ -83,7 +83,7 @@ def fish() -> str:
     lines = []
     for command, what in COMMANDS.items():
         lines.append(
-            f"complete -c relight -n __fish_use_subcommand -a {command} -d {_quoted(what)}"
+            f"complete -c relight -n __fish_use_subcommand -f -a {command} -d {_quoted(what)}"
         )
     for command, flags in flags_of_commands().items():
         where = f"complete -c relight -n '__fish_seen_subcommand_from {command}'"

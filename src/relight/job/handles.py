@@ -41,6 +41,12 @@ def parse(text: str) -> Handle:
     return Handle(scheduler, session, app_id, role or "", tuple(dict.fromkeys(numbers)))
 
 
+def is_whole(text: str) -> bool:
+    """Return whether a text is the handle of a job, and not of a part of one."""
+    match = re.fullmatch(_FORM, text)
+    return match is not None and match[4] is None
+
+
 def _by_id(text: str) -> Handle:
     from relight.errors import nearest
     from relight.job import records

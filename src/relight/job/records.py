@@ -176,6 +176,8 @@ def _is_id(text: str) -> bool:
 def _load(file: str) -> dict[str, Any] | None:
     import json
 
+    from relight.job import handles
+
     try:
         with open(file) as opened:
             record = json.load(opened)
@@ -183,4 +185,5 @@ def _load(file: str) -> dict[str, Any] | None:
         return None
     if not isinstance(record, dict) or not all(isinstance(record.get(n), str) for n in _NEEDED):
         return None
-    return record if record["state"] in AppState.__members__ else None
+    good = record["state"] in AppState.__members__ and handles.is_whole(record["handle"])
+    return record if good else None

@@ -1,0 +1,145 @@
+"""`relight completion`: what the shells themselves offer at the end of a line."""
+
+import os
+import pty
+import select
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from relight.cli.main import OF_JOBS
+
+from .conftest import Command
+
+LIMIT_S = 60.0
+
+
+def shell(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name} here")
+    return path
+
+
+COMPLETED = [
+    ("relight sub", "submit"),
+    ("relight ", "submit run doctor completion"),
+    ("relight submit --dry", "--dryrun"),
+    ("relight submit --launcher=relight --wa", "--wait"),
+    ("relight submit utils.e", "utils.echo"),
+    ("relight submit -s sl", "slurm"),
+    ("relight submit --scheduler a", "auto"),
+    ("relight logs --fol", "--follow"),
+    ("relight wait --time", "--timeout"),
+    ("relight components dist.", "dist.ddp dist.spmd dist.torchrun"),
+    ("relight schedulers lo", "local"),
+    ("relight completion f", "fish"),
+    ("relight run --nproc", "--nproc-per-node"),
+]
+
+
+@pytest.fixture
+def completion(relight: Command, tmp_path: Path) -> Path:
+    """The file that bash reads."""
+    path = tmp_path / "relight.bash"
+    path.write_text(relight("completion", "bash").stdout)
+    return path
+
+
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_bash_completes(completion: Path, line: str, expected: str) -> None:
+    """What bash itself offers at the end of a line."""
+    script = (
+        f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
+        '[[ $1 == *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); '
+        "COMP_POINT=${#1}; complete -p relight > /dev/null && _relight; "
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    found = subprocess.run(
+        ["bash", "-euc", script, "bash", line], capture_output=True, text=True, timeout=60,
+        check=True,
+    )  # fmt: skip
+    assert found.stderr == ""
+    assert set(expected.split()) <= set(found.stdout.split())
+    word = line.rpartition(" ")[2]
+    assert all(each.startswith(word) for each in found.stdout.split())
+
+
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_fish_completes(relight: Command, tmp_path: Path, line: str, expected: str) -> None:
+    """What fish offers; no file beside commands."""
+    path = tmp_path / "relight.fish"
+    path.write_text(relight("completion", "fish").stdout)
+    (tmp_path / "file").touch()
+    script = f"source {path}; complete -C {line!r}"
+    found = subprocess.run(
+        [shell("fish"), "--no-config", "-c", script], capture_output=True, text=True,
+        timeout=LIMIT_S, check=True, cwd=tmp_path, env={**os.environ, "HOME": str(tmp_path)},
+    )  # fmt: skip
+    assert found.stderr == ""
+    offered = {each.partition("\t")[0] for each in found.stdout.splitlines()}
+    assert set(expected.split()) <= offered
+    assert line != "relight " or "file" not in offered
+
+
+@pytest.mark.parametrize(("line", "expected"), COMPLETED)
+def test_zsh_completes(relight: Command, tmp_path: Path, line: str, expected: str) -> None:
+    """What zsh shows on a terminal when TAB is pressed."""
+    path = tmp_path / "relight.zsh"
+    path.write_text(relight("completion", "zsh").stdout)
+    command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(command[0], command, {**os.environ, **own})
+    try:
+        begin = f"PROMPT=; autoload -Uz compinit; compinit -u -D; source {path}; print RE''ADY\n"
+        os.write(terminal, begin.encode())
+        _until(terminal, "READY")
+        os.write(terminal, f"{line}\t".encode())
+        _until(terminal, *expected.split())
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.close(terminal)
+        os.waitpid(pid, 0)
+
+
+def _until(terminal: int, *words: str) -> None:
+    """Read until all words have been shown."""
+    shown, end = "", time.monotonic() + LIMIT_S
+    while not all(word in shown for word in words):
+        ready, _, _ = select.select([terminal], [], [], max(0, end - time.monotonic()))
+        assert ready, f"{words} not in {shown!r}"
+        shown += os.read(terminal, 65536).decode()
+
+
+def test_every_flag_is_completed(relight: Command) -> None:
+    """Bash and fish know each flag of each command."""
+    bash, fish = relight("completion", "bash").stdout, relight("completion", "fish").stdout
+    for command in OF_JOBS:
+        words = relight(command, "--help").stdout.split()
+        flags = {word.rstrip(",") for word in words if word.startswith("--") and len(word) > 2}
+        flags = {flag.partition("=")[0] for flag in flags if command in ("wait", "list", "logs")}
+        for flag in flags:
+            assert f" {flag}" in bash.replace('"', " ")
+            assert f"-l {flag[2:]} " in fish
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_syntax(relight: Command, tmp_path: Path, shell: str) -> None:
+    """A shell that is installed reads its file without complaint; each line is a command of it."""
+    found = relight("completion", shell)
+    assert (found.returncode, found.stderr) == (0, "")
+    path = tmp_path / "completion"
+    path.write_text(found.stdout)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", path], check=True, timeout=60)
+    if shell == "fish":
+        assert all(line.startswith("complete -c relight ") for line in found.stdout.splitlines())
+        plain = found.stdout.replace("\\'", "")
+        assert all(line.count("'") % 2 == 0 for line in plain.splitlines())
+    if shell == "zsh":
+        assert found.stdout.startswith("autoload -U +X bashcompinit && bashcompinit\n")
