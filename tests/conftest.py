@@ -8,6 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, and nothing else.
+settings.register_profile(
+    "tests", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 RELIGHT = (sys.executable, "-m", "relight")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")

@@ -137,7 +137,7 @@ def test_a_signal_left_out_of_the_list_ends_the_agent_but_leaves_no_orphan(
 def _alive(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except FileNotFoundError:
+    except OSError:
         return False
     return stat.rpartition(b")")[2].split()[0] != b"Z"
 

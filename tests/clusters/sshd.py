@@ -139,9 +139,8 @@ class Server:
         found, below = [], [self.process.pid]
         while below:
             pid = below.pop()
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            for child in map(int, children):
-                if Path(f"/proc/{child}/comm").read_text().strip().startswith("sshd"):
+            for child in map(int, _read(f"/proc/{pid}/task/{pid}/children").split()):
+                if _read(f"/proc/{child}/comm").startswith("sshd"):
                     found.append(child)
                     below.append(child)
         return found
@@ -230,3 +229,10 @@ class Sshd:
 def _make_key(path: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(path)]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:  # the process has ended
+        return ""

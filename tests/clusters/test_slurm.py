@@ -185,7 +185,6 @@ def test_variables_that_sbatch_handed_down(slurm: Slurm) -> None:
 @given(st.data())
 @settings(
     max_examples=15,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_host_lists_as_scontrol_reads_them(slurm: Slurm, data: st.DataObject) -> None:

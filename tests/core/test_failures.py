@@ -321,7 +321,7 @@ ENDS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=500)
+@settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
 def test_any_failures(ends: list[Failure]) -> None:
     """Whatever happened: one cause of the best class, at most 25 rows, every rank once, not 0."""

@@ -216,5 +216,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.group.state is State.ENDED
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25)
 TestAnyOrder = AnyOrder.TestCase

@@ -346,14 +346,14 @@ PIECES = st.sampled_from(
 LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(LINES.map("\n".join))
 def test_any_lines(text: str) -> None:
     """No order of lines breaks the reader."""
     check(text)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(max_examples=400)
 @given(
     st.sampled_from(list(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
@@ -367,7 +367,7 @@ def test_mutated_tracebacks(name: str, edits: list[tuple[int, int, str]]) -> Non
     check(text)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.sampled_from(list(SAMPLES)), LINES)
 def test_what_stands_before_changes_nothing(name: str, before: list[str]) -> None:
     """An exception is found whatever was printed some lines before it."""

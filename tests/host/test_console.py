@@ -44,7 +44,7 @@ def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
     return b"".join(texts[piece] for piece in pieces)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     steps=st.lists(STEPS, max_size=40),
     count=st.integers(1, 4),

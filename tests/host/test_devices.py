@@ -348,7 +348,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
 def test_torch_counts_the_same(text: str) -> None:
     """The reading of CUDA_ and HIP_VISIBLE_DEVICES by torch, for the same GPUs, leaves as many."""
@@ -377,7 +377,7 @@ def test_torch_counts_the_same(text: str) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
 def test_torch_reads_the_affinity_mask_the_same(mask: str) -> None:
     """The reading of ZE_AFFINITY_MASK by torch, of the devices that are there, is ours."""

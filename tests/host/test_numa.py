@@ -343,7 +343,7 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
     return layout, tuple(gpu_nodes), allowed
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(machines(), st.sampled_from(MODES), st.integers(1, 8))
 def test_every_mask_is_sound(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
@@ -370,7 +370,7 @@ def test_every_mask_is_sound(
         assert sum(map(len, shares)) == len(set().union(*shares))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
 def test_nothing_is_left_idle(layout: Layout, each: int) -> None:
     """With as many workers on every node, all CPUs are used: by `exclusive`, exactly once."""
@@ -419,7 +419,7 @@ def torch_binding() -> object:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     machines().filter(lambda drawn: drawn[1])
     | st.tuples(

@@ -206,7 +206,7 @@ def filtered(tmp_path: Path) -> Iterator[tuple[logs_module._FilteredFile, Path]]
     file.close()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(data=st.data())
 def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object) -> None:
     """However the output is cut, a filter takes the lines with a text, with prefix and end."""

@@ -175,7 +175,7 @@ def test_what_cannot_be_written_down(roles: list[Role], cfg: dict[str, Any], mes
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=40))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_words_arrive_verbatim(text: str) -> None:
     """What is written as a word of the shell is one argument, and the same."""
     script = f"printf '%s\\0' {slurm_script.word(text)}"

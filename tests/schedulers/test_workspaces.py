@@ -203,7 +203,7 @@ LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: n
 @example(paths=["a/b", "a/ab"], lines=["*", "!a", "!a/ab"])
 @example(paths=["a/b"], lines=["a", "!a/b"])
 @example(paths=["ab/a"], lines=["ab\r"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_patterns_mean_what_git_says(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

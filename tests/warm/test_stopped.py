@@ -41,8 +41,11 @@ os.waitpid(pid, 0x40000000)  # its end
 def holder(agent: int, name: str = "spawner of") -> int:
     """The pid of the process that holds the workers of this agent."""
     for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
-        if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-            return int(pid)
+        try:
+            if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        except OSError:
+            pass  # it has ended
     raise AssertionError("the agent has none")
 
 
