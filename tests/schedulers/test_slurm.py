@@ -266,6 +266,8 @@ from pathlib import Path
 here, rank = Path({here!r}), os.environ["RANK"]
 checkpoint = here / f"checkpoint.{{rank}}"
 if checkpoint.exists():
+    while time.time() < (here / "saved").stat().st_mtime + 9:
+        time.sleep(0.1)  # longer than the try before could have been waited for
     print("goes on from", checkpoint.read_text(), flush=True)
     sys.exit(0)
 def save(number, frame):

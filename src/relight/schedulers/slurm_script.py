@@ -164,9 +164,9 @@ step() {
 """
 
 _STOP = """\
-# The roles of a job end together.
+# The roles of a job end together. The next try has the same number, and must not be hit.
         scancel --signal=TERM "$SLURM_JOB_ID"
-        { sleep 40; scancel --signal=KILL "$SLURM_JOB_ID"; } &
+        { sleep 40; kill -0 $$ 2>/dev/null && scancel --signal=KILL "$SLURM_JOB_ID"; } &
 """
 
 _LIMIT = """\
@@ -176,8 +176,9 @@ near_the_limit() {
     echo "relight: the time limit is near, SIG{signal} to the workers"
     scancel --signal={signal} "$SLURM_JOB_ID"
     if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-        # Whatever does not end by itself ends in time to be queued again.
-        { sleep {half}; scancel --signal=TERM "$SLURM_JOB_ID"; } &
+        # Whatever does not end by itself ends in time to be queued again. The next try has the same
+        # number, and must not be hit.
+        { sleep {half}; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
     fi
 }
 trap near_the_limit USR1
