@@ -80,7 +80,7 @@ def test_the_exit_code_passes_through(slurm: Slurm) -> None:
 
 def test_several_agents_on_a_node(slurm: Slurm) -> None:
     """One task a worker is refused with the remedy, unless the user says that each is a node."""
-    tasks = ("srun", "-N2", "--ntasks-per-node=2")
+    tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
     assert code == 2 and not seen(text), text
     assert "2 on this host (SLURM_STEP_TASKS_PER_NODE=2(x2))" in text
@@ -98,7 +98,7 @@ def test_several_agents_on_a_node(slurm: Slurm) -> None:
 def test_flags_go_before(slurm: Slurm) -> None:
     """An endpoint, a backend, an id that were written down are those of the job."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
-    text, code = relight(slurm, "srun", "-N2", "--", *more)
+    text, code = relight(slurm, "srun", "-w", "node1,node2", "--", *more)
     assert code == 0, text
     assert {worker.job for worker in seen(text)} == {"mine"}
     assert {worker.world for worker in seen(text)} == {2}
