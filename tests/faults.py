@@ -301,6 +301,15 @@ SIGNALS = [
         134,
     ),
     Fault(
+        "abort of a thread in native code after an exception that ended the script",
+        "import atexit\natexit.register(lambda: (\n"
+        "    os.write(2, b'terminate called without an active exception\\n'), os.abort()))\n"
+        "raise ValueError('bad batch')  # here",
+        "raised ValueError: bad batch\n",
+        1,
+        says=("a thread of C++ code still ran when it ended (SIGABRT)",),
+    ),
+    Fault(
         "bus error",
         "os.kill(os.getpid(), signal.SIGBUS)",
         "was killed by SIGBUS\n",

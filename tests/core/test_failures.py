@@ -12,7 +12,8 @@ from relight.core.excerpts import rows_of
 from relight.core.failures import Class, Failure, classify, diagnose, what_happened
 from relight.core.tracebacks import Kind, Report
 
-TERM, KILL, SEGV = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV
+TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
+AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")
 
 
 def error(
@@ -180,6 +181,10 @@ def test_equal_ends_without_words_are_the_same() -> None:
             end(exitcode=-6, report=CRASHED),
             "was killed by SIGABRT: fatal error: Segmentation fault",
         ),
+        (end(exitcode=-ABRT, report=error(), last_lines=AT_EXIT), "raised ValueError: bad batch"),
+        (end(exitcode=-ABRT, report=error(), last_lines=("x",)), "was killed by SIGABRT"),
+        (end(exitcode=-ABRT, report=PRINTED, last_lines=AT_EXIT), "was killed by SIGABRT"),
+        (end(exitcode=-ABRT, last_lines=AT_EXIT), "was killed by SIGABRT"),
         (end(exitcode=-KILL, evidence="out of memory"), "was killed by SIGKILL: out of memory"),
         (end(exitcode=-TERM), "was killed by SIGTERM: relight did not send it"),
         (end(exitcode=-TERM, asked=TERM), "was killed by SIGTERM"),
@@ -198,6 +203,8 @@ def test_what_happened(failure: Failure, expected: str) -> None:
         (end(exitcode=7), 7),
         (end(exitcode=-40), 168),
         (end(exitcode=-TERM, asked=TERM, report=error()), 1),
+        (end(exitcode=-ABRT, report=error(), last_lines=AT_EXIT), 1),
+        (end(exitcode=-ABRT, last_lines=AT_EXIT), 134),
         (end(exitcode=-SEGV, asked=TERM, report=CRASHED), 139),
         (end(exitcode=9, report=error(kind=Kind.RECORDED)), 9),
     ],

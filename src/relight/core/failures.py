@@ -28,6 +28,8 @@ _ROWS = 25
 _MAX_CONSEQUENCES = 4
 _RECORDED = 1000
 """Characters of each text of a failure that other nodes are told."""
+_AT_EXIT = "terminate called without an active exception"
+"""libstdc++ of a thread that still runs when a process exits; torch's do at times."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
@@ -70,8 +72,14 @@ class Failure(NamedTuple):
             return -self.exitcode in _CRASHES
         if self.report.kind is Kind.RECORDED or self.asked:
             return True
-        interrupted = self.report.type == "KeyboardInterrupt"
-        return self.exitcode == 1 or (interrupted and self.exitcode == -signal.SIGINT)
+        interrupted = self.report.type == "KeyboardInterrupt" and self.exitcode == -signal.SIGINT
+        return self.exitcode == 1 or interrupted or self.aborted_at_exit
+
+    @property
+    def aborted_at_exit(self) -> bool:
+        """Whether an exception had ended the program before a signal ended the process."""
+        raised = self.report is not None and self.report.kind is Kind.RAISED
+        return raised and self.exitcode == -signal.SIGABRT and _AT_EXIT in self.last_lines
 
 
 class Diagnosis(NamedTuple):
@@ -89,8 +97,9 @@ class Diagnosis(NamedTuple):
     def exit_code(self) -> int:
         """The root cause's own exit code, as a shell would give it."""
         root = self.root
-        if root.asked and root.told and -root.exitcode not in _CRASHES:
-            return 1  # the exception would have ended it so, had the agent not been quicker
+        stopped = root.asked and root.told and -root.exitcode not in _CRASHES
+        if stopped or root.aborted_at_exit:
+            return 1  # the exception would have ended it so
         return shell_exit_code(root.exitcode)
 
     def headline(self) -> str:
@@ -138,6 +147,8 @@ class Diagnosis(NamedTuple):
         root = self.root
         if root.told and root.evidence:
             return root.evidence
+        if root.aborted_at_exit:
+            return "a thread of C++ code still ran when it ended (SIGABRT)"
         if classify(root) is Class.VICTIM:
             if self.left:
                 return f"before that, {named_ranks(self.left)} ended with 0"
