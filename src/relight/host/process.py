@@ -105,8 +105,8 @@ class Workers:
     def close(self) -> None:
         """Kill whatever is left, and return when it is gone (or stuck in the system for 30 s)."""
         if not self._gone:
+            self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
-            self._wake()
             self._insist()
             limit = self._loop.now() + _CLOSE_LIMIT_S
             timer = self._loop.call_at(limit, lambda: None)

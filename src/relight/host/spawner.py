@@ -6,7 +6,7 @@ agent forks one spawner a generation. The spawner is the parent of all workers a
 everything that they start, so a descendant can't get out of its sight, also one that calls setsid
 or whose parent has died. When the socket to the agent ends, for whatever reason, the spawner kills
 all of them and goes. That is also how a generation ends in good order: one way out, used every
-time.
+time. An agent that lives says `end` before; without it, the spawner cleans up in its place.
 
     agent --fork--> spawner --fork, exec--> workers --> whatever they start
 
@@ -18,7 +18,8 @@ Workers may have a lease, a time until which they may run. When it is over, they
 (SIGSTOP) until it is renewed. The spawner sees to that, so that it also holds for an agent that is
 itself stopped.
 
-Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none).
+Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none),
+`end`.
 Spawner to agent: `started RANK PID`, `unborn RANK ERRNO` (no fork), `failed RANK ERRNO` (no exec),
 `exited RANK EXITCODE TIME`, `frozen`, `thawed`, `broken REASON`. Times are CLOCK_MONOTONIC, the
 same for all processes of a machine.
@@ -80,6 +81,9 @@ class Spawner:
         plans: the workers.
         agent: the socket to the agent.
         pid_of_agent: its pid.
+
+    Attributes:
+        abandoned: whether the agent has not said that it wants an end.
     """
 
     def __init__(
@@ -93,6 +97,7 @@ class Spawner:
         self.buffer = b""
         self.lease = 0.0
         self.frozen = False
+        self.abandoned = True
 
     def run(self, mask: Collection[int]) -> None:
         """Start the workers and see to them until the agent wants an end or is gone.
@@ -219,6 +224,8 @@ class Spawner:
                 self._end_everything()
             elif words[0] == b"lease":
                 self.lease = float(words[1])
+            elif words[0] == b"end":
+                self.abandoned = False
         return True
 
     def _signal(self, local_rank: int, number: int) -> None:
@@ -292,7 +299,7 @@ def _live(
     spawner = Spawner(plans, agent, pid)
     try:
         spawner.run(mask)
-        if scratch and os.getppid() != pid:
+        if scratch and (spawner.abandoned or os.getppid() != pid):
             remove_tree(scratch)
         os._exit(0)
     except BaseException as error:

@@ -152,9 +152,9 @@ class Preload:
                     self._lent = True
                     self._record(WorkersWarm(True, ""))
                     return self._pid, connection
-                connection.close()
                 if self._control is not None:
                     self._lose(f"it has not forked the workers in {_ANSWER_S:.0f} s")
+                connection.close()  # not before: it would take it for the end of this process
                 self._tries = 0
         self._record(WorkersWarm(False, self._why_not or self._so_far("it is not ready")))
         held = spawner.fork(plans, scratch)

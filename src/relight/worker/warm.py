@@ -157,7 +157,7 @@ def _serve_generations(control: socket.socket, agent: int) -> tuple[WorkerPlan, 
                 return born.plan, mask
             spawner.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if scratch and os.getppid() != agent:
+        if scratch and (spawner.abandoned or os.getppid() != agent):
             remove_tree(scratch)
     os._exit(0)
 
