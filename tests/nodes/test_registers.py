@@ -222,7 +222,7 @@ def test_a_firewall_shuts_the_coordinator_in(
     """A host that coordinates begins to refuse everything, and the register's answers with it: it
     stands still before those whom it has refused go on as another group.
     """
-    job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3", "--rdzv-conf=last_call_timeout=1")
+    job = Job(lab, tmp_path, *flags_in_lab, "--nnodes=1:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("node1")]
     job.until_says(agents[0], "has joined|have joined")
     agents += [job.start("node2"), job.start("node3")]
