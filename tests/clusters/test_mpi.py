@@ -90,7 +90,7 @@ def test_several_agents_that_are_meant(mpi: Mpi) -> None:
 
 def test_flags_go_before(mpi: Mpi) -> None:
     """A range of nodes and an endpoint of the user's are kept."""
-    more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=2")
+    more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=9")
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
     assert code == 0, text
     assert [worker.world for worker in seen(text)] == [2, 2], text

@@ -66,7 +66,7 @@ def test_nodes_of_a_choice(slurm: Slurm) -> None:
 
 def test_a_range_of_nodes(slurm: Slurm) -> None:
     """--nnodes=MIN:MAX stays, and the nodes meet where Slurm says."""
-    more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=2", "worker.py")
+    more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]

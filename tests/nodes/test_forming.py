@@ -122,7 +122,7 @@ def test_an_elastic_job_starts_after_the_last_call(lab: Lab, tmp_path: Path) -> 
 
 def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path) -> None:
     """Two that come together cost one new generation; one above the maximum becomes a spare."""
-    flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=1")
+    flags = c10d("node1", "1:3", "--rdzv-conf=last_call_timeout=4")
     job = Job(lab, tmp_path, *flags)
     first = job.start("node1")
     job.until_runs([first], 1)

@@ -66,7 +66,7 @@ def group_ranks(agents: list[AgentOn]) -> list[int]:
 def test_equal_hostnames(tmp_path: Path) -> None:
     """Two hosts of one name are two nodes; the loss of one is not that of the other."""
     with named({"node1": "trainer", "node2": "trainer"}) as lab:
-        job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=2"))
+        job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=9"))
         agents = [job.start(host) for host in HOSTS]
         job.until_runs(agents, 3)
         assert sorted(group_ranks(agents)) == [0, 1, 2]
@@ -164,7 +164,7 @@ def test_clocks_apart(lab: Lab, tmp_path: Path, shift: str) -> None:
     """
     (tmp_path / "sitecustomize.py").write_text(OTHER_CLOCK)
     other = {"PYTHONPATH": str(tmp_path), "SHIFT": shift}
-    flags = c10d("node2", "2:3", "--rdzv-conf=last_call_timeout=2", "--max-restarts=1")
+    flags = c10d("node2", "2:3", "--rdzv-conf=last_call_timeout=9", "--max-restarts=1")
     job = Job(lab, tmp_path, *flags)
     agents = [job.start("node1"), job.start("node2", **other), job.start("node3")]
     job.until_runs(agents, 3)

@@ -61,7 +61,7 @@ def test_the_coordinator_is_killed(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """Kill -9 of the node that coordinates: the others go on without it, at no restart."""
-    job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=1")
+    job = Job(here, tmp_path, *flags, "--nnodes=2:3", "--rdzv-conf=last_call_timeout=9")
     agents = [job.start("agent0")]
     job.until_says(agents[0], "waiting|has joined|have joined")
     agents += [job.start("agent1"), job.start("agent2")]
@@ -103,7 +103,7 @@ def test_a_frozen_coordinator_finds_out(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """Paused past its lease, replaced and continued, it can't act: its group has ended."""
-    conf = "--rdzv-conf=last_call_timeout=1,lease_ttl=4"
+    conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("agent0")]
     job.until_says(agents[0], "waiting|has joined|have joined")
@@ -170,7 +170,7 @@ def test_hosts_that_share_a_disk(lab: Lab, tmp_path: Path) -> None:
     addresses; when the coordinator's machine is cut off, the others go on after `lease_ttl`.
     """
     flags = registered("file", str(tmp_path / "meet"), "job")
-    conf = "--rdzv-conf=last_call_timeout=1,lease_ttl=4"
+    conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(lab, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("node1")]
     job.until_says(agents[0], "waiting|has joined|have joined")
