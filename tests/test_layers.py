@@ -11,7 +11,7 @@ ROOT = Path(relight.__file__).parent
 
 # Each layer may import itself and what stands before it.
 LAYERS = (
-    ("errors",),
+    ("errors", "typed"),
     ("values",),
     ("events", "env", "spec"),
     ("core",),
@@ -30,7 +30,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_MAY_IMPORT = {
     "collections",
     "enum",
-    "typing",
+    "itertools",
     "math",
     "json",
     "struct",

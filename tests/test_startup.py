@@ -43,15 +43,14 @@ OWN = {
     "relight.host.tcp_store",
     "relight.link",
     "relight.spec",
+    "relight.typed",
     "relight.values",
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",
-    "_socket", "_sre", "_struct", "_typing", "_weakref", "_weakrefset", "array", "collections",
-    "collections.abc", "contextlib", "copyreg", "enum", "errno", "fcntl", "functools", "gc",
-    "heapq", "itertools", "keyword", "math", "operator", "re", "re._casefix", "re._compiler",
-    "re._constants", "re._parser", "reprlib", "select", "selectors", "signal", "socket",
-    "struct", "termios", "types", "typing", "typing.io", "typing.re", "warnings", "weakref",
+    "_socket", "_struct", "array", "collections", "collections.abc", "enum", "errno", "functools",
+    "gc", "heapq", "itertools", "keyword", "math", "operator", "reprlib", "select", "selectors",
+    "signal", "socket", "struct", "types",
 }  # fmt: skip
 
 PROBE = """

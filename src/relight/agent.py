@@ -17,7 +17,6 @@ import errno
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from relight.core import commands, ranks
 from relight.core.commands import Command
@@ -64,6 +63,7 @@ from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.link import LocalLink, RemoteLink
+from relight.typed import Any, NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class Agent:
         local_rank, command = assignment.local_rank, self.job.command
         stdout, stderr = logs.open(local_rank, commands.prefix(command, assignment))
         error_file = logs.error_file(local_rank)
-        variables = dict(commands.variables(command, generation, assignment, error_file))
+        variables = commands.variables(command, generation, assignment, error_file)
         if self._flag is not None:
             variables[self._flag.VARIABLE] = self._flag.path
         if self._preload:

@@ -6,7 +6,8 @@ as an argument. Tests and the workers' environment therefore never depend on hid
 
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+
+from relight.typed import NamedTuple
 
 
 class Environment(NamedTuple):

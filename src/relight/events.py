@@ -5,9 +5,8 @@ read, and replayed, from its log. Times are not part of an event: whoever record
 An exit code below 0 is the number of the signal that ended a process, as in torch and subprocess.
 """
 
-from typing import Any, NamedTuple
-
 from relight.errors import many
+from relight.typed import Any, NamedTuple
 
 
 class Formed(NamedTuple):

@@ -21,7 +21,6 @@ because the others may have gone on without us.
 
 import socket
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from relight.core.group import Settings, Told
 from relight.core.messages import (
@@ -38,6 +37,7 @@ from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.group import Group
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback, is_ours, listen
+from relight.typed import Protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

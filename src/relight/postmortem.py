@@ -7,7 +7,6 @@ judging in `core/failures`.
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from relight.core import tracebacks
 from relight.core.failures import Failure, from_record, to_record
@@ -15,6 +14,7 @@ from relight.core.supervision import End
 from relight.host import reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
+from relight.typed import Any
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CHILD_KILLED = "killed by signal: Killed"

@@ -11,9 +11,9 @@ silence becomes a note of one line.
 
 import signal
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 from relight.errors import UsageError
+from relight.typed import Any, NamedTuple
 from relight.values import (
     BACKENDS,
     STDERR,

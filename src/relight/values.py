@@ -5,9 +5,9 @@ Every `parse_…` takes the text of one flag and raises ValueError with what was
 
 import signal
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relight.errors import nearest
+from relight.typed import NamedTuple
 
 STDOUT, STDERR = 1, 2
 """The streams of a worker as bits, as in `--redirects` and `--tee`: 3 is both."""

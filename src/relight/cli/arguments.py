@@ -6,11 +6,11 @@ torchrun's grammar, which argparse does not give (docs/decisions/0002): each fla
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
 
 from relight.env import Environment
 from relight.errors import UsageError, nearest
 from relight.spec import FLAGS, Flag, RunSpec
+from relight.typed import Any, NamedTuple
 
 _FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 

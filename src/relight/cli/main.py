@@ -8,7 +8,6 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import NoReturn
 
 from relight.errors import (
     EXIT_MACHINE,
@@ -18,6 +17,7 @@ from relight.errors import (
     UsageError,
     nearest,
 )
+from relight.typed import NoReturn
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",

@@ -1,10 +1,9 @@
 """The messages of an election as JSON: one small object each, checked field by field."""
 
-from typing import Any
-
 from relight.core.election import Message as Ballot
 from relight.core.election import VoteRelease, VoteReply, VoteRequest
 from relight.core.messages import Malformed, Message
+from relight.typed import Any
 
 _KINDS: dict[str, Any] = {k.__name__.lower(): k for k in (VoteRequest, VoteReply, VoteRelease)}
 

@@ -5,13 +5,11 @@ Both are torchrun's (torch 2.13), with one exception: arguments reach the script
 where torchrun replaces `$$` and `${local_rank}` in them.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
 from relight.env import Environment
 from relight.errors import signal_name
 from relight.spec import RunSpec
+from relight.typed import NamedTuple
 
 OF_ONE_WORKER = (
     "LOCAL_RANK",
@@ -86,7 +84,7 @@ def common_variables(command: Command) -> dict[str, str]:
 
 def variables(
     command: Command, generation: Generation, assignment: Assignment, error_file: str
-) -> Mapping[str, str]:
+) -> dict[str, str]:
     """Return the worker's whole environment.
 
     Raises:

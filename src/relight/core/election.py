@@ -32,9 +32,9 @@ A process that was frozen learns of its lost lease in its next step: `holds` is 
 
 from collections.abc import Collection, Sequence
 from enum import Enum
-from typing import NamedTuple
 
 from relight.events import Tick
+from relight.typed import NamedTuple
 
 MARGIN = 0.9
 """The part of a vote's time that its candidate counts on."""

@@ -17,11 +17,11 @@ import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
 
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
 from relight.core.tracebacks import Kind, Report
 from relight.errors import exit_code_of_signal, signal_name
+from relight.typed import Any, NamedTuple
 
 _ROWS = 25
 """How much of a terminal the report takes, at `WIDTH` columns."""

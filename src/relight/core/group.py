@@ -3,9 +3,9 @@ goes out.
 """
 
 from enum import Enum
-from typing import Any, NamedTuple
 
 from relight.core.messages import FromAgent, FromCoordinator, Malformed, Message
+from relight.typed import Any, NamedTuple
 
 _MOST = 1e9  # of anything
 

@@ -7,9 +7,8 @@ does not fit is `Malformed`. Lists become tuples, so that messages can be compar
     coordinator -> agent    Form Stop Confirm Wait Note End
 """
 
-from typing import Any, NamedTuple
-
 from relight.core.ranks import Generation, Place
+from relight.typed import Any, NamedTuple
 
 Message = dict[str, Any]
 """A message as an object of JSON."""

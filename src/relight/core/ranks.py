@@ -4,11 +4,11 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
-import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from itertools import groupby
 
 from relight.errors import UsageError
+from relight.typed import NamedTuple
 
 
 class Node(NamedTuple):
@@ -104,8 +104,8 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 def natural(host: str) -> tuple[tuple[bool, int, str], ...]:
     """Return a key that sorts node2 before node10."""
-    parts = re.findall(r"\d+|\D+", host)
-    return tuple((not p.isdecimal(), int(p) if p.isdecimal() else 0, p) for p in parts)
+    parts = ((digits, "".join(part)) for digits, part in groupby(host, str.isdecimal))
+    return tuple((not digits, int(part) if digits else 0, part) for digits, part in parts)
 
 
 def assign(place: Place) -> list[Assignment]:

@@ -4,7 +4,7 @@ One budget a job: `--max-restarts` counts failures wherever they happen; a chang
 costs nothing.
 """
 
-from typing import NamedTuple
+from relight.typed import NamedTuple
 
 
 class Restart(NamedTuple):

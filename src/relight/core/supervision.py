@@ -20,9 +20,9 @@ restarts.
 
 import signal
 from enum import Enum
-from typing import NamedTuple
 
 from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
+from relight.typed import NamedTuple
 
 STUCK_AFTER_S = 60.0
 """How long a killed process may take to go before the agent gives it up."""

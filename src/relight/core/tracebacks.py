@@ -18,7 +18,8 @@ import json
 import re
 from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+
+from relight.typed import NamedTuple
 
 
 class Kind(Enum):

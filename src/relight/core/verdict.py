@@ -4,12 +4,12 @@ Loaded only after a failure.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from relight.core import failures, restarts
 from relight.core.failures import Diagnosis
 from relight.core.messages import End
 from relight.core.restarts import Restart
+from relight.typed import Any, NamedTuple
 
 Heard = tuple[Mapping[str, Any], float]
 """A failure as a node reports it, with its age (`failures.to_record`), and when we heard of it."""

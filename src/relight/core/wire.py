@@ -11,9 +11,9 @@ The first byte of a stream tells who calls: 0 is a client of torch's TCPStore, 0
 import json
 import struct
 from collections.abc import Callable, Iterator
-from typing import NoReturn
 
 from relight.core.messages import Malformed, Message
+from relight.typed import NoReturn
 
 PROTOCOL = 1
 GREETING = b"relight %d\n" % PROTOCOL

@@ -3,9 +3,9 @@
 import _thread
 import os
 from collections.abc import Callable
-from typing import TypeVar
 
 from relight.host.loop import Loop
+from relight.typed import TypeVar
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ import hashlib
 import socket
 import struct
 from collections.abc import Callable
-from typing import Any
 
 from relight.host.loop import Loop
+from relight.typed import Any
 
 Address = tuple[Any, ...]
 """As the socket module has it."""

@@ -11,7 +11,6 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
 
 from relight.core import wire
 from relight.core.messages import Malformed, Message
@@ -19,6 +18,7 @@ from relight.core.secret import NONCE_BYTES, TAG_BYTES, Opening, Refused
 from relight.host import names
 from relight.host.loop import Loop, Timer
 from relight.host.names import resolve as resolve
+from relight.typed import NamedTuple, Protocol, TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -15,9 +15,9 @@ import os
 import select
 import stat
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relight.host.loop import Loop, Timer
+from relight.typed import NamedTuple
 
 _PARTIAL_S = 0.1
 """How long an unfinished line is held back."""

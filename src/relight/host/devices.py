@@ -13,10 +13,10 @@ CUDA_DEVICE_ORDER is PCI_BUS_ID; otherwise it puts the fastest first, which no f
 
 import os
 import re
-from typing import NamedTuple
 
 from relight.env import Environment
 from relight.errors import UsageError
+from relight.typed import NamedTuple
 
 
 class Device(NamedTuple):

@@ -17,10 +17,14 @@ IN_MODIFY = 0x2  # linux/inotify.h
 IN_MOVED_TO = 0x80
 
 _libc = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None: this program
+_found: dict[str, int] = {}
 
 
 def _call(name: str, *arguments: int | bytes) -> int:
-    result: int = _ctypes.call_function(_ctypes.dlsym(_libc, name), arguments)
+    address = _found.get(name)
+    if address is None:  # a search touches pages, which a worker would have to copy
+        address = _found[name] = _ctypes.dlsym(_libc, name)
+    result: int = _ctypes.call_function(address, arguments)
     return result
 
 

@@ -12,12 +12,12 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relight.host.console import Consoles, Stream
 from relight.host.loop import Loop
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
 from relight.spec import RunSpec
+from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}

@@ -11,7 +11,8 @@ import signal
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Protocol
+
+from relight.typed import Protocol
 
 Callback = Callable[[], None]
 

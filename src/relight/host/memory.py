@@ -7,7 +7,8 @@ cgroup, whichever limit was hit, and in /proc/vmstat for all processes of the ma
 """
 
 import os
-from typing import NamedTuple
+
+from relight.typed import NamedTuple
 
 _ROOT = "/sys/fs/cgroup"
 _UNLIMITED = 2**60

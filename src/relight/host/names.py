@@ -2,10 +2,10 @@
 
 import socket
 from collections.abc import Callable
-from typing import Any
 
 from relight.host import background
 from relight.host.loop import Loop
+from relight.typed import Any
 
 
 def resolve(

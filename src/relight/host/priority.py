@@ -11,9 +11,9 @@ import platform
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from relight.host import linux
+from relight.typed import Any
 
 _SHARE = 4
 """Where there is nothing better: one part of the time for work, the rest for others."""

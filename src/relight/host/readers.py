@@ -6,9 +6,7 @@ up neither the others nor a signal.
 """
 
 import errno
-import fcntl
 import os
-import termios
 from collections.abc import Callable
 
 from relight.host import linux
@@ -66,11 +64,16 @@ class PipeReader:
 
     def copy_window_size(self, console_fd: int) -> None:
         """Tell a worker on a pseudo-terminal how large the real one is (tty_ioctl(4))."""
+        if not os.isatty(self.fd):
+            return
+        import fcntl
+        import termios
+
         try:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except OSError:
-            return  # a pipe
+            return  # the real one has gone
 
     def _on_room(self) -> None:
         if self.fd < 0:
@@ -270,6 +273,8 @@ def channel(console_fd: int) -> tuple[int, int]:
     """
     if console_fd < 0 or not os.isatty(console_fd):
         return os.pipe2(os.O_CLOEXEC)
+    import termios
+
     try:
         ours, theirs = os.openpty()
     except OSError:

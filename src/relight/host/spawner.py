@@ -35,24 +35,13 @@ import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
 from types import FrameType
-from typing import NamedTuple, NoReturn
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
+from relight.typed import NamedTuple, NoReturn
 
-HANDLED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCHLD,
-)
-"""Signals that a spawner has handlers for."""
-_HANDLED = tuple(map(int, HANDLED))
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """For itself only; as subprocess does it, not for the programs that it starts."""
 
@@ -102,17 +91,15 @@ class Spawner:
     def run(self, mask: Collection[int]) -> None:
         """Start the workers and see to them until the agent wants an end or is gone.
 
-        All signals must be blocked; `mask` is the workers' mask.
+        All signals must be blocked, and stay so but for SIGCHLD: nothing is asked of a spawner by
+        them. `mask` is the workers' mask.
         """
         wake_read = self._prepare()
         poll = select.poll()
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
-        # One that comes for a worker between its fork and its exec waits until the worker has the
-        # default actions again.
         self.tell("\n".join([self._start(plan, mask) for plan in self.plans]))
-        # Without SIGCHLD nobody would wake us; whoever started the agent may have blocked it.
-        signal.pthread_sigmask(signal.SIG_SETMASK, set(mask) - {signal.SIGCHLD})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._let_go()
         while True:
             ready = dict(poll.poll(self._until_lease_ends()))
@@ -150,30 +137,29 @@ class Spawner:
         os.setsid()
         linux.become_subreaper()
         linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
-        wake_read, wake_write = self.catch_signals()
+        default_signals()  # here and not in each worker, for which it would copy pages
+        wake_read, wake_write = self.wake_on_exits()
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
         linux.close_all_but(keep)
         linux.rename_process(f"worker spawner of {self.pid_of_agent}")
+        restore_limit()
         return wake_read
 
-    def catch_signals(self) -> tuple[int, int]:
-        """Let signals do nothing but wake; return both ends of the pipe that they write to."""
+    def wake_on_exits(self) -> tuple[int, int]:
+        """Let SIGCHLD do nothing but wake; return both ends of the pipe that it writes to."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        # Handlers rather than SIG_IGN, which workers would inherit through exec.
-        for number in HANDLED:
-            if number == signal.SIGCHLD or signal.getsignal(number) is not signal.SIG_IGN:
-                signal.signal(number, _do_nothing)
+        signal.signal(signal.SIGCHLD, _do_nothing)
         return wake_read, wake_write
 
     def _let_go(self) -> None:
         """The workers have their descriptors: let no other process hold them."""
+        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
+            os.close(fd)
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
-        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
-            os.close(fd)
 
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
         """Start a worker; return what to tell of it."""
@@ -195,13 +181,14 @@ class Spawner:
             if os.getppid() != spawner:
                 os._exit(1)  # the spawner died before it could be watched
             os.setsid()
-            restore_limit()
             if plan.cpus:
                 os.sched_setaffinity(0, plan.cpus)
             os.dup2(plan.stdout, 1)
             os.dup2(plan.stderr, 2)
-            default_signals(mask)
-            os.execvpe(plan.argv[0], plan.argv, plan.variables)
+            # One that has come since the fork acts now: as it would on the program.
+            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+            start = os.execve if "/" in plan.argv[0] else os.execvpe
+            start(plan.argv[0], plan.argv, plan.variables)
         except OSError as error:
             self.tell(f"failed {plan.local_rank} {error.errno}")
         finally:
@@ -278,14 +265,13 @@ class Spawner:
                 raise
 
 
-def default_signals(mask: Collection[int]) -> None:
+def default_signals() -> None:
     """Give this process the signals that a program starts with; what was ignored stays ignored."""
-    for number in _HANDLED:
-        if _signal.getsignal(number) != _signal.SIG_IGN:
+    for number in range(1, signal.NSIG):
+        if callable(_signal.getsignal(number)):
             _signal.signal(number, _signal.SIG_DFL)
     for number in _IGNORED_BY_PYTHON:
         _signal.signal(number, _signal.SIG_DFL)
-    _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
 
 
 def _live(

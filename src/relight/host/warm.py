@@ -22,7 +22,6 @@ import signal
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 from relight.errors import signal_name
 from relight.events import Event, PreloadReady, PreloadStarted, PreloadUnfit, WorkersWarm
@@ -30,6 +29,7 @@ from relight.host import linux, spawner
 from relight.host.descriptors import restore_limit
 from relight.host.loop import Loop, Timer
 from relight.host.spawner import WorkerPlan
+from relight.typed import NamedTuple
 
 AUTO = "auto"
 _COUNT = struct.Struct("!I")
@@ -406,7 +406,8 @@ def _exec(
             for fd in fds:
                 os.set_inheritable(fd, True)
             linux.close_all_but({0, 1, 2, *fds})
-            spawner.default_signals(mask)
+            spawner.default_signals()
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execve(program, argv, variables)
     finally:
         os._exit(127)

@@ -10,9 +10,9 @@ it.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from relight.errors import UsageError, nearest
+from relight.typed import Any, NamedTuple
 from relight.values import BACKENDS, MOST_SECONDS
 
 _MOST_ATTEMPTS = 1_000_000

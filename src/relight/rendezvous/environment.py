@@ -43,11 +43,11 @@ Nothing is taken below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), no
 
 import zlib
 from collections.abc import Mapping
-from typing import NamedTuple
 
 from relight.errors import UsageError
 from relight.rendezvous import hostlist
 from relight.spec import LOCAL_HOSTS
+from relight.typed import NamedTuple
 from relight.values import parse_host, parse_port
 
 _FIRST_PORT, _PORTS = 20000, 10000

@@ -7,11 +7,12 @@ in turns. So a request may arrive twice, or late: whoever uses this must be able
 import io
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.errors import UsageError
+from relight.typed import Any, NamedTuple
 from relight.values import parse_endpoint
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import http.client
     import socket

@@ -14,11 +14,11 @@ holds a token of its writer.
 
 import math
 import time
-from typing import Any, NamedTuple
 
 from relight.errors import UsageError
 from relight.rendezvous.etcd_http import Answer, Login, Members, message_of, nonsense
 from relight.rendezvous.register import NOBODY, Record
+from relight.typed import Any, NamedTuple
 
 _TRIES = 5
 _NOT_FOUND = 100

@@ -13,7 +13,6 @@ that into its record. A holder that lives writes it anew with its next renewal.
 
 import math
 import time
-from typing import Any, NamedTuple
 
 from relight.errors import UsageError
 from relight.rendezvous.etcd_http import (
@@ -25,6 +24,7 @@ from relight.rendezvous.etcd_http import (
     nonsense,
 )
 from relight.rendezvous.register import NOBODY, Record
+from relight.typed import Any, NamedTuple
 
 _TRIES = 5
 _LEASE_ENDED = 5

@@ -30,11 +30,11 @@ import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
 
 from relight.errors import UsageError
 from relight.rendezvous.names import safe_name
 from relight.rendezvous.register import NOBODY, Record, Register
+from relight.typed import NamedTuple, TypeVar
 
 _LONGEST = 64 * 1024
 _LOCK_S = 2.0

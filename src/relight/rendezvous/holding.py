@@ -13,12 +13,12 @@ clock runs a little slower, lets go before a successor can be written down.
 
 import json
 from collections.abc import Callable
-from typing import NamedTuple
 
 from relight.errors import UsageError
 from relight.host import background
 from relight.host.loop import Loop, Timer
 from relight.rendezvous.register import Record, Register
+from relight.typed import NamedTuple
 
 SIGN_OF_LIFE_S = 0.8
 """A holder that has not renewed for so long, more than two renewals, may have ended."""

@@ -5,8 +5,6 @@ static   node rank 0 hosts it at --master-addr and --master-port
 others   who hosts it, and where, is written in a register (etcd, a file, a plug-in)
 """
 
-from typing import NamedTuple
-
 from relight.core.group import Settings
 from relight.env import Environment
 from relight.errors import UsageError
@@ -15,6 +13,7 @@ from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 from relight.rendezvous.register import Register
 from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, RunSpec
+from relight.typed import NamedTuple
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0

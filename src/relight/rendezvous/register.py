@@ -16,7 +16,8 @@ renewed while it looks on.
 """
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol
+
+from relight.typed import NamedTuple, Protocol
 
 ENTRY_POINTS = "relight.rendezvous"
 """The entry point group of plug-ins. Each entry is an `Open`."""

@@ -10,12 +10,12 @@ node 0 alone may host. The port is made from the job's id where no variable has 
 """
 
 import socket
-from typing import Any, NamedTuple
 
 from relight.env import Environment
 from relight.errors import UsageError, many
 from relight.rendezvous.environment import NOTHING, Found, Number, detect
 from relight.spec import FLAG_BY_NAME, RunSpec
+from relight.typed import Any, NamedTuple
 from relight.values import Endpoint, Nodes
 
 _MEETING = ("nnodes", "node-rank", "rdzv-backend", "rdzv-endpoint", "master-addr", "master-port",

@@ -11,10 +11,9 @@ import site
 import sys
 from collections.abc import Callable
 from importlib.machinery import PathFinder
-from typing import Any
 
 from relight.host import linux, priority
-from relight.host.spawner import HANDLED
+from relight.typed import Any
 
 _MOST_PRINTED = 65536
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
@@ -76,9 +75,8 @@ def preload(
         restore()
     if reader := watched():
         raise UnfitError(reader[0], "{} reads {} when it is imported".format(*reader))
-    for number in HANDLED:
-        if signal.getsignal(number) is None:
-            raise UnfitError("", f"a library has its own handler of signal {number}")
+    if signal.getsignal(signal.SIGCHLD) is None:
+        raise UnfitError("", "a library has its own handler of SIGCHLD")
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
     for fd, output in enumerate(outputs, 1):

@@ -23,13 +23,13 @@ import struct
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
-from relight.host.spawner import HANDLED, Spawner, WorkerPlan
+from relight.host.spawner import Spawner, WorkerPlan
+from relight.typed import Any, NoReturn
 from relight.worker.preload import UnfitError, preload
 
 COUNT = struct.Struct("!I")
@@ -54,11 +54,11 @@ class _WarmSpawner(Spawner):
     ) -> None:
         super().__init__(plans, agent, pid_of_agent)
         self._stdin = stdin
-        self._before = {number: signal.getsignal(number) for number in HANDLED}
+        self._before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
 
     def _prepare(self) -> int:
-        self._pipe = self.catch_signals()
+        self._pipe = self.wake_on_exits()
         return self._pipe[0]
 
     def _let_go(self) -> None:
@@ -73,7 +73,7 @@ class _WarmSpawner(Spawner):
         os.setsid()
         for fd, number in ((self._stdin, 0), (plan.stdout, 1), (plan.stderr, 2)):
             os.dup2(fd, number)
-        self._restore_signals()
+        self._restore_action()
         self.agent.detach()
         linux.close_all_but({0, 1, 2})
         restore_limit()  # after it, as that takes a descriptor
@@ -81,16 +81,18 @@ class _WarmSpawner(Spawner):
 
     def end(self) -> None:
         """A generation is over: be as before it."""
-        self._restore_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        self._restore_action()
+        while signal.sigtimedwait(signal.valid_signals(), 0):
+            pass  # what came for this process meanwhile
         for fd in self._pipe:
             os.close(fd)
         self.tell("ended")
         self.agent.close()
 
-    def _restore_signals(self) -> None:
+    def _restore_action(self) -> None:
         signal.set_wakeup_fd(-1)
-        for number, action in self._before.items():
-            signal.signal(number, action)
+        signal.signal(signal.SIGCHLD, self._before)
 
 
 def serve(

@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+
+from relight.typed import Any
 
 
 def watch_environment(own: set[str]) -> Callable[[], tuple[str, str] | None]:
