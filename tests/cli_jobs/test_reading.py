@@ -50,6 +50,33 @@ def test_status(relight: Command, two: str) -> None:
         ]
 
 
+def test_status_of_this_machine(
+    relight: Command,
+    start: Callable[..., "subprocess.Popen[bytes]"],
+    script: Callable[[str], Path],
+) -> None:
+    """Without a job: a line for each agent that runs here, or an object."""
+    text = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+    job = start("run", "--rdzv-id=mine", "--preload=json", script(text))
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"up\n"
+    found = relight("status")
+    assert (found.returncode, found.stderr) == (0, "")
+    heads, *rows = found.stdout.splitlines()
+    assert heads.split() == ["AGENT", "RUN", "ID", "WORKERS", "SINCE", "MEMORY", "OF", "IT",
+                             "PRELOADED"]  # fmt: skip
+    (row,) = [row.split() for row in rows if row.startswith(f"{job.pid} ")]
+    assert (row[1:3], row.count("MiB")) == (["mine", "1"], 2)
+    (one,) = [a for a in json.loads(relight("status", "--json").stdout) if a["pid"] == job.pid]
+    assert (one["run_id"], len(one["workers"])) == ("mine", 1)
+    assert 0 < one["warm_spawner"]["memory"] < one["memory"]
+    wrong = relight("status", "--roles", "trainer")
+    assert (wrong.returncode, wrong.stderr.splitlines()[0]) == (
+        2,
+        "relight: error: --roles needs a job",
+    )
+
+
 def test_status_as_json(relight: Command, two: str) -> None:
     """All of it as an object; --roles leaves the others out."""
     found = json.loads(relight("status", "--json", two).stdout)

@@ -25,7 +25,7 @@ COMMANDS = {
     "coordinator": "coordinate jobs of several nodes, on a machine that need not train",
     "doctor": "say what is wrong with this machine and the network between the nodes",
     "submit": "send a job to this machine, Docker, Slurm … (torchx run)",
-    "status": "say how a job is",
+    "status": "say how a job is, or which agents run on this machine",
     "logs": "print what a job wrote",
     "wait": "wait for the end of a job",
     "cancel": "stop a job",

@@ -1,20 +1,28 @@
-"""`relight status`: how a job is."""
+"""`relight status`: how a job is; or, without one, which agents run on this machine."""
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show, status_object, table
+from typing import Any
+
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
 from relight.errors import EXIT_OK, UsageError, many
+from relight.host import agents
 from relight.job import handles
 from relight.job.runner import Runner
 from relight.spec import Flag
 
 PAGE = Page(
-    "status [flags] JOB",
-    ("Says how a job is, and each of its replicas. JOB is its handle, or its id alone.",),
+    "status [flags] [JOB]",
+    (
+        "Says how a job is, and each of its replicas. JOB is its handle, or its id alone.",
+        "Without JOB: which agents of yours (relight run) run on this machine, and the memory of",
+        "each with its workers; of that, what the process takes that holds preloaded modules.",
+    ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
         JSON,
         HELP,
     ),
     (
+        "relight status",
         f"relight status {HANDLE}",
         "relight status --json train-x3bk9qwz | jq -r .state",
     ),
@@ -28,9 +36,13 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: there is no such job.
     """
-    parsed = read(argv, PAGE, 1, 1, "one job")
+    parsed = read(argv, PAGE, 0, 1, "one job")
     if parsed is None:
         return EXIT_OK
+    if not parsed.command:
+        if parsed.values["roles"]:
+            raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")
+        return _here(as_json=parsed.values["json"])
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         found = runner.status(handle)
@@ -75,3 +87,48 @@ def main(argv: list[str]) -> int:
 
 def _list(names: set[str]) -> str:
     return ", ".join(sorted(names))
+
+
+def _here(*, as_json: bool) -> int:
+    found = agents.running()
+    if as_json:
+        show([_as_object(agent) for agent in found])
+        return EXIT_OK
+    if not found:
+        say("no agent of yours runs on this machine")
+        return EXIT_OK
+    rows = [
+        (
+            str(agent.pid),
+            agent.run_id,
+            str(len(agent.workers)) if agent.workers else "none yet",
+            _duration(agent.seconds),
+            _mib(agent.memory),
+            _mib(agent.warm_memory) if agent.warm_pid else "",
+        )
+        for agent in found
+    ]
+    heads = ("AGENT", "RUN ID", "WORKERS", "SINCE", "MEMORY", "OF IT PRELOADED")
+    print("\n".join(table(rows, heads)))
+    return EXIT_OK
+
+
+def _as_object(agent: agents.Running) -> dict[str, Any]:
+    warm = {"pid": agent.warm_pid, "memory": agent.warm_memory} if agent.warm_pid else None
+    fields = agent._asdict()
+    del fields["warm_pid"], fields["warm_memory"]
+    return {**fields, "seconds": round(agent.seconds, 1), "warm_spawner": warm}
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
+    while len(parts) > 1 and not parts[0][0]:
+        del parts[0]
+    return " ".join(f"{number} {unit}" for number, unit in parts[:2])

@@ -1,0 +1,135 @@
+"""The agents that run on this machine, as /proc shows them (proc(5)): nothing is asked of them, and
+they write nothing for it.
+
+An agent is known by its command line, or by a child of the name that `host/spawner.py` or
+`worker/warm.py` gives to the processes which hold workers. Its workers are the children of these.
+Processes of other users are left out, but not for root.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+
+from relight.typed import NamedTuple
+
+_COLD, _WARM = "worker spawner ", "warm spawner of"
+"""As far as the system keeps the names of processes: 15 characters."""
+
+
+class Running(NamedTuple):
+    """An agent that runs here. Memory is in bytes, of shared pages each process's part (PSS).
+
+    `run_id` is empty while it has no workers. `warm_pid` is that of the process which holds the
+    modules of --preload, 0 without one; its memory is part of `memory`.
+    """
+
+    pid: int
+    run_id: str
+    workers: tuple[int, ...]
+    seconds: float
+    memory: int
+    warm_pid: int
+    warm_memory: int
+    command: tuple[str, ...]
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    name: str
+    seconds: float
+    words: tuple[str, ...]
+
+
+def running(proc: str = "/proc") -> list[Running]:
+    """Return this user's agents, in the order of their pids."""
+    processes = {process.pid: process for process in _processes(proc)}
+    children: dict[int, list[_Process]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process)
+    return [
+        _describe(proc, process, children)
+        for pid, process in sorted(processes.items())
+        if is_agent(process.words) or any(c.name in (_COLD, _WARM) for c in children.get(pid, ()))
+    ]
+
+
+def is_agent(words: Sequence[str]) -> bool:
+    """Return whether a command line is one of Python that runs `relight run` or `relight launch`:
+    as its script, or with -m.
+    """
+    if not words or not os.path.basename(words[0]).startswith("python"):
+        return False
+    rest = iter(words[1:])
+    for word in rest:
+        if word in ("-X", "-W", "-c"):  # relight.launch has -c, with -m and the rest behind it
+            next(rest, "")
+        elif word == "-m":
+            return (next(rest, ""), next(rest, "")) in (("relight", "run"), ("relight", "launch"))
+        elif not word.startswith("-"):
+            return os.path.basename(word) == "relight" and next(rest, "") in ("run", "launch")
+    return False
+
+
+def _describe(proc: str, agent: _Process, children: dict[int, list[_Process]]) -> Running:
+    own = children.get(agent.pid, [])
+    workers = [w for c in own if c.name in (_COLD, _WARM) for w in children.get(c.pid, [])]
+    warm = next((child.pid for child in own if child.name == _WARM), 0)
+    return Running(
+        pid=agent.pid,
+        run_id=next(filter(None, (_run_id(proc, worker.pid) for worker in workers)), ""),
+        workers=tuple(sorted(worker.pid for worker in workers)),
+        seconds=agent.seconds,
+        memory=sum(_memory(proc, pid) for pid in _tree(agent.pid, children)),
+        warm_pid=warm,
+        warm_memory=_memory(proc, warm) if warm else 0,
+        command=agent.words,
+    )
+
+
+def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
+    yield pid
+    for child in children.get(pid, ()):
+        yield from _tree(child.pid, children)
+
+
+def _processes(proc: str) -> Iterator[_Process]:
+    user = os.geteuid()
+    since_boot = float(_read(f"{proc}/uptime").split()[0])
+    ticks = os.sysconf("SC_CLK_TCK")
+    for name in os.listdir(proc):
+        if not name.isdecimal():
+            continue
+        try:
+            if user not in (0, os.stat(f"{proc}/{name}").st_uid):
+                continue
+            stat, _, rest = _read(f"{proc}/{name}/stat").rpartition(")")
+            words = _read(f"{proc}/{name}/cmdline").rstrip("\0").split("\0")
+        except OSError:
+            continue  # it has ended meanwhile
+        state, parent, *fields = rest.split()
+        if state not in "ZX":
+            seconds = max(0.0, since_boot - int(fields[17]) / ticks)
+            short = stat.partition("(")[2]
+            yield _Process(int(name), int(parent), short, seconds, tuple(words))
+
+
+def _run_id(proc: str, pid: int) -> str:
+    try:
+        variables = _read(f"{proc}/{pid}/environ").split("\0")
+    except OSError:
+        return ""
+    mark = "TORCHELASTIC_RUN_ID="
+    return next((v.removeprefix(mark) for v in variables if v.startswith(mark)), "")
+
+
+def _memory(proc: str, pid: int) -> int:
+    try:
+        lines = _read(f"{proc}/{pid}/smaps_rollup").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="surrogateescape") as file:
+        return file.read()

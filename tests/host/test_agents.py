@@ -1,0 +1,129 @@
+"""Which agents run on this machine, as the system shows them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight.host import agents
+
+LIMIT_S = 60.0
+SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+LAUNCHES = """
+import time, relight
+def work():
+    open("up", "w").close()
+    time.sleep(600)
+if __name__ == "__main__":
+    relight.launch(work, nproc_per_node=1)
+"""
+AS_NOBODY = """
+import os
+from relight.host import agents
+os.setuid(65534)
+print(agents.running())
+"""
+
+
+def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Running | None:
+    """What is shown of an agent when that is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = next((agent for agent in agents.running() if agent.pid == pid), None)
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("python -m relight run train.py", True),
+        ("/usr/bin/python3.11 -m relight launch train.py", True),
+        ("python3 /usr/local/bin/relight run train.py", True),
+        ("python -X dev -u -m relight run train.py", True),
+        ("python -m relight submit dist.ddp", False),
+        ("python -m relight", False),
+        ("python -m", False),
+        ("python -m torch.distributed.run train.py", False),
+        ("python train.py relight run", False),
+        ("python -c relight run", False),
+        ("python", False),
+        ("timeout 9 relight run train.py", False),
+        ("bash relight run", False),
+        ("", False),
+    ],
+)
+def test_command_lines_of_agents(line: str, expected: bool) -> None:
+    assert agents.is_agent(line.split()) is expected
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
+def test_an_agent_with_its_workers(
+    start: Start, script: Callable[[str], Path], flags: tuple[str, ...]
+) -> None:
+    """Its run id, its workers, the memory of all, and of that what preloaded modules take."""
+    before = time.monotonic()
+    job = start("run", "--nproc-per-node=2", "--rdzv-id=mine", *flags, script(SLEEPS))
+    assert job.stdout is not None
+    assert [job.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+    found = until(job.pid, lambda agent: agent is not None and len(agent.workers) == 2)
+    assert found is not None
+    assert found.run_id == "mine"
+    for worker in found.workers:
+        assert b"train.py" in Path(f"/proc/{worker}/cmdline").read_bytes()
+    assert 0 <= found.seconds <= time.monotonic() - before + 0.1
+    assert found.memory > 5 << 20
+    assert bool(found.warm_pid) is bool(flags)
+    assert 0 < found.warm_memory < found.memory if flags else not found.warm_memory
+    job.kill()
+    job.wait(LIMIT_S)
+    until(job.pid, lambda agent: agent is None)
+
+
+def test_an_agent_that_waits_for_other_nodes(start: Start, script: Callable[[str], Path]) -> None:
+    job = start("run", "--nnodes=2", "--rdzv-endpoint=localhost:0", script(SLEEPS))
+    found = until(job.pid, lambda agent: agent is not None)
+    assert found is not None
+    assert (found.workers, found.run_id, found.warm_pid) == ((), "", 0)
+    assert found.command[-1].endswith("train.py")
+
+
+def test_an_agent_that_a_program_has_started(tmp_path: Path) -> None:
+    """`relight.launch` is known by the process that holds its workers."""
+    path = tmp_path / "x.py"
+    path.write_text(LAUNCHES)
+    with subprocess.Popen([sys.executable, path], cwd=tmp_path) as program:
+        try:
+            deadline = time.monotonic() + LIMIT_S
+            children = Path(f"/proc/{program.pid}/task/{program.pid}/children")
+            while not children.read_text().split():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            agent = int(children.read_text().split()[0])
+            found = until(agent, lambda agent: agent is not None and bool(agent.workers))
+            assert found is not None
+            assert agents.is_agent(found.command)
+        finally:
+            program.terminate()
+            program.wait(LIMIT_S)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_agents_of_other_users_are_left_out(start: Start, script: Callable[[str], Path]) -> None:
+    job = start("run", script(SLEEPS))
+    until(job.pid, lambda agent: agent is not None and bool(agent.workers))
+    found = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert found.stdout == "[]\n"
