@@ -154,9 +154,7 @@ class Spawner:
         return wake_read, wake_write
 
     def _let_go(self) -> None:
-        """The workers have their descriptors: let no other process hold them."""
-        for fd in {fd for plan in self.plans for fd in (plan.stdout, plan.stderr)} - {0, 1, 2}:
-            os.close(fd)
+        """Nothing of the agent's is needed any more."""
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
@@ -164,12 +162,17 @@ class Spawner:
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
         """Start a worker; return what to tell of it."""
         own = os.getpid()
+        number = 0
         try:
             pid = os.fork()
         except OSError as error:
-            return f"unborn {plan.local_rank} {error.errno}"
+            pid, number = -1, error.errno or errno.EAGAIN
         if pid == 0:
             self.become_worker(plan, own, mask)
+        for fd in {plan.stdout, plan.stderr}:  # no later worker has to copy and close them
+            os.close(fd)
+        if pid < 0:
+            return f"unborn {plan.local_rank} {number}"
         self.local_rank_of[pid] = plan.local_rank
         self.pid_of[plan.local_rank] = pid
         return f"started {plan.local_rank} {pid}"

@@ -62,8 +62,7 @@ class _WarmSpawner(Spawner):
         return self._pipe[0]
 
     def _let_go(self) -> None:
-        for fd in {self._stdin, *(fd for p in self.plans for fd in (p.stdout, p.stderr))}:
-            os.close(fd)
+        os.close(self._stdin)
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
         del mask  # until it is an interpreter again
