@@ -3,12 +3,13 @@
 import collections
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import RELIGHT, Launch
 
 Script = Callable[[str], Path]
 
@@ -293,3 +294,34 @@ def test_a_million_lines(
             text = path.read_text()
             assert text.count("\n") == count
             assert text.endswith(expected)
+
+
+FILLS = """
+import os
+with open(os.environ["FILLER"], "wb", buffering=0) as filler:
+    try:
+        while True:
+            filler.write(bytes(4096))
+    except OSError:
+        pass
+raise ValueError("never to be read")
+"""
+
+
+def test_a_failure_whose_log_found_no_room(launch: Launch, script: Script, tmp_path: Path) -> None:
+    """The report says that what the worker printed is lost, and why."""
+    unshare = ("unshare", "--mount", "--map-root-user")
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here, so no disk of a few kilobytes")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size=256k none {disk} && exec "$@"'
+    result = launch(
+        "run", "--redirects=3", f"--log-dir={disk}", script(FILLS),
+        command=(*unshare, "sh", "-c", mount, "sh", *RELIGHT), FILLER=str(disk / "filler"),
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert result.stderr.startswith(
+        "relight: rank 0 exited with code 1: "
+        "the disk of its log is full, so what it printed is lost\n"
+    )

@@ -4,6 +4,7 @@ Loaded only when something has failed; the agent calls it. Reading is done here 
 judging in `core/failures`.
 """
 
+import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,8 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
     except OSError:
         stderr = ""  # somebody has removed the file
     report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
+    log = logs.stderr_path(end.local_rank)
+    evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
     return Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,
@@ -62,10 +65,19 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
         asked=end.asked,
         report=report,
         last_lines=tracebacks.last_lines(stderr),
-        evidence=workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers),
-        log=logs.stderr_path(end.local_rank),
+        evidence=evidence or ("" if end.asked or stderr or report else _of_disk(log)),
+        log=log,
         when=time.strftime("%F %T%z"),
     )
+
+
+def _of_disk(log: str) -> str:
+    """Return whether there was no room for what a worker had to say."""
+    try:
+        full = bool(log) and not os.statvfs(os.path.dirname(log)).f_bavail
+    except OSError:
+        return ""
+    return "the disk of its log is full, so what it printed is lost" if full else ""
 
 
 def _of_memory(end: End, stderr: str, workers: Workers) -> str:
