@@ -1,6 +1,7 @@
 """Events survive the way to JSON and back, and say in words what happened."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,7 @@ EXAMPLES = [
     events.GroupStopped(2, "node3 was lost"),
     events.SpawnerLost(-9),
     events.PreloadStarted(77, "torch"),
-    events.PreloadReady(77, 1200, 1.5, 210.0),
+    events.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
     events.PreloadUnfit("wandb starts a thread", False),
     events.WorkersWarm(False, "it is not ready"),
     events.Tick(),
@@ -37,6 +38,16 @@ def test_round_trip(event: events.Event) -> None:
 def test_all_events_are_covered() -> None:
     """A new event needs an example here, and with it a way to and from JSON and words."""
     assert {type(event) for event in EXAMPLES} == set(events._TYPES.values())
+
+
+def test_each_is_documented_with_its_fields() -> None:
+    """docs/events.md has a row for each event that is written."""
+    text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
+    rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
+    written = {name: kind for name, kind in events._TYPES.items() if kind is not events.Tick}
+    assert rows.keys() - {"event"} == written.keys()
+    for name, kind in written.items():
+        assert all(f"`{field}`" in rows[name].split("|")[3] for field in kind._fields), name
 
 
 @pytest.mark.parametrize("record", [{}, {"event": "Nonsense"}, {"event": "Ended", "exit_code": 1}])

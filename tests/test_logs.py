@@ -308,20 +308,33 @@ raise ValueError("never to be read")
 """
 
 
-def test_a_failure_whose_log_found_no_room(launch: Launch, script: Script, tmp_path: Path) -> None:
-    """The report says that what the worker printed is lost, and why."""
+SAYS_NOTHING = "import os\nos._exit(1)"
+
+
+@pytest.mark.parametrize(
+    ("disk_type", "text", "says"),
+    [
+        ("tmpfs", FILLS, "the disk of its log is full: what it printed may be lost"),
+        ("tmpfs", SAYS_NOTHING, ""),
+        ("ramfs", SAYS_NOTHING, ""),
+    ],
+    ids=["full", "with room", "of no known size"],
+)
+def test_a_failure_whose_log_found_no_room(
+    launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
+) -> None:
+    """The report says that what the worker printed may be lost, and why."""
     unshare = ("unshare", "--mount", "--map-root-user")
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no mount namespaces here, so no disk of a few kilobytes")
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = f'mount -t tmpfs -o size=256k none {disk} && exec "$@"'
+    mount = f'mount -t {disk_type} -o size=256k none {disk} && exec "$@"'
     result = launch(
-        "run", "--redirects=3", f"--log-dir={disk}", script(FILLS),
+        "run", "--redirects=3", f"--log-dir={disk}", script(text),
         command=(*unshare, "sh", "-c", mount, "sh", *RELIGHT), FILLER=str(disk / "filler"),
     )  # fmt: skip
     assert result.returncode == 1
-    assert result.stderr.startswith(
-        "relight: rank 0 exited with code 1: "
-        "the disk of its log is full, so what it printed is lost\n"
-    )
+    first, *rest = result.stderr.splitlines()
+    assert first == "relight: rank 0 exited with code 1" + (says and f": {says}")
+    assert says or "  it printed nothing to stderr" in rest

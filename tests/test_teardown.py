@@ -105,6 +105,34 @@ time.sleep(1000)
     assert sorted(p.name for p in path.parent.glob("saved.*")) == ["saved.1", "saved.2"]
 
 
+@pytest.mark.parametrize(
+    "begins",
+    ["signal.signal(signal.SIGTERM, signal.SIG_DFL)", "sys.exit(0)"],
+    ids=["takes itself away", "ends the interpreter"],
+)
+def test_a_handler_that_is_gone_as_it_runs(begins: str, launch: Launch, script: Script) -> None:
+    """Who had a handler when it was asked to stop has something to save, whatever becomes of the
+    handler: it may take itself away, and the interpreter does so at its end.
+    """
+    body = f"""
+class Model:
+    def __del__(self, sleep=time.sleep, make=os.mkdir):
+        sleep(0.5)
+        make(f"saved.{{rank}}")
+model = Model()
+def save(*_):
+    {begins}
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+blocked()
+time.sleep(1000)
+"""
+    path = script(FAIL + body)
+    result = launch("run", "--nproc-per-node=9", "--max-restarts=1", LONG, path)
+    assert result.returncode == 0, result.stderr
+    assert len(list(path.parent.glob("saved.*"))) == 8
+
+
 def test_one_grace_time_for_all(launch: Launch, script: Script) -> None:
     """Eight workers whose handlers never run are killed together, not one after the other."""
     text = FAIL + "signal.signal(signal.SIGTERM, lambda *_: None)" + STUCK_IN_C

@@ -110,6 +110,12 @@ def test_a_field_without_a_default_after_one_with_it_is_refused() -> None:
             wrong(base)
 
 
+def test_a_subclass_is_refused() -> None:
+    """It would have no fields."""
+    with pytest.raises(TypeError, match="Further: a record has no subclasses"):
+        type(Pair)("Further", (Pair,), {})
+
+
 class Pair(typed.NamedTuple):
     """Can be found by name."""
 

@@ -164,9 +164,9 @@ class Agent:
                 self._preload.close()
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
-            self.loop.close()
             if self.job.run_directory and not self.job.keep_logs:
                 remove_tree(self.job.run_directory)
+            self.loop.close()  # last: from here on, signals end this process as they find it
 
     def say(self, message: str) -> None:
         """Tell the user, on stderr."""

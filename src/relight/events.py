@@ -70,12 +70,15 @@ class PreloadStarted(NamedTuple):
 
 
 class PreloadReady(NamedTuple):
-    """It has imported them; `mib` is the memory that it takes."""
+    """It has imported them; `mib` is the memory that it takes. `left_out` are packages on the path
+    that workers import as well, but which are not installed: the user's own.
+    """
 
     pid: int
     modules: int
     seconds: float
     mib: float
+    left_out: str
 
 
 class PreloadUnfit(NamedTuple):
@@ -176,6 +179,7 @@ def describe(event: Event) -> str:
             return (
                 f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "
                 f"{event.modules} modules, {event.mib:.0f} MiB"
+                f"{_left_out(event.left_out.split())}"
             )
         case PreloadUnfit():
             return f"preload: not used: {event.reason}"
@@ -187,6 +191,13 @@ def describe(event: Event) -> str:
             return f"the job ends with {event.exit_code}: {event.reason}"
         case Tick():
             return "a deadline has passed"
+
+
+def _left_out(packages: list[str]) -> str:
+    if not packages:
+        return ""
+    names = ", ".join(packages[:5]) + (" …" if len(packages) > 5 else "")
+    return f"; without {many(len(packages), 'package')} outside of site-packages: {names}"
 
 
 def to_json(event: Event) -> dict[str, Any]:

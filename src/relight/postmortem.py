@@ -65,19 +65,23 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
         asked=end.asked,
         report=report,
         last_lines=tracebacks.last_lines(stderr),
-        evidence=evidence or ("" if end.asked or stderr or report else _of_disk(log)),
+        evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
         log=log,
         when=time.strftime("%F %T%z"),
     )
 
 
-def _of_disk(log: str) -> str:
-    """Return whether there was no room for what a worker had to say."""
+def _of_disk(end: End, log: str) -> str:
+    """Return whether there was no room for what a worker may have had to say (statvfs(3))."""
+    if end.asked or end.exitcode < 0 or not log:
+        return ""
     try:
-        full = bool(log) and not os.statvfs(os.path.dirname(log)).f_bavail
+        disk = os.statvfs(os.path.dirname(log))
     except OSError:
         return ""
-    return "the disk of its log is full, so what it printed is lost" if full else ""
+    room = disk.f_bavail if os.geteuid() else disk.f_bfree
+    full = disk.f_blocks and not room  # some file systems have no number of blocks
+    return "the disk of its log is full: what it printed may be lost" if full else ""
 
 
 def _of_memory(end: End, stderr: str, workers: Workers) -> str:

@@ -23,6 +23,8 @@ else:
         """Makes the annotations of a class that names NamedTuple as its base the fields."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
+            if any(getattr(base, "_fields", ()) for base in bases):
+                raise TypeError(f"{name}: a record has no subclasses")
             if bases and bases[0] is not tuple:
                 annotations = namespace.get("__annotations__")
                 if annotations is None:  # Python 3.14 makes them when they are asked for (PEP 649)

@@ -205,13 +205,13 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 def parse_preload(text: str) -> tuple[str, ...]:
     """Parse `off`, `auto`, or modules with commas between; empty means off."""
-    if text in ("", "off"):
-        return ()
+    if text.lower() in ("", "off", "auto"):
+        return ("auto",) if text.lower() == "auto" else ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{name or repr('')} is no module; expected off, auto or names")
-    if "auto" in names and len(names) > 1:
+    if "auto" in names:
         raise ValueError("auto finds the modules by itself; leave out the names or auto")
     if "off" in names:
         raise ValueError("off preloads nothing; leave out the names or off")

@@ -54,6 +54,7 @@ def test_status_of_this_machine(
     relight: Command,
     start: Callable[..., "subprocess.Popen[bytes]"],
     script: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
     """Without a job: a line for each agent that runs here, or an object."""
     text = "import time\nprint('up', flush=True)\ntime.sleep(600)"
@@ -67,6 +68,14 @@ def test_status_of_this_machine(
                              "PRELOADED"]  # fmt: skip
     (row,) = [row.split() for row in rows if row.startswith(f"{job.pid} ")]
     assert (row[1:3], row.count("MiB")) == (["mine", "1"], 2)
+    late = start("run", "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}",
+                 "--rdzv_id", "late", script(text))  # fmt: skip
+    assert late.stderr is not None
+    while b"node" not in late.stderr.readline():
+        pass
+    rows = relight("status").stdout.splitlines()
+    (row,) = [row.split() for row in rows if row.startswith(f"{late.pid} ")]
+    assert row[1:4] == ["late", "none", "yet"]
     (one,) = [a for a in json.loads(relight("status", "--json").stdout) if a["pid"] == job.pid]
     assert (one["run_id"], len(one["workers"])) == ("mine", 1)
     assert 0 < one["warm_spawner"]["memory"] < one["memory"]

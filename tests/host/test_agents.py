@@ -54,6 +54,7 @@ def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Ru
         ("python -m torch.distributed.run train.py", False),
         ("python train.py relight run", False),
         ("python -c relight run", False),
+        ("python -c code -m relight run", False),
         ("python", False),
         ("timeout 9 relight run train.py", False),
         ("bash relight run", False),
@@ -61,7 +62,7 @@ def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Ru
     ],
 )
 def test_command_lines_of_agents(line: str, expected: bool) -> None:
-    assert agents.is_agent(line.split()) is expected
+    assert (agents.arguments(line.split()) is not None) is expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
@@ -87,12 +88,46 @@ def test_an_agent_with_its_workers(
     until(job.pid, lambda agent: agent is None)
 
 
-def test_an_agent_that_waits_for_other_nodes(start: Start, script: Callable[[str], Path]) -> None:
-    job = start("run", "--nnodes=2", "--rdzv-endpoint=localhost:0", script(SLEEPS))
+def test_an_agent_that_waits_for_other_nodes(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
+    job = start("run", *meet, script(SLEEPS))
+    assert job.stderr is not None
+    while b"node" not in job.stderr.readline():  # it says whom it waits for
+        pass
     found = until(job.pid, lambda agent: agent is not None)
     assert found is not None
     assert (found.workers, found.run_id, found.warm_pid) == ((), "", 0)
-    assert found.command[-1].endswith("train.py")
+    assert agents.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
+
+
+def test_what_a_worker_leaves_behind_is_no_worker(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
+    job = start("run", script(text))
+    assert job.stdout is not None
+    assert job.stdout.readline() == b"up\n"
+    found = until(job.pid, lambda agent: agent is not None and bool(agent.workers))
+    assert found is not None
+    assert len(found.workers) == 1
+
+
+def test_a_job_of_the_local_scheduler_is_its_agents(
+    start: Start, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The process that holds them is none."""
+    variables = {"HOME": str(tmp_path), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
+    path = script(SLEEPS)
+    job = start("submit", "dist.ddp", "-j", "1x2", "--script", path, variables=variables)
+    assert job.stderr is not None
+    while not job.stderr.readline().endswith(b":up\n"):
+        pass
+    (found,) = [agent for agent in agents.running() if str(path) in agent.command]
+    job.terminate()
+    job.wait(LIMIT_S)
+    assert len(found.workers) == 2
 
 
 def test_an_agent_that_a_program_has_started(tmp_path: Path) -> None:
@@ -109,7 +144,7 @@ def test_an_agent_that_a_program_has_started(tmp_path: Path) -> None:
             agent = int(children.read_text().split()[0])
             found = until(agent, lambda agent: agent is not None and bool(agent.workers))
             assert found is not None
-            assert agents.is_agent(found.command)
+            assert agents.arguments(found.command) is not None
         finally:
             program.terminate()
             program.wait(LIMIT_S)

@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,6 +34,21 @@ def test_a_terminal_gives_what_was_written_before_it_closed(
     loop.until(lambda: reader.done)
     assert screen.read() == data
     assert reader.tail == data
+
+
+def test_without_a_descriptor_for_what_terminals_need(
+    loop: FastLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A module that can't be loaded, for want of a descriptor, costs the colours."""
+    monkeypatch.setattr(os, "isatty", lambda fd: True)
+    for name in ("fcntl", "termios"):
+        monkeypatch.setitem(sys.modules, name, None)
+    ours, theirs = channel(0)
+    assert stat.S_ISFIFO(os.fstat(theirs).st_mode)
+    os.close(theirs)
+    reader = PipeReader(loop, ours, None)
+    reader.copy_window_size(0)
+    reader.close()
 
 
 def test_the_end_of_a_stream_is_kept(loop: FastLoop) -> None:

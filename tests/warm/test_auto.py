@@ -101,6 +101,21 @@ def test_a_users_module_on_pythonpath_is_not_preloaded(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv\n"
 
 
+def test_packages_of_a_cluster_are_installed_ones(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """A directory site-packages on PYTHONPATH counts as such; what is left out is told."""
+    for folder in ("site-packages", "lib"):
+        (tmp_path / folder).mkdir()
+    script("import csv", "site-packages/own.py")
+    script("import tomllib", "lib/mine.py")
+    folders = [os.environ.get("PYTHONPATH", ""), tmp_path / "site-packages", tmp_path / "lib"]
+    path = os.pathsep.join(map(str, folders))
+    logs = run(BEFORE + "import own, mine", PYTHONPATH=path)
+    assert [event["left_out"] for event in events(logs, "PreloadReady")] == ["mine"]
+    assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own tomllib\n"
+
+
 def test_a_watched_worker_does_not_notice(run: Callable[..., Path]) -> None:
     """Environment, path and modules of the watched worker are as ever."""
     logs = run(

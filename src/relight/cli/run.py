@@ -240,6 +240,8 @@ def _check_script(spec: RunSpec, env: Environment) -> None:
 
 
 def _no_program(name: str) -> UsageError:
+    if "/" in name and os.path.isdir(name):
+        return UsageError(f"{name} is a directory", hint="give the program's file")
     if "/" in name and os.path.exists(name):
         return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
     return UsageError(f"there is no program {name}", hint=_similar_file(name))

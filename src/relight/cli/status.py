@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from relight.cli.arguments import parse
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
+from relight.core.messages import printable
+from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import agents
 from relight.job import handles
@@ -90,7 +93,7 @@ def _list(names: set[str]) -> str:
 
 
 def _here(*, as_json: bool) -> int:
-    found = agents.running()
+    found = [agent._replace(run_id=agent.run_id or _asked_for(agent)) for agent in agents.running()]
     if as_json:
         show([_as_object(agent) for agent in found])
         return EXIT_OK
@@ -100,7 +103,7 @@ def _here(*, as_json: bool) -> int:
     rows = [
         (
             str(agent.pid),
-            agent.run_id,
+            printable(agent.run_id).replace("\n", " "),
             str(len(agent.workers)) if agent.workers else "none yet",
             _duration(agent.seconds),
             _mib(agent.memory),
@@ -111,6 +114,15 @@ def _here(*, as_json: bool) -> int:
     heads = ("AGENT", "RUN ID", "WORKERS", "SINCE", "MEMORY", "OF IT PRELOADED")
     print("\n".join(table(rows, heads)))
     return EXIT_OK
+
+
+def _asked_for(agent: agents.Running) -> str:
+    """Return the --rdzv-id of an agent whose workers, which would know it, are not there yet."""
+    try:
+        parsed = parse(agents.arguments(agent.command) or [], Environment({}))
+    except UsageError:
+        return ""
+    return str(parsed.values["rdzv_id"]) if "rdzv-id" in parsed.given else ""
 
 
 def _as_object(agent: agents.Running) -> dict[str, Any]:

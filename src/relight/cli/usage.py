@@ -23,7 +23,8 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
         "Starts the workers of this node and keeps them alive. Flags have torchrun's names and",
-        "meanings; dashes and underscores are the same. PET_<FLAG> variables give defaults.",
+        "meanings; dashes and underscores are the same. PET_<FLAG> variables give defaults, as",
+        "there; RELIGHT_PRELOAD gives that of --preload.",
         "",
     ]
     lines += flag_lines(flags)

@@ -367,8 +367,9 @@ def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many)
-    text = f"stopped by the agent ({signal_name(failure.asked)})"
-    if failure.exitcode not in (-failure.asked, -signal.SIGKILL):
+    by_us = failure.exitcode in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL)
+    text = f"stopped by the agent ({signal_name(-failure.exitcode if by_us else failure.asked)})"
+    if not by_us:
         text += f", ended with {shell_exit_code(failure.exitcode)}"
     return text
 

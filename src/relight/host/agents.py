@@ -1,13 +1,13 @@
 """The agents that run on this machine, as /proc shows them (proc(5)): nothing is asked of them, and
 they write nothing for it.
 
-An agent is known by its command line, or by a child of the name that `host/spawner.py` or
-`worker/warm.py` gives to the processes which hold workers. Its workers are the children of these.
-Processes of other users are left out, but not for root.
+An agent is known by its command line. Its workers are the children of the processes that hold them,
+which have names of their own (`host/spawner.py`, `worker/warm.py`). Processes of other users are
+left out, but not for root.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from relight.typed import NamedTuple
 
@@ -35,6 +35,7 @@ class Running(NamedTuple):
 class _Process(NamedTuple):
     pid: int
     parent: int
+    session: int
     name: str
     seconds: float
     words: tuple[str, ...]
@@ -48,31 +49,42 @@ def running(proc: str = "/proc") -> list[Running]:
         children.setdefault(process.parent, []).append(process)
     return [
         _describe(proc, process, children)
-        for pid, process in sorted(processes.items())
-        if is_agent(process.words) or any(c.name in (_COLD, _WARM) for c in children.get(pid, ()))
+        for _, process in sorted(processes.items())
+        if arguments(process.words) is not None and not _is_fork(process, processes)
     ]
 
 
-def is_agent(words: Sequence[str]) -> bool:
-    """Return whether a command line is one of Python that runs `relight run` or `relight launch`:
-    as its script, or with -m.
+def arguments(words: Sequence[str]) -> list[str] | None:
+    """Return what follows `relight run` or `relight launch` in a command line of Python that runs
+    it, as its script or with -m; None for any other.
     """
     if not words or not os.path.basename(words[0]).startswith("python"):
-        return False
+        return None
     rest = iter(words[1:])
     for word in rest:
-        if word in ("-X", "-W", "-c"):  # relight.launch has -c, with -m and the rest behind it
+        if word in ("-X", "-W"):
             next(rest, "")
-        elif word == "-m":
-            return (next(rest, ""), next(rest, "")) in (("relight", "run"), ("relight", "launch"))
-        elif not word.startswith("-"):
-            return os.path.basename(word) == "relight" and next(rest, "") in ("run", "launch")
-    return False
+        elif word == "-c":  # relight.launch has one, with -m and the rest behind it
+            if "relight.cli" not in next(rest, ""):
+                return None
+        elif word == "-m" or not word.startswith("-"):
+            name = next(rest, "") if word == "-m" else os.path.basename(word)
+            found = name == "relight" and next(rest, "") in ("run", "launch")
+            return list(rest) if found else None
+    return None
+
+
+def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
+    """Return whether a process has no name of its own yet."""
+    parent = processes.get(process.parent)
+    return parent is not None and parent.words == process.words
 
 
 def _describe(proc: str, agent: _Process, children: dict[int, list[_Process]]) -> Running:
     own = children.get(agent.pid, [])
-    workers = [w for c in own if c.name in (_COLD, _WARM) for w in children.get(c.pid, [])]
+    holders = [child.pid for child in own if child.name in (_COLD, _WARM)]
+    # What a worker has left behind is the spawner's too, but leads no session, mostly.
+    workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)
     return Running(
         pid=agent.pid,
@@ -87,9 +99,10 @@ def _describe(proc: str, agent: _Process, children: dict[int, list[_Process]]) -
 
 
 def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
-    yield pid
-    for child in children.get(pid, ()):
-        yield from _tree(child.pid, children)
+    left = [pid]
+    while left:
+        yield (pid := left.pop())
+        left += [child.pid for child in children.get(pid, ())]
 
 
 def _processes(proc: str) -> Iterator[_Process]:
@@ -110,7 +123,8 @@ def _processes(proc: str) -> Iterator[_Process]:
         if state not in "ZX":
             seconds = max(0.0, since_boot - int(fields[17]) / ticks)
             short = stat.partition("(")[2]
-            yield _Process(int(name), int(parent), short, seconds, tuple(words))
+            session = int(fields[1])
+            yield _Process(int(name), int(parent), session, short, seconds, tuple(words))
 
 
 def _run_id(proc: str, pid: int) -> str:

@@ -84,8 +84,11 @@ class Workers:
         """Ask workers to stop by a signal. One without a handler for it has nothing to save: if
         the signal does not end it, it is killed.
         """
+        # Asked before, as a handler may begin with taking itself away, and the interpreter's end
+        # does so too; and after, for one that was set meanwhile.
+        waited_for = set(self.catching(local_ranks, number))
         self.signal(local_ranks, number)
-        waited_for = self.catching(local_ranks, number)
+        waited_for.update(self.catching(local_ranks, number))
         self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
 
     def catching(self, local_ranks: Sequence[int], number: int) -> list[int]:

@@ -66,14 +66,14 @@ class PipeReader:
         """Tell a worker on a pseudo-terminal how large the real one is (tty_ioctl(4))."""
         if not os.isatty(self.fd):
             return
-        import fcntl
-        import termios
-
         try:
+            import fcntl
+            import termios
+
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
-        except OSError:
-            return  # the real one has gone
+        except (ImportError, OSError):
+            return  # the real one has gone, or there is no descriptor left to load a module
 
     def _on_room(self) -> None:
         if self.fd < 0:
@@ -273,11 +273,11 @@ def channel(console_fd: int) -> tuple[int, int]:
     """
     if console_fd < 0 or not os.isatty(console_fd):
         return os.pipe2(os.O_CLOEXEC)
-    import termios
-
     try:
+        import termios
+
         ours, theirs = os.openpty()
-    except OSError:
+    except (ImportError, OSError):  # no descriptor left, or
         return os.pipe2(os.O_CLOEXEC)  # no pseudo-terminal left: colours are lost, nothing else
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST  # the real terminal does what is to be done with line ends

@@ -85,7 +85,7 @@ class Preload:
         self._modules = [] if self._learned else list(modules)
         self._record = record
         self._say = say
-        self._importing = ""
+        self._importing = self._left_out = ""
         self._ready = False
         self._lent = False
         self._cold = 0
@@ -263,8 +263,10 @@ class Preload:
                 self._ready = True
                 self._importing = ""
                 self._tries = _TRIES
-                event = PreloadReady(self._pid, int(modules), float(seconds), float(mib))
-                self._record(event)
+                numbers = int(modules), float(seconds), float(mib)
+                self._record(PreloadReady(self._pid, *numbers, self._left_out))
+            elif word == "left_out":
+                self._left_out = rest
             elif word == "importing":
                 self._importing = rest
             elif word == "culprit" and self._learned:

@@ -11,9 +11,12 @@ from relight.errors import UsageError
 from relight.host.connection import Security
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
-from relight.rendezvous.register import Register
 from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, RunSpec
 from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.rendezvous.register import Register
 
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
@@ -35,7 +38,7 @@ class Meeting(NamedTuple):
 
     job: str
     where: str
-    register: Register | None
+    register: "Register | None"
     ttl_s: float
     hosts: tuple[tuple[str, int], ...]
     alone: bool
@@ -152,7 +155,7 @@ def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
     return hosts
 
 
-def _register(spec: RunSpec) -> Register:
+def _register(spec: RunSpec) -> "Register":
     from relight.rendezvous import registers
 
     endpoint = str(spec.rdzv_endpoint)

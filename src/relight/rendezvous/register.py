@@ -16,8 +16,7 @@ renewed while it looks on.
 """
 
 from collections.abc import Callable, Mapping
-
-from relight.typed import NamedTuple, Protocol
+from typing import NamedTuple, Protocol  # the real ones: plug-ins may do with them what they like
 
 ENTRY_POINTS = "relight.rendezvous"
 """The entry point group of plug-ins. Each entry is an `Open`."""

@@ -57,7 +57,12 @@ def preload(
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries ask whether there is one.
         main.__file__ = os.path.abspath(setup["argv"][2])
-    modules = _installed(setup["modules"]) if setup["learned"] else setup["modules"]
+    modules = setup["modules"]
+    if setup["learned"]:
+        modules = _installed(modules)
+        names = _packages(setup["modules"]) - _packages(modules) - {"relight"}
+        left_out = [n for n in sorted(names) if n.isidentifier() and PathFinder.find_spec(n)]
+        os.write(control, f"left_out {' '.join(left_out)}\n".encode(errors="replace"))
     for name in modules:
         if name in sys.modules:
             continue
@@ -188,8 +193,11 @@ def _is_archive(path: str) -> bool:
 
 
 def _places() -> tuple[str, ...]:
-    """Return where the standard library and installed packages are."""
+    """Return where the standard library and installed packages are; of the latter, a cluster may
+    have more on PYTHONPATH.
+    """
     folders = [os.path.dirname(os.__file__), *site.getsitepackages()]
+    folders += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
     if site.ENABLE_USER_SITE:
         folders.append(site.getusersitepackages())
     return tuple(
@@ -206,6 +214,10 @@ def _installed(names: list[str]) -> list[str]:
         if top not in fits:
             fits[top] = top.isidentifier() and top != "relight" and _is_installed(top, places)
     return [name for name in names if fits[name.partition(".")[0]]]
+
+
+def _packages(names: list[str]) -> set[str]:
+    return {name.partition(".")[0] for name in names}
 
 
 def _is_installed(top: str, places: tuple[str, ...]) -> bool:
