@@ -117,7 +117,7 @@ SUBMIT = [
     ("--stdin utils.echo", "--stdin says all of it: utils.echo can't stand beside it"),
 ]
 OTHERS = [
-    ("status", "relight status needs one job"),
+    ("status --roles a", "--roles needs a job"),
     ("status a b", "relight status takes one job only, not b"),
     ("status nope", "there is no job nope"),
     ("status local://relight/nope", "there is no job local://relight/nope"),
