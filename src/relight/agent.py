@@ -369,13 +369,13 @@ class Agent:
         """Say what begins, where that is news."""
         number, restart, address, port, cause = generation
         here, nodes, world_size = place.group_rank, place.group_world_size, place.world_size
+        if number:
+            self.say(cause)
         self._record(Formed(number, restart, here, nodes, world_size, address, port, cause))
         if restart > self._restart:
             self._restart = restart
-            self._record(Restarting(restart, self.job.settings.max_restarts, cause))
-        if number:
-            self.say(cause)
-        if self.job.meeting is not None:
+            self._event_log.write(Restarting(restart, self.job.settings.max_restarts, cause))
+        if self.job.meeting is not None and not self.spec.verbose:
             self.say(
                 f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
                 f"this is node {here}"

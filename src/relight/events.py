@@ -157,9 +157,9 @@ def describe(event: Event) -> str:
     match event:
         case Formed():
             return (
-                f"generation {event.generation} ({event.cause}): "
-                f"{many(event.world_size, 'worker')} on {many(event.nodes, 'node')}, this is node "
-                f"{event.group_rank}; they meet at {event.master_addr}:{event.master_port}"
+                f"generation {event.generation}: {many(event.world_size, 'worker')} on "
+                f"{many(event.nodes, 'node')}; this is node {event.group_rank}; they meet at "
+                f"{event.master_addr}:{event.master_port}"
             )
         case WorkerStarted():
             return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
