@@ -88,46 +88,36 @@ def test_a_collective_is_no_reason_to_wait(launch: Launch, script: Script) -> No
     assert "restart 1 of 1" in result.stderr
 
 
-def test_who_saves_is_waited_for(launch: Launch, script: Script) -> None:
-    """A worker that handles SIGTERM has the grace time to finish what it writes."""
-    body = """
-def save(*_):
-    time.sleep(0.5)
-    open(f"saved.{rank}", "w").close()
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
+SAVES = """
+def save(sleep=time.sleep, make=os.mkdir):
+    sleep(0.5)
+    make(f"saved.{rank}")
+class Model:
+    def __del__(self, save=save):
+        save()
+def stop(*_):
+"""
+WAITS = """
+signal.signal(signal.SIGTERM, stop)
 blocked()
 time.sleep(1000)
 """
-    path = script(FAIL + body)
-    result = launch("run", "--nproc-per-node=3", "--max-restarts=1", LONG, path)
-    assert result.returncode == 0, result.stderr
-    assert sorted(p.name for p in path.parent.glob("saved.*")) == ["saved.1", "saved.2"]
 
 
 @pytest.mark.parametrize(
-    "begins",
-    ["signal.signal(signal.SIGTERM, signal.SIG_DFL)", "sys.exit(0)"],
-    ids=["takes itself away", "ends the interpreter"],
+    "stop",
+    [
+        "    save()\n    sys.exit(0)",
+        "    signal.signal(signal.SIGTERM, signal.SIG_DFL)\n    save()\n    sys.exit(0)",
+        "    sys.exit(0)\nmodel = Model()",
+    ],
+    ids=["in its handler", "which has taken itself away", "at the interpreter's end"],
 )
-def test_a_handler_that_is_gone_as_it_runs(begins: str, launch: Launch, script: Script) -> None:
-    """Who had a handler when it was asked to stop has something to save, whatever becomes of the
-    handler: it may take itself away, and the interpreter does so at its end.
+def test_who_saves_is_waited_for(stop: str, launch: Launch, script: Script) -> None:
+    """A worker that handles SIGTERM when it comes has the grace time to finish what it writes,
+    whatever becomes of the handler meanwhile.
     """
-    body = f"""
-class Model:
-    def __del__(self, sleep=time.sleep, make=os.mkdir):
-        sleep(0.5)
-        make(f"saved.{{rank}}")
-model = Model()
-def save(*_):
-    {begins}
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-blocked()
-time.sleep(1000)
-"""
-    path = script(FAIL + body)
+    path = script(FAIL + SAVES + stop + WAITS)
     result = launch("run", "--nproc-per-node=9", "--max-restarts=1", LONG, path)
     assert result.returncode == 0, result.stderr
     assert len(list(path.parent.glob("saved.*"))) == 8

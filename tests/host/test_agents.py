@@ -124,10 +124,12 @@ def test_a_job_of_the_local_scheduler_is_its_agents(
     assert job.stderr is not None
     while not job.stderr.readline().endswith(b":up\n"):
         pass
-    (found,) = [agent for agent in agents.running() if str(path) in agent.command]
+    everything = agents.running()
+    (found,) = [agent for agent in everything if str(path) in agent.command]
     job.terminate()
     job.wait(LIMIT_S)
     assert len(found.workers) == 2
+    assert not [agent for agent in everything if found.pid in agent.workers]
 
 
 def test_an_agent_that_a_program_has_started(tmp_path: Path) -> None:

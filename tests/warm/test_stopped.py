@@ -1,5 +1,6 @@
 """A process that holds the workers and is stopped (SIGSTOP) keeps neither the job nor anybody."""
 
+import json
 import os
 import signal
 import socket
@@ -132,3 +133,36 @@ def test_who_was_never_started_did_not_end() -> None:
     assert seen == [WorkerExited(0, 127), SpawnerLost(70)]
     assert "it could not be started: the process that holds" in workers.evidence[0]
     assert workers.evidence[0].endswith("ended with 70")
+
+
+RESTARTS = """
+import os, pathlib, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+pathlib.Path("up" + restart).touch()
+while restart == "0" and not os.path.exists("go"):
+    time.sleep(0.01)
+sys.exit(restart == "0")
+"""
+
+
+@pytest.mark.parametrize("flags", KINDS, ids=IDS)
+def test_signals_mean_nothing_to_it(
+    start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """Whoever signals it ends neither the workers nor, when they have ended, a warm one."""
+    logs = tmp_path / "logs"
+    agent = start("run", *flags, "--max-restarts=1", f"--log-dir={logs}", script(RESTARTS))
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "up0").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    pid = holder(agent.pid)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT):
+        os.kill(pid, number)
+    (tmp_path / "go").touch()
+    assert agent.wait(60) == 0
+    lines = next(logs.glob("*/events.jsonl")).read_text().splitlines()
+    found = [event for event in map(json.loads, lines) if event["event"] == "WorkersWarm"]
+    assert [event["warm"] for event in found] == [True, True] * bool(flags)
+    exits = [json.loads(line)["exitcode"] for line in lines if '"WorkerExited"' in line]
+    assert exits == [1, 0]

@@ -5,6 +5,7 @@ from typing import Any
 from relight.cli.arguments import parse
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
 from relight.core.messages import printable
+from relight.core.waiting import duration
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import agents
@@ -105,7 +106,7 @@ def _here(*, as_json: bool) -> int:
             str(agent.pid),
             printable(agent.run_id).replace("\n", " "),
             str(len(agent.workers)) if agent.workers else "none yet",
-            _duration(agent.seconds),
+            duration(agent.seconds),
             _mib(agent.memory),
             _mib(agent.warm_memory) if agent.warm_pid else "",
         )
@@ -134,13 +135,3 @@ def _as_object(agent: agents.Running) -> dict[str, Any]:
 
 def _mib(size: int) -> str:
     return f"{size / 2**20:,.0f} MiB"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        del parts[0]
-    return " ".join(f"{number} {unit}" for number, unit in parts[:2])

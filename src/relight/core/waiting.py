@@ -76,9 +76,11 @@ def names(hosts: Sequence[str]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as `9 m 12 s`."""
+    """Return a time as `9 m 12 s`, or `3 h 05 m`."""
     minutes, left = divmod(max(0, round(seconds)), 60)
-    return f"{minutes} m {left:02} s" if minutes else f"{left} s"
+    if minutes < 60:
+        return f"{minutes} m {left:02} s" if minutes else f"{left} s"
+    return f"{minutes // 60} h {minutes % 60:02} m"
 
 
 def _timeout(left_s: float) -> str:

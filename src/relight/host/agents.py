@@ -9,6 +9,7 @@ left out, but not for root.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from relight.host import linux
 from relight.typed import NamedTuple
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
@@ -41,14 +42,14 @@ class _Process(NamedTuple):
     words: tuple[str, ...]
 
 
-def running(proc: str = "/proc") -> list[Running]:
+def running() -> list[Running]:
     """Return this user's agents, in the order of their pids."""
-    processes = {process.pid: process for process in _processes(proc)}
+    processes = {process.pid: process for process in _processes()}
     children: dict[int, list[_Process]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process)
     return [
-        _describe(proc, process, children)
+        _describe(process, children)
         for _, process in sorted(processes.items())
         if arguments(process.words) is not None and not _is_fork(process, processes)
     ]
@@ -80,7 +81,7 @@ def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
     return parent is not None and parent.words == process.words
 
 
-def _describe(proc: str, agent: _Process, children: dict[int, list[_Process]]) -> Running:
+def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     own = children.get(agent.pid, [])
     holders = [child.pid for child in own if child.name in (_COLD, _WARM)]
     # What a worker has left behind is the spawner's too, but leads no session, mostly.
@@ -88,12 +89,12 @@ def _describe(proc: str, agent: _Process, children: dict[int, list[_Process]]) -
     warm = next((child.pid for child in own if child.name == _WARM), 0)
     return Running(
         pid=agent.pid,
-        run_id=next(filter(None, (_run_id(proc, worker.pid) for worker in workers)), ""),
+        run_id=next(filter(None, (_run_id(worker.pid) for worker in workers)), ""),
         workers=tuple(sorted(worker.pid for worker in workers)),
         seconds=agent.seconds,
-        memory=sum(_memory(proc, pid) for pid in _tree(agent.pid, children)),
+        memory=sum(linux.memory(pid) for pid in _tree(agent.pid, children)),
         warm_pid=warm,
-        warm_memory=_memory(proc, warm) if warm else 0,
+        warm_memory=linux.memory(warm) if warm else 0,
         command=agent.words,
     )
 
@@ -105,18 +106,18 @@ def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
         left += [child.pid for child in children.get(pid, ())]
 
 
-def _processes(proc: str) -> Iterator[_Process]:
+def _processes() -> Iterator[_Process]:
     user = os.geteuid()
-    since_boot = float(_read(f"{proc}/uptime").split()[0])
+    since_boot = float(_read("/proc/uptime").split()[0])
     ticks = os.sysconf("SC_CLK_TCK")
-    for name in os.listdir(proc):
+    for name in os.listdir("/proc"):
         if not name.isdecimal():
             continue
         try:
-            if user not in (0, os.stat(f"{proc}/{name}").st_uid):
+            if user not in (0, os.stat(f"/proc/{name}").st_uid):
                 continue
-            stat, _, rest = _read(f"{proc}/{name}/stat").rpartition(")")
-            words = _read(f"{proc}/{name}/cmdline").rstrip("\0").split("\0")
+            stat, _, rest = _read(f"/proc/{name}/stat").rpartition(")")
+            words = _read(f"/proc/{name}/cmdline").rstrip("\0").split("\0")
         except OSError:
             continue  # it has ended meanwhile
         state, parent, *fields = rest.split()
@@ -127,21 +128,13 @@ def _processes(proc: str) -> Iterator[_Process]:
             yield _Process(int(name), int(parent), session, short, seconds, tuple(words))
 
 
-def _run_id(proc: str, pid: int) -> str:
+def _run_id(pid: int) -> str:
     try:
-        variables = _read(f"{proc}/{pid}/environ").split("\0")
+        variables = _read(f"/proc/{pid}/environ").split("\0")
     except OSError:
         return ""
     mark = "TORCHELASTIC_RUN_ID="
     return next((v.removeprefix(mark) for v in variables if v.startswith(mark)), "")
-
-
-def _memory(proc: str, pid: int) -> int:
-    try:
-        lines = _read(f"{proc}/{pid}/smaps_rollup").splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
 
 
 def _read(path: str) -> str:

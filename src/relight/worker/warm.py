@@ -131,7 +131,8 @@ def serve(
     # From here on, end in good order, also when stopped.
     linux.die_with_parent(signal.SIGCONT)
     raise_limit()  # for the descriptors of all workers
-    control.sendall(f"ready {modules} {seconds:.3f} {_memory_mib():.1f}\n".encode())
+    mib = linux.memory(os.getpid()) / 2**20
+    control.sendall(f"ready {modules} {seconds:.3f} {mib:.1f}\n".encode())
     try:
         plan, mask = _serve_generations(control, agent)
     except Exception as error:
@@ -269,13 +270,6 @@ def _draw_again() -> None:
             module.main_thread()._set_native_id()
         else:
             module.current_process().authkey = os.urandom(32)
-
-
-def _memory_mib() -> float:
-    for line in _read("smaps_rollup").splitlines():
-        if line.startswith(b"Pss:"):
-            return int(line.split()[1]) / 1024
-    return 0.0
 
 
 def _read(name: str) -> bytes:
