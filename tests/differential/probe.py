@@ -41,7 +41,7 @@ def sees() -> dict[str, object]:
         "environment": dict(os.environ),
         "cwd": os.getcwd(),
         "fd": {str(fd): describe(fd) for fd in range(3)},
-        "other fds": sorted(open_fds() - {0, 1, 2}),
+        "other fds": INHERITED_FDS,
         "stdin": sys.stdin.buffer.read().decode("latin-1") if "PROBE_READ" in os.environ else "",
         "umask": umask(),
         "session leader": os.getsid(0) == os.getpid(),
@@ -83,6 +83,10 @@ def open_fds() -> set[int]:
             continue  # the descriptor of the listing itself
         fds.add(int(name))
     return fds
+
+
+INHERITED_FDS = sorted(open_fds() - {0, 1, 2})
+"""Looked for before the script opens any of its own: gloo's come and go while it connects."""
 
 
 def umask() -> int:

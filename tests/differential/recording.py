@@ -167,14 +167,14 @@ def _write_inputs(work: Path) -> set[str]:
     (work / "folder" / "beside.py").write_text("NAME = 'beside'\n")
     (work / "folder" / "imports.py").write_text("import beside\nimport probe\nprobe.main()\n")
     (work / "recorded.py").write_text(
-        "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "import probe\n"
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "record(probe.main)()\n"
     )
     (work / "gloo.py").write_text(
+        "import probe\n"
         "import torch\n"
         "import torch.distributed as dist\n"
-        "import probe\n"
         "assert dist.is_torchelastic_launched()\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.tensor([dist.get_rank() + 1.0])\n"
