@@ -14,7 +14,7 @@ from conftest import Start
 Script = Callable[..., Path]
 SOON = (
     sys.executable, "-c",
-    "from relight.host import warm; warm._LEARN_S, warm._QUIET_S = 0.3, 0.2\n"
+    "from relight.host import warm; warm._LEARN_S, warm._QUIET_S = 0.3, 0.5\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 
@@ -131,6 +131,17 @@ assert os.path.basename(sys._getframe().f_code.co_filename) == "train.py"
         EXPECTED=os.environ.get("PYTHONPATH", ""),
         PYTHONPATH=os.environ.get("PYTHONPATH", ""),
     )
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+
+
+def test_an_interpreter_that_starts_slowly_is_waited_for(
+    run: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A worker that has imported nothing when it is first looked at is looked at again."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    (installed / "slow.pth").write_text("import time; time.sleep(1)\n")
+    logs = run(BEFORE + "import csv", PYTHON_EXEC=str(tmp_path / "env" / "bin" / "python"))
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 

@@ -206,7 +206,8 @@ class Preload:
         assert self._names is not None
         memory = self._names[1]
         end = memory.find(b"\0")
-        if end != size:
+        slow_to_start = not end and self._generations == 1
+        if end != size or slow_to_start:
             self._timer = self._loop.call_after(_QUIET_S, lambda: self._learn(end))
             return
         names = memory[:end].decode(errors="replace").split("\n")[:-1]
