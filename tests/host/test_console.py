@@ -305,6 +305,21 @@ def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: S
     assert shown.count(b"\n") == 3
 
 
+def test_the_end_of_a_line_lets_in_who_waited_before_it(small_screen: Screen) -> None:
+    """Who has waited for longer than the owner of the line comes right after that line."""
+    screen = small_screen
+    owner, other = Stream(screen.console), Stream(screen.console)
+    owner.feed(b"x" * 300_000)
+    other.feed(b"other\n")
+    owner.feed(b"end\n")
+    while screen.console._queue:  # as if the console took everything at once
+        screen.read()
+        screen.console._drain()
+    screen.console._on_writable()
+    shown = screen.read_until(lambda seen: b"other\n" in seen)
+    assert shown == b"x" * 300_000 + b"end\nother\n"
+
+
 def test_nobody_gets_a_slow_console_for_himself(
     loop: FastLoop, small_screen: Screen, descriptors: Callable[[int], int]
 ) -> None:

@@ -46,7 +46,7 @@ class Console:
         """Whether the owner's last byte was a carriage return: it may be broken at once."""
         self._waiting: dict[Stream, None] = {}
         self._waiting_since = 0.0
-        self._serving = False
+        self._serving = self._again = False
         self._patience: Timer | None = None
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
         self._poll = select.poll() if may_block else None
@@ -133,13 +133,19 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Give those who wait their turn, in the order in which they came."""
-        if self._serving or not self._waiting:
+        """Give those who wait their turn, in the order in which they came.
+
+        One of them may end the line that held up those before it: then they are asked again.
+        """
+        self._again = True
+        if self._serving:
             return
         self._serving = True
-        waiting, self._waiting = self._waiting, {}
-        for stream in waiting:
-            stream.flush()
+        while self._again and self._waiting:
+            self._again = False
+            waiting, self._waiting = self._waiting, {}
+            for stream in waiting:
+                stream.flush()
         self._serving = False
 
     def _put(self, data: bytes | bytearray) -> None:
