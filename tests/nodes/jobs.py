@@ -1,6 +1,6 @@
 """A job on several hosts of a Lab: start agents, wait for what they print, end it.
 
-The workers need no torch: each writes a line when it begins, then counts in a file of its own, so
+The workers need no torch: each makes a file of its own, writes a line, then counts in that file, so
 that a test sees whether it runs, until there is a file named `stop`.
 """
 
@@ -22,10 +22,11 @@ import os, sys, time
 names = ("RANK WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE ROLE_RANK "
     "ROLE_WORLD_SIZE TORCHELASTIC_RESTART_COUNT MASTER_ADDR MASTER_PORT").split()
 variables = {k: os.environ[k] for k in names}
-os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
 name = f"count.{os.uname().nodename}.{os.getpid()}"
-end = time.monotonic() + float(os.environ.get("WORKER_S", 120))
 count, file = 0, os.open(name, os.O_WRONLY | os.O_CREAT)
+os.pwrite(file, b"0", 0)  # before the line: a worker that has begun is counted
+os.write(1, ("worker " + " ".join(f"{k}={v}" for k, v in variables.items()) + "\\n").encode())
+end = time.monotonic() + float(os.environ.get("WORKER_S", 120))
 while time.monotonic() < end and not os.path.exists("stop"):
     count += 1
     os.pwrite(file, str(count).encode(), 0)  # at no moment is the file empty, or half written
