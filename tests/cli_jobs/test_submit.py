@@ -150,14 +150,19 @@ def test_what_follows_two_dashes_arrives(relight: Command, place: Path, componen
     assert json.loads(line[line.index("{") :])["argv"] == HARD
 
 
-def test_two_nodes_meet(relight: Command, place: Path) -> None:
-    """`-j 2x2` is two replicas of one job on this machine: four ranks."""
+def test_replicas_are_nodes(relight: Command, place: Path) -> None:
+    """`-j 4x2` is four replicas of one job on this machine, in the order of ranks, whichever is
+    there first.
+    """
     (place / "train.py").write_text(SCRIPT)
-    found = relight("submit", "dist.ddp", "-j", "2x2", "--script", "train.py")
+    found = relight("submit", "dist.ddp", "-j", "4x2", "--script", "train.py")
     assert found.returncode == 0, found.stderr
-    lines = [line for line in found.stderr.splitlines() if '"rank"' in line]
-    ranks = {json.loads(line[line.index("{") :])["rank"] for line in lines}
-    assert ranks == {"0", "1", "2", "3"}
+    ranks: dict[str, set[str]] = {}
+    for line in found.stderr.splitlines():
+        if '"rank"' in line:
+            said = json.loads(line[line.index("{") :])
+            ranks.setdefault(line.split()[0], set()).add(said["rank"])
+    assert ranks == {f"train/{node}": {str(2 * node), str(2 * node + 1)} for node in range(4)}
 
 
 def test_stdin(relight: Command) -> None:

@@ -12,6 +12,8 @@ verbs:
     returns   it comes with the workers of its generation; `returns-done` if they have ended well
     idle      it comes again, without workers
     -         nothing but time passes
+
+A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.group import Event, Lost, Send, Settings, Tick, Told
@@ -121,7 +123,7 @@ class Table:
 
     def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
         name = node.partition("/")[0]
-        rank = int(name[4:]) if self.settings.ordered else -1
+        rank = int(name[4:]) if self.settings.ordered or name.startswith("task") else -1
         offer = Join(
             node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.least,
             self.settings.most, self.settings.max_restarts, {}, announce,

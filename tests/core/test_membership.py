@@ -366,6 +366,36 @@ def test_a_static_rank_belongs_to_one_node() -> None:
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 
+def test_numbered_nodes_are_in_that_order() -> None:
+    """Replica N is node N, whoever comes first, also where one comes to a group that runs; a
+    replacement has the place of the lost one, whether it has its number or none, and nobody waits
+    for a number.
+    """
+    table(1, 3, last_call_s=1.0).play("""
+        0 task2 joins
+        0 task1 joins
+        1 -
+        -> form 0: task1 task2
+        5 task0 joins
+        -> stop 0: task1 task2
+        5 task1 task2 ready
+        -> form 1: task0 task1 task2
+        6 task1 lost
+        -> stop 1: task0 task2
+        6 task0 task2 ready
+        -> form 2: task0 task2
+        7 task1/again joins
+        -> stop 2: task0 task2
+        7 task0 task2 ready
+        -> form 3: task0 task1/again task2
+        8 task0 lost
+        -> stop 3: task1/again task2
+        8 x joins
+        8 task1/again task2 ready
+        -> form 4: x task1/again task2
+    """)
+
+
 def test_differences_are_told_to_both() -> None:
     """A newcomer whose facts differ is a note on it and on the first node; it may join."""
     game = table(2, 2)

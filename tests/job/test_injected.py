@@ -39,6 +39,7 @@ def test_who_a_job_is() -> None:
         "RELIGHT_TRACKING_RUN_NAME": "run",
         "TORCHX_JOB_ID": "local://torchx/${app_id}",
         "RELIGHT_JOB_ID": "local://relight/${app_id}",
+        "RELIGHT_REPLICA_ID": "${replica_id}",
         "TORCHX_INTERNAL_SESSION_ID": number,
         "RELIGHT_INTERNAL_SESSION_ID": number,
     }

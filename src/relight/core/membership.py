@@ -20,8 +20,8 @@ Rules:
 
 - Only survivors are waited for on the way to the next generation, never strangers; where none is
   left, the leases of the lost ones.
-- Survivors keep their order, a newcomer takes the hole of a lost node, the rest is appended. The
-  first generation is in the natural order of host names (node2 before node10).
+- Survivors keep their order, a newcomer takes the hole of a lost node, the rest is appended. First
+  is the natural order of host names. Nodes with a number are in its order; none is waited for.
 - `restart` counts failures of workers; a change of membership costs nothing, and where both happen
   during a stop it was a change of membership.
 - Whoever was lost and returns in time, workers and all, has its place again.
@@ -457,13 +457,13 @@ class Membership:
     def _in_rank_order(self) -> list[_Member]:
         ready = sorted((self.members[node] for node in self._ready), key=lambda m: m.number)
         most = self.settings.most
-        if self.settings.ordered:
-            return sorted(ready, key=lambda m: m.join.node_rank)
         if self.generation < 0:
-            return sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
+            ready = sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
         survivors = [node if node in self._ready else None for node in self.order]
         newcomers = [m.node for m in ready if m.node not in self._places]
-        return [self.members[node] for node in ranks.arrange(survivors, newcomers, most)]
+        order = ranks.arrange(survivors, newcomers, most)
+        numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
+        return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
     def _finish(self, end: End) -> None:
         self.state, self.end = State.ENDED, end

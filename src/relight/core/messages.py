@@ -34,8 +34,9 @@ class Announce(NamedTuple):
 class Join(NamedTuple):
     """An agent offers its node to the job.
 
-    `node` is random and belongs to this agent process alone. `node_rank` is -1 where the
-    coordinator gives out ranks. `facts` are what should be equal on all nodes.
+    `node` is random and belongs to this agent process alone. `node_rank` is its
+    rank in a static rendezvous; elsewhere the number that its scheduler gave it, which the order of
+    ranks follows, or -1. `facts` are what should be equal on all nodes.
     """
 
     node: str

@@ -4,7 +4,7 @@ Source of the names and their meaning: torch.distributed.elastic.agent.server.ap
 `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from relight.errors import UsageError
@@ -100,6 +100,14 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
     order = [node or (left.pop() if left else None) for node in survivors]
     kept = [node for node in order if node is not None]
     return (kept + left[::-1])[:most]
+
+
+def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
+    """Return the nodes with those that have a number in the order of their numbers; the others keep
+    their places.
+    """
+    numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
+    return [next(numbered) if node in numbers else node for node in order]
 
 
 def natural(host: str) -> tuple[tuple[bool, int, str], ...]:

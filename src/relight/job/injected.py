@@ -1,6 +1,7 @@
 """The variables that each job has, whatever its component says: who it is, for trackers and more.
 
-Each has TorchX's name and, with the same value but for the handle, relight's.
+Each has TorchX's name and, with the same value but for the handle, relight's. RELIGHT_REPLICA_ID,
+which has no counterpart there, tells an agent the number of its replica.
 """
 
 import os
@@ -53,6 +54,7 @@ def with_variables(
             if name in common or name.startswith("TORCHX_TRACKING_")
         }
         ours["RELIGHT_JOB_ID"] = f"{scheduler}://{session}/{macros.app_id}"
+        ours["RELIGHT_REPLICA_ID"] = macros.replica_id  # nodes are numbered as replicas are
         roles.append(replace(role, env={**variables, **ours}))
     return replace(app, roles=tuple(roles))
 

@@ -23,6 +23,8 @@ _DIAL_S = 5.0
 _REJOIN_S = 0.5
 """How long an agent may take to find a new coordinator, once it knows that it needs one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
+REPLICA = "RELIGHT_REPLICA_ID"
+_DIGITS = 9  # of a number, at most
 
 
 class Meeting(NamedTuple):
@@ -32,8 +34,8 @@ class Meeting(NamedTuple):
     of several may take over without a majority. With a `register` there are none; what is held
     there is held for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
     `local_addr` is the address that others shall use, or empty. `fixed_port`: workers find their
-    store at the endpoint's port, too. `node_rank` is -1 where ranks are given out. Times in
-    seconds.
+    store at the endpoint's port, too. `node_rank` is this node's rank in a static
+    rendezvous, else the number of its replica or -1. Times in seconds.
     """
 
     job: str
@@ -93,8 +95,9 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
         if spec.rdzv_id == UNSET_RUN_ID:
             notes.append(f"no --rdzv-id: whatever job at {where} has none either is this one")
-    node_rank = (spec.node_rank if conf.rank is None else conf.rank) if static else -1
-    if node_rank >= spec.nnodes.most:
+    ranked = spec.node_rank if conf.rank is None else conf.rank
+    node_rank = ranked if static else _replica(env)
+    if static and node_rank >= spec.nnodes.most:
         raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
     secured = security(env, conf)
     if not secured.secret and not (hosts and hosts[0][0] in LOCAL_HOSTS):
@@ -107,7 +110,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         hosts=hosts,
         alone=conf.takeover == "alone",
         hosted=node_rank == 0 if static else conf.is_host,
-        local_addr=spec.local_addr or (hosts[0][0] if node_rank == 0 else ""),
+        local_addr=spec.local_addr or (hosts[0][0] if static and node_rank == 0 else ""),
         fixed_port=static,
         node_rank=node_rank,
         interval_s=conf.keep_alive_interval,
@@ -130,6 +133,12 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         gently=spec.membership_change == "at-checkpoint",
     )
     return meeting, settings, notes
+
+
+def _replica(env: Environment) -> int:
+    """Return the number that `relight submit` gave this replica of a role, -1 without one."""
+    text = env.get(REPLICA)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
 
 
 def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
