@@ -218,3 +218,25 @@ def test_streams_stay_as_an_import_has_set_them(
     result = launch("run", "--preload=culprit", "-v", path, **found)
     assert result.stdout == "True\n", result.stderr
     assert "workers start warm" in result.stderr
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_what_an_import_has_started_ends_with_the_agent(
+    how: str, start: Start, script: Script, library: Library, marker: str
+) -> None:
+    """An agent that is killed while --preload imports leaves no process of the import."""
+    found = library(
+        "import subprocess, time\n"
+        "for command in (['sleep'], ['setsid', 'sleep'], ['env', '-i', 'setsid', 'sleep']):\n"
+        f"    subprocess.Popen([*command, {marker!r}])\n"
+        "time.sleep(1000)"
+    )
+    agent = start("run", "--preload=culprit", script(SAYS_RAN), marker,
+                  variables=found)  # fmt: skip
+    wait_until_up(marker, 5)  # with the agent and the one that imports
+    if how == "stopped":
+        for pid in marked(marker):
+            os.kill(pid, signal.SIGSTOP)
+    agent.send_signal(signal.SIGKILL)
+    agent.wait()
+    wait_until_gone(marker, 5)

@@ -260,7 +260,9 @@ class Preload:
         for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
             if word == "ready":
-                modules, seconds, mib = rest.split()
+                pid, modules, seconds, mib = rest.split()
+                if not self._adopt(int(pid)):
+                    return
                 self._ready = True
                 self._importing = ""
                 self._tries = _TRIES
@@ -279,6 +281,18 @@ class Preload:
                 else:
                     self._tries = 0  # it would be the same again
                 return
+
+    def _adopt(self, pid: int) -> bool:
+        """Take over the process itself: the one above it (`worker/guard.py`) has gone."""
+        os.waitpid(self._pid, 0)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except OSError as error:
+            self._lose(f"it can't be watched: {error.strerror}")
+            return False
+        os.close(self._pidfd)
+        self._pid, self._pidfd = pid, pidfd
+        return True
 
     def _so_far(self, state: str) -> str:
         return f"{state}; it imported {self._importing}" if self._importing else state

@@ -4,7 +4,7 @@ It is started with the workers' command line and environment, and `serve` is cal
 interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
 returns. The process itself never runs code of the user; it serves one generation after the other.
 
-Lines to the agent: `importing MODULE`, then `ready MODULES SECONDS MIB`, or `culprit MODULE`,
+Lines to the agent: `importing MODULE`, then `ready PID MODULES SECONDS MIB`, or `culprit MODULE`,
 `unfit REASON`, the end. From the agent, for each generation: a number of descriptors and these
 (`host/warm.py`), the first of them a socket on which this process is then the spawner of
 `host/spawner.py`; at its end it says `ended` and waits for the next generation. When the agent is
@@ -30,6 +30,7 @@ from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
+from relight.worker.guard import stand_guard
 from relight.worker.preload import UnfitError, preload
 
 COUNT = struct.Struct("!I")
@@ -117,8 +118,9 @@ def serve(
     # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
     # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
     atexit.register(gc.unfreeze)
-    linux.become_subreaper()
     try:
+        send_guard_away = stand_guard(control_fd)
+        linux.become_subreaper()
         printed = preload(setup, loaded, control_fd, watched)
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
@@ -128,11 +130,11 @@ def serve(
     linux.rename_process(f"warm spawner of {agent}")
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
-    # From here on, end in good order, also when stopped.
-    linux.die_with_parent(signal.SIGCONT)
+    # From here on, this process ends in good order, also when stopped.
+    send_guard_away()
     raise_limit()  # for the descriptors of all workers
     mib = linux.memory(os.getpid()) / 2**20
-    control.sendall(f"ready {modules} {seconds:.3f} {mib:.1f}\n".encode())
+    control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())
     try:
         plan, mask = _serve_generations(control, agent)
     except Exception as error:
