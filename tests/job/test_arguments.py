@@ -27,6 +27,8 @@ def f(
     either: str | None = None,
     maybe_items: Optional[List[str]] = None,
     named: Annotated[str, "-cn"] = "",
+    pair: Optional[tuple[str, int]] = None,
+    several: tuple[int, ...] = (),
     tex: str = "",
 ) -> specs.AppDef:
     """Does something.
@@ -77,6 +79,10 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
         (("--maybe-items", ""), {"maybe_items": None}),
         (("--pairs", "a=1;b=2,c=3"), {"pairs": {"a": 1, "b": 2, "c": 3}}),
         (("--maybe", "7"), {"maybe": 7}),
+        (("--pair", "a, 1"), {"pair": ("a", 1)}),
+        (("--pair", ""), {"pair": None}),
+        (("--several", "1,2,3"), {"several": (1, 2, 3)}),
+        (("--several", ""), {"several": ()}),
         (("--either", "7"), {"either": "7"}),
         (("-cn", "z"), {"named": "z"}),
         (("--na", "z"), {"named": "z"}),
@@ -113,6 +119,8 @@ def test_words_become_values(
         (("--pairs", "a=b=c"), "two '='"),
         (("--m", "1"), "--m is ambiguous: --maybe, --maybe_items"),
         (("--txet", "1"), "no parameter --txet"),
+        (("--pair", "a"), "--pair=a: expected 2 values, not 1"),
+        (("--pair", "a,b"), "--pair=a,b: expected a whole number"),
         (("-q", "1"), "no parameter -q"),
         (("--n", "1", "--n", "2"), "--n is given twice"),
     ],
@@ -143,7 +151,7 @@ def test_help_comes_from_the_docstring(place: Path) -> None:
     ("head", "line", "text"),
     [
         ("def f(\n    a: int,\n    b,\n) -> None: ...", 3, "the parameter b of c.py:f has no type"),
-        ("def f(a: tuple[int, int]) -> None: ...", 1, "tuple[int, int]"),
+        ("def f(a: tuple[int, list[int]]) -> None: ...", 1, "tuple[int, list[int]]"),
         ("def f(a: set[int]) -> None: ...", 1, "set[int]"),
         ("def f(a: list[list[int]]) -> None: ...", 1, "list[list[int]]"),
         ("class A: ...\ndef f(a: A) -> None: ...", 2, "type A"),
@@ -168,6 +176,25 @@ def test_annotations_may_be_texts(place: Path) -> None:
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--l", "1,2", "--o", "3"], signature)
     assert arguments.bind(signature, parsed, {})[1] == {"l": [1, 2], "o": 3}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--script", "a.py", "--", "--n", "2"), ("a.py", 3, ("--n", "2"), "0.1")),
+        (("--script", "a.py", "--n", "2", "--lr", "1"), ("a.py", 2, (), "1")),
+    ],
+)
+def test_parameters_before_the_rest(
+    place: Path, words: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
+    """A parameter may stand before `*args`, as in TorchX: it keeps its value, or its default."""
+    head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1'):"
+    (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
+    function = loading.find("c.py:f")
+    signature = arguments.signature_of("c.py:f", function)
+    first, values = arguments.bind(signature, arguments.parse(words, signature), {})
+    assert function(*first, **values) == expected
 
 
 def test_what_goes_before_what(place: Path) -> None:

@@ -18,7 +18,7 @@ _OF_SUBMIT = ("-s", "--scheduler", "--dryrun", "-cfg", "--cfg", "--scheduler_arg
               "--scheduler-args", "--wait", "--log", "--tee_logs", "--tee-logs", "--workspace",
               "--parent_run_id", "--parent-run-id", "--launcher", "--stdin", "--json")  # fmt: skip
 _BASES = (str, int, float, bool)
-_SUPPORTED = "str, int, float, bool, list[…], dict[…, …], and Optional of these"
+_SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …], and Optional of these"
 
 
 class Parameter(NamedTuple):
@@ -33,7 +33,9 @@ class Parameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The flags of a component, in order, and `rest`, the name of its `*args` or nothing."""
+    """The flags of a component, in order, and `rest`, the name of its `*args` or nothing; `before`
+    it stand so many parameters.
+    """
 
     name: str
     description: str
@@ -41,6 +43,7 @@ class Signature(NamedTuple):
     rest: str
     rest_kind: Kind
     rest_help: str
+    before: int = 0
 
 
 class Parsed(NamedTuple):
@@ -64,8 +67,8 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     signature = inspect.signature(target)
     hints = _hints(target, signature)
     description, helps = _docstring(function)
-    parameters = []
-    rest, rest_kind, rest_help = "", Kind(str), ""
+    parameters: list[Parameter] = []
+    rest, rest_kind, rest_help, before = "", Kind(str), "", 0
     for number, (each, parameter) in enumerate(signature.parameters.items()):
         if number == 0 and inspect.isclass(function):
             continue
@@ -81,6 +84,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
             raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest, rest_kind, rest_help = each, kind, helps.get(each, "")
+            before = len(parameters)
             continue
         short = (f"-{each}",) if len(each) == 1 else ()
         parameters.append(
@@ -93,7 +97,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
                 names=(*short, *flags, f"--{each}"),
             )
         )
-    return Signature(name, description, tuple(parameters), rest, rest_kind, rest_help)
+    return Signature(name, description, tuple(parameters), rest, rest_kind, rest_help, before)
 
 
 def parse(words: Sequence[str], signature: Signature) -> Parsed:
@@ -172,7 +176,12 @@ def bind(
                 f"{signature.name} needs --{parameter.name}",
                 hint=parameter.help or f"relight submit {signature.name} --help",
             )
-    return _rest(signature, parsed, settings, given or {}), values
+    # What stands before `*args` can't be given by name once there are some.
+    first = [
+        values.pop(parameter.name, parameter.default)
+        for parameter in signature.parameters[: signature.before]
+    ]
+    return [*first, *_rest(signature, parsed, settings, given or {})], values
 
 
 def usage(signature: Signature, command: str) -> str:
@@ -306,6 +315,10 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
         items = get_args(annotation) or (str,) * count
         if len(items) == count and all(item in _BASES for item in items):
             return Kind(origin, items, optional), flags
+    if origin is tuple:
+        items = get_args(annotation) or (str, ...)
+        if all(item in _BASES for item in items if item is not ...):
+            return Kind(tuple, items, optional), flags
     shown = getattr(annotation, "__name__", str(annotation)) if origin is annotation else annotation
     raise ValueError(f"no text can stand for its type {shown}; types are {_SUPPORTED}")
 

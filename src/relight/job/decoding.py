@@ -4,24 +4,26 @@ Grammar and casts are those of TorchX's command line; where it lets a wrong valu
 silence, this refuses it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: ""}
 
 
 class Kind(NamedTuple):
-    """A type: `base` is str, int, float, bool, list or dict; `items` are the types of a list's
-    items or of a dict's keys and values. With `optional`, no text at all is None.
+    """A type: `base` is str, int, float, bool, list, dict or tuple; `items` are the types of a
+    list's items, of a dict's keys and values or of a tuple's items, one by one; a tuple of any
+    length has `...` for its second. With `optional`, no text at all is None.
     """
 
     base: type
-    items: tuple[type, ...] = ()
+    items: tuple[Any, ...] = ()
     optional: bool = False
 
     def __str__(self) -> str:
         if self.items:
-            return f"{self.base.__name__}[{', '.join(item.__name__ for item in self.items)}]"
+            names = (getattr(item, "__name__", "...") for item in self.items)
+            return f"{self.base.__name__}[{', '.join(names)}]"
         return self.base.__name__
 
 
@@ -35,6 +37,10 @@ def decode(text: str, kind: Kind) -> Any:
         if not text:
             return None if kind.optional else []
         return [_plain(part.strip(), kind.items[0]) for part in text.split(",")]
+    if kind.base is tuple:
+        if not text and (kind.optional or ... in kind.items):
+            return None if kind.optional else ()
+        return _in_turn(text.split(","), kind, lambda part, item: _plain(part.strip(), item))
     if kind.base is dict:
         if not text.strip():
             return None if kind.optional else {}
@@ -55,6 +61,8 @@ def from_value(value: Any, kind: Kind) -> Any:
         return value if kind.base is str else decode(value, kind)
     if kind.base is list and isinstance(value, (list, tuple)):
         return [from_value(inner, Kind(kind.items[0])) for inner in value]
+    if kind.base is tuple and isinstance(value, (list, tuple)):
+        return _in_turn(value, kind, lambda part, item: from_value(part, Kind(item)))
     if kind.base is dict and isinstance(value, dict):
         key, inner = (Kind(item) for item in kind.items)
         return {from_value(k, key): from_value(v, inner) for k, v in value.items()}
@@ -110,6 +118,14 @@ def boolean(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("expected true or false")
     return text.lower() == "true"
+
+
+def _in_turn(parts: Sequence[Any], kind: Kind, each: Callable[[Any, type], Any]) -> tuple[Any, ...]:
+    """Return a tuple of the parts, each with the type that its place has."""
+    items = kind.items[:1] * len(parts) if ... in kind.items else kind.items
+    if len(parts) != len(items):
+        raise ValueError(f"expected {len(items)} values, not {len(parts)}")
+    return tuple(each(part, item) for part, item in zip(parts, items, strict=True))
 
 
 def _put(found: dict[str, str], key: str, value: str) -> None:
