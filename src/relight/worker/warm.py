@@ -261,17 +261,37 @@ def _reopen_streams() -> None:
 
 
 def _draw_again() -> None:
-    """Take anew what a module took when it was imported; `random` does so at a fork by itself."""
-    for name in ("numpy.random", "multiprocessing.process", "threading"):
+    """Take anew what a module took when it was imported; `random` does so at a fork by itself.
+
+    A generator that an import has seeded with a number of its own stays so, as in a cold worker.
+    """
+    for name, draw in _DRAWS.items():
         module: Any = sys.modules.get(name)
-        if module is None:
-            continue
-        if name == "numpy.random":
-            module.seed()
-        elif name == "threading":
-            module.main_thread()._set_native_id()
-        else:
-            module.current_process().authkey = os.urandom(32)
+        if module is not None:
+            draw(module)
+
+
+def _seed_numpy(random: Any) -> None:
+    if random.mtrand._rand._bit_generator.seed_seq is not None:  # not after seed(NUMBER)
+        random.seed()
+
+
+def _seed_torch(torch: Any) -> None:
+    # What torch draws has 64 bits, numbers that people choose have few.
+    if torch.default_generator.initial_seed() >= 1 << 32:
+        torch.default_generator.seed()
+
+
+def _renew_key(process: Any) -> None:
+    process.current_process().authkey = os.urandom(32)
+
+
+_DRAWS: dict[str, Callable[[Any], object]] = {
+    "numpy.random": _seed_numpy,
+    "torch": _seed_torch,
+    "multiprocessing.process": _renew_key,
+    "threading": lambda threading: threading.main_thread()._set_native_id(),
+}
 
 
 def _read(name: str) -> bytes:

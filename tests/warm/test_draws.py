@@ -1,0 +1,12 @@
+"""What is drawn when modules are imported is drawn anew in each warm worker."""
+
+import pytest
+
+from . import draws
+
+
+@pytest.mark.slow
+def test_nothing_drawn_at_an_import_is_shared() -> None:
+    """No generator and no value of a module is equal in warm workers only."""
+    drawn, _ = draws.compare(["torch", "uuid", "secrets", "tempfile"])
+    assert not drawn, "\n".join(drawn)
