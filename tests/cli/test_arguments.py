@@ -1,5 +1,7 @@
 """The command line: torchrun's grammar, PET_ variables, and errors that name what is wrong."""
 
+import argparse
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,7 +65,11 @@ def test_a_flag_and_its_value(argv: list[str], field: str, value: object) -> Non
     [
         (["train.py"], "train.py", ()),
         (["train.py", "--nnodes=2", "-m"], "train.py", ("--nnodes=2", "-m")),
-        (["train.py", "--", "a", "--"], "train.py", ("--", "a", "--")),
+        (["train.py", "--", "a", "--"], "train.py", ("a", "--")),
+        (["train.py", "--", "--", "a"], "train.py", ("--", "a")),
+        (["train.py", "a", "--", "b"], "train.py", ("a", "--", "b")),
+        (["-m", "pkg.train", "--", "--depth=24"], "pkg.train", ("--depth=24",)),
+        (["train.py", "--"], "train.py", ()),
         (["--", "train.py", "--", "a"], "train.py", ("--", "a")),
         (["--", "--odd-name", "a"], "--odd-name", ("a",)),
         (["-m", "pkg.train", "--help"], "pkg.train", ("--help",)),
@@ -74,15 +80,36 @@ def test_a_flag_and_its_value(argv: list[str], field: str, value: object) -> Non
 def test_what_belongs_to_the_script(
     argv: list[str], script: str, script_args: tuple[str, ...]
 ) -> None:
-    """Everything from the script on is the script's, unchanged."""
+    """Everything from the script on is the script's, but for a `--` directly after it."""
     spec = spec_of(*argv)
     assert (spec.script, spec.script_args) == (script, script_args)
+
+
+@given(
+    st.sampled_from([[], ["--nnodes=1"], ["-m"], ["--nproc-per-node", "2"]]),
+    st.booleans(),
+    st.sampled_from(["train.py", "-"]),
+    st.lists(st.sampled_from(["--", "a", "-", "--x", "-m", "--nnodes=2", "--nnodes"])),
+)
+def test_what_argparse_leaves_to_the_script(
+    flags: list[str], dashes: bool, script: str, arguments: list[str]
+) -> None:
+    """The script gets what it would get of torchrun's parser, argparse, wherever `--` stands."""
+    torchrun = argparse.ArgumentParser()
+    torchrun.add_argument("--nnodes")
+    torchrun.add_argument("--nproc-per-node", "--nproc_per_node")
+    torchrun.add_argument("-m", "--module", action="store_true")
+    torchrun.add_argument("script")
+    torchrun.add_argument("script_args", nargs=argparse.REMAINDER)
+    argv = [*flags, *["--"] * dashes, script, *arguments]
+    theirs, ours = torchrun.parse_args(argv), spec_of(*argv)
+    assert (ours.script, list(ours.script_args)) == (theirs.script, theirs.script_args)
 
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8")), max_size=6))
 def test_any_arguments_reach_the_script(arguments: list[str]) -> None:
     """No text in the script's arguments is taken for ours."""
-    assert spec_of("train.py", *arguments).script_args == tuple(arguments)
+    assert spec_of("train.py", "a", *arguments).script_args == ("a", *arguments)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.commands import OF_ONE_WORKER
+from relight.core.commands import OF_ONE_WORKER, with_local_rank
 from relight.core.ranks import (
     Generation,
     Node,
@@ -99,3 +99,19 @@ def test_too_few_devices(variable: str, local_rank: int) -> None:
     """A worker without a device is an error that names the list."""
     with pytest.raises(UsageError, match="has no device for local rank"):
         visible_device(variable, local_rank)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("${local_rank}", "3"),
+        ("--device=cuda:${local_rank},${local_rank}", "--device=cuda:3,3"),
+        ("$${local_rank}", "${local_rank}"),
+        ("$$", "$$"),
+        ("$local_rank ${rank} $", "$local_rank ${rank} $"),
+        ("${local_rank", "${local_rank"),
+    ],
+)
+def test_the_local_rank_in_arguments(argument: str, expected: str) -> None:
+    """`${local_rank}` is the number, its escape the text; other texts with a dollar stay."""
+    assert with_local_rank(argument, 3) == expected

@@ -2,7 +2,8 @@
 
 torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
 (`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
-`--flag value`, and everything after the script belongs to the script, byte for byte.
+`--flag value`, and everything after the script belongs to the script, but for a `--` directly after
+it, which is dropped if none stands before it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -67,7 +68,11 @@ def to_spec(parsed: Parsed) -> RunSpec:
 
 
 def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
-    """Return the text of each flag given (the last one counts) and the rest, from the script on."""
+    """Return the text of each flag given (the last one counts) and the rest, from the script on.
+
+    As under argparse, of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
+    directly after it, and goes; any other one is an argument of the script.
+    """
     texts: dict[str, str] = {}
     shorts = {flag.short: flag for flag in table.values() if flag.short}
     rest = list(argv)
@@ -100,7 +105,7 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
             texts[flag.name] = rest.pop(0)
         else:
             raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
-    return texts, rest
+    return texts, rest[:1] + rest[2:] if rest[1:2] == ["--"] else rest
 
 
 def _find(name: str, table: Mapping[str, Flag]) -> Flag:

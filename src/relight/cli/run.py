@@ -9,7 +9,7 @@ import sys
 from relight import env as environment
 from relight.agent import Agent, Job
 from relight.cli.arguments import parse, to_spec
-from relight.core.commands import Command
+from relight.core.commands import Command, with_local_rank
 from relight.core.group import Settings
 from relight.core.ranks import visible_device
 from relight.env import Environment
@@ -228,15 +228,16 @@ def _check_script(spec: RunSpec, env: Environment) -> None:
         if _find_program(spec.script, env) is None:
             raise _no_program(spec.script)
         return
-    if os.path.isdir(spec.script):
-        if not os.path.isfile(os.path.join(spec.script, "__main__.py")):
+    script = with_local_rank(spec.script, 0)
+    if os.path.isdir(script):
+        if not os.path.isfile(os.path.join(script, "__main__.py")):
             raise UsageError(
-                f"{spec.script} is a directory without a __main__.py", hint="give the script's file"
+                f"{script} is a directory without a __main__.py", hint="give the script's file"
             )
-    elif not os.path.exists(spec.script):
-        raise UsageError(f"there is no file {spec.script}", hint=_similar_file(spec.script))
-    elif not os.access(spec.script, os.R_OK):
-        raise UsageError(f"the file {spec.script} can't be read", hint="look at its permissions")
+    elif not os.path.exists(script):
+        raise UsageError(f"there is no file {script}", hint=_similar_file(script))
+    elif not os.access(script, os.R_OK):
+        raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
 
 
 def _no_program(name: str) -> UsageError:

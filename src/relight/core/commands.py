@@ -1,8 +1,8 @@
 """The command line and the environment of one worker: a pure function of what was asked for and its
 place.
 
-Both are torchrun's (torch 2.13), with one exception: arguments reach the script byte for byte,
-where torchrun replaces `$$` and `${local_rank}` in them.
+Both are torchrun's (torch 2.13), with one exception: of what `string.Template` would replace in
+arguments, only `${local_rank}` is; `$$`, `$local_rank` and the like reach the script as they are.
 """
 
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
@@ -28,6 +28,7 @@ OF_ONE_WORKER = (
     "TORCHELASTIC_ERROR_FILE",
 )
 """Variables that are not the same for all workers in all generations."""
+_MACRO = "${local_rank}"
 
 
 class Command(NamedTuple):
@@ -54,12 +55,23 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
     """Return the worker's command line."""
     spec = command.spec
     first = (f"--local-rank={local_rank}",) if command.local_rank_argument else ()
-    rest = (spec.script, *first, *spec.script_args)
+    arguments = [with_local_rank(argument, local_rank) for argument in spec.script_args]
+    if spec.no_python and not spec.run_path:
+        return (spec.script, *first, *arguments)
+    rest = (with_local_rank(spec.script, local_rank), *first, *arguments)
     if spec.run_path:
         return (command.python, "-u", command.run_path, *rest)
-    if spec.no_python:
-        return rest
     return (command.python, "-u", *(("-m",) if spec.module else ()), *rest)
+
+
+def with_local_rank(argument: str, local_rank: int) -> str:
+    """Return an argument with the number for `${local_rank}`; `$${local_rank}` stands for the text
+    itself, as in torchrun.
+    """
+    if _MACRO not in argument:
+        return argument
+    parts = argument.split("$" + _MACRO)
+    return _MACRO.join([part.replace(_MACRO, str(local_rank)) for part in parts])
 
 
 def common_variables(command: Command) -> dict[str, str]:
