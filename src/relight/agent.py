@@ -245,7 +245,9 @@ class Agent:
 
     def _finish(self, end: End) -> tuple[int, str]:
         if end.exit_code:
-            self.say("\n".join(end.report or (f"error: {end.reason}",)))
+            from relight.postmortem import report
+
+            self.say(report(end, self._ready, self.job.command.env))
         if end.root is not None:
             self._tell_parent(end.root)
         return end.exit_code, end.reason

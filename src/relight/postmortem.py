@@ -11,19 +11,22 @@ from collections.abc import Mapping, Sequence
 
 from relight.core import tracebacks
 from relight.core.failures import Failure, from_record, to_record
-from relight.core.supervision import End
+from relight.core.messages import End, Ready
+from relight.core.supervision import End as WorkerEnd
+from relight.env import Environment
 from relight.host import reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
 from relight.typed import Any
 
+JOB = "RELIGHT_JOB_ID"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CHILD_KILLED = "killed by signal: Killed"
 """What torch's data loader says when one of its processes got SIGKILL."""
 
 
 def gather(
-    ends: Sequence[End], logs: Logs, workers: Workers, host: str, now: float
+    ends: Sequence[WorkerEnd], logs: Logs, workers: Workers, host: str, now: float
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
     """Return the failures of this node in a generation, at least one, as records, and the ranks
     that had ended well before the first.
@@ -33,6 +36,25 @@ def gather(
     left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
     records = tuple(to_record(failure, now) for failure in failures)
     return records, tuple(workers.ranks[end.local_rank] for end in left)
+
+
+def report(end: End, ready: Ready | None, env: Environment) -> str:
+    """Return what an agent says of a job that has failed.
+
+    Args:
+        end: of the job.
+        ready: what this node has said last, with its failures.
+        env: of the workers. In a job that `relight submit` has sent, whose replicas are read
+            together, the node of the cause reports it, and the others say that.
+    """
+    root = end.root
+    if not end.report or root is None:
+        return "\n".join(end.report or (f"error: {end.reason}",))
+    keys, own = ("rank", "pid", "host"), ready.failures if ready is not None else ()
+    ours = any(all(each.get(key) == root.get(key) for key in keys) for each in own)
+    if ours or not env.get(JOB):
+        return "\n".join(end.report)
+    return f"{end.report[0]}; its own node reports it. Exit code {end.exit_code}"
 
 
 def tell_parent(
@@ -47,7 +69,7 @@ def tell_parent(
         return  # it is a courtesy: the report is on stderr
 
 
-def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
+def _failure(end: WorkerEnd, logs: Logs, workers: Workers, host: str) -> Failure:
     try:
         stderr = logs.stderr_of(end.local_rank)
     except OSError:
@@ -71,7 +93,7 @@ def _failure(end: End, logs: Logs, workers: Workers, host: str) -> Failure:
     )
 
 
-def _of_disk(end: End, log: str) -> str:
+def _of_disk(end: WorkerEnd, log: str) -> str:
     """Return whether there was no room for what a worker may have had to say (statvfs(3))."""
     if end.asked or end.exitcode < 0 or not log:
         return ""
@@ -84,7 +106,7 @@ def _of_disk(end: End, log: str) -> str:
     return "the disk of its log is full: what it printed may be lost" if full else ""
 
 
-def _of_memory(end: End, stderr: str, workers: Workers) -> str:
+def _of_memory(end: WorkerEnd, stderr: str, workers: Workers) -> str:
     """Return what the kernel's counters say about a SIGKILL that the agent did not send."""
     if end.asked:
         return ""

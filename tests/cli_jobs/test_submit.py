@@ -165,6 +165,25 @@ def test_replicas_are_nodes(relight: Command, place: Path) -> None:
     assert ranks == {f"train/{node}": {str(2 * node), str(2 * node + 1)} for node in range(4)}
 
 
+LONG = "No checkpoint. " + "a file of many is not there, " * 18 + "since you tried another model"
+
+
+def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
+    """The node of the cause reports it, with all of its reason; the others say so in a line."""
+    script = f"import os\nif os.environ['RANK'] == '1':\n    raise ValueError({LONG!r})\n"
+    (place / "train.py").write_text(script + "import time\ntime.sleep(60)\n")
+    found = relight("submit", "dist.ddp", "-j", "2x1", "--script", "train.py")
+    assert found.returncode == 1
+    lines = [line for line in found.stderr.splitlines() if line.startswith("train/")]
+    said = "rank 1 raised ValueError: No checkpoint."
+    assert [line.split()[0] for line in lines if f"relight: {said}" in line].count("train/1") == 1
+    (other,) = [line for line in lines if line.startswith(f"train/0 relight: {said}")]
+    assert other.endswith("its own node reports it. Exit code 1")
+    assert len([line for line in lines if "exit code 1; no restarts" in line]) == 1
+    assert f"train/1 ValueError: {LONG}" in lines
+    assert found.stderr.splitlines()[-1].endswith(f"ValueError: {LONG}")
+
+
 def test_stdin(relight: Command) -> None:
     """A JSON object says all of a command line."""
     order = {

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.core.excerpts import rows_of
+from relight.core.excerpts import cut, rows_of
 from relight.core.failures import Class, Failure, classify, diagnose, what_happened
 from relight.core.tracebacks import Kind, Report
 
@@ -280,6 +280,20 @@ def test_what_was_printed_is_shown_as_such() -> None:
         "",
         "exit code 7; over",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("short", "short"),
+        ("x" * 50, "x" * 39 + "…"),
+        ("It is broken. See the log of the worker for more", "It is broken. See the log of the …"),
+        ("The disk of node 7 is full. See the log, please", "The disk of node 7 is full. …"),
+    ],
+)
+def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> None:
+    """What is left out begins where a reader stops."""
+    assert cut(text, 40) == expected
 
 
 def test_many_ranks_are_counted() -> None:

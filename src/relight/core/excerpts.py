@@ -20,11 +20,18 @@ from relight.core.tracebacks import (
 WIDTH = 80
 """Columns of a terminal. Longer lines are counted as the rows that they take."""
 _MESSAGE = 3
+_LINE = 2
+"""Rows of a line at most, but for the last exception, whose reason may stand at its end."""
+_BESIDE = 3
+"""Rows that stay for what stands before it."""
 
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
     """Return a traceback that takes at most `rows` rows (but 3)."""
-    lines = [_cut_line(line) for line in _without_starters(lines)]
+    lines = _without_starters(lines)
+    last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
+    sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
+    lines = [_cut_line(line, sizes.get(n, WIDTH * _LINE)) for n, line in enumerate(lines)]
     order = _least_telling(lines)
 
     def kept(dropped: int) -> list[str]:
@@ -38,8 +45,14 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def cut(text: str, size: int) -> str:
-    """Return at most `size` characters, the last an ellipsis if some are left out."""
-    return text if len(text) <= size else text[: size - 1] + "…"
+    """Return at most `size` characters, the last an ellipsis if some are left out. It is cut at the
+    end of a sentence, or else of a word, if there is one in the second half.
+    """
+    if len(text) <= size:
+        return text
+    sentence = max(text.rfind(mark, size // 2, size - 2) for mark in (". ", "; ", ": ")) + 1
+    end = sentence or text.rfind(" ", size // 2, size - 1)
+    return f"{text[:end]} …" if end > 0 else f"{text[: size - 1]}…"
 
 
 def cut_left(text: str, size: int) -> str:
@@ -60,12 +73,12 @@ def _end_of(lines: Sequence[str], rows: int) -> list[str]:
     return list(lines[first:])
 
 
-def _cut_line(line: str) -> str:
+def _cut_line(line: str, size: int) -> str:
     frame = frame_of(line)
-    if frame is not None and len(line) > 2 * WIDTH:
-        file = cut_left(frame.file, max(20, 2 * WIDTH - (len(line) - len(frame.file))))
+    if frame is not None and len(line) > size:
+        file = cut_left(frame.file, max(20, size - (len(line) - len(frame.file))))
         line = line.replace(frame.file, file, 1)
-    return cut(line, 2 * WIDTH)
+    return cut(line, size)
 
 
 def _without_starters(lines: Sequence[str]) -> list[str]:

@@ -25,6 +25,8 @@ from relight.typed import Any, NamedTuple
 
 _ROWS = 25
 """How much of a terminal the report takes, at `WIDTH` columns."""
+_WHAT = 2 * WIDTH - 40
+"""Characters of what happened to one worker."""
 _MAX_CONSEQUENCES = 4
 _RECORDED = 1000
 """Characters of each text of a failure that other nodes are told."""
@@ -282,7 +284,7 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
     """Return what happened to one worker, or to `many` in the same way, in half a line."""
     report = failure.report
     if report is not None and failure.told and report.kind is not Kind.CRASHED:
-        return cut(_exception(report), 2 * WIDTH - 40)
+        return cut(_exception(report), _WHAT)
     evidence = failure.evidence
     if failure.exitcode >= 0:
         number = failure.exitcode - 128
@@ -296,7 +298,7 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
             evidence = f"{report.type}: {_first_line(report)}"
         elif not (evidence or failure.asked or number in _CRASHES):
             evidence = "relight did not send it"
-    return cut(f"{text}: {evidence}" if evidence else text, 2 * WIDTH - 40)
+    return cut(f"{text}: {evidence}" if evidence else text, _WHAT)
 
 
 def _exception(report: Report) -> str:

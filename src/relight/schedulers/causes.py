@@ -3,10 +3,11 @@
 import os
 from collections.abc import Sequence
 
+from relight.core.excerpts import cut
 from relight.errors import EXIT_SIGNAL_BASE
 from relight.host import reports
 
-_LIMIT = 300
+_LIMIT = 1000
 _TAIL = 8192
 
 
@@ -24,7 +25,7 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
         text = f"{report.type}: {report.message}" if report.type else report.message
     else:
         text = last_words(_lines(stderr), exitcode)
-    return " ".join(text.split())[:_LIMIT]
+    return cut(" ".join(text.split()), _LIMIT)
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
