@@ -16,7 +16,10 @@ settings.register_profile(
 )
 settings.load_profile("tests")
 
-RELIGHT = (sys.executable, "-m", "relight")
+# `make portable`: what other systems run, on a Linux that plays macOS (tests/portable).
+PORTABLE = os.environ.get("RELIGHT_HOST") == "portable"
+_FAKE_MACOS = str(Path(__file__).parent / "portable" / "fake_macos.py")
+RELIGHT = (sys.executable, _FAKE_MACOS) if PORTABLE else (sys.executable, "-m", "relight")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 # Whoever started the tests may have them ignored (nohup, a shell without job control), and what is
@@ -33,6 +36,8 @@ def clean_environment(**variables: str) -> dict[str, str]:
     """The environment of this process without what would change a launcher's behaviour."""
     hidden = ("PET_", "TORCHELASTIC_", "RELIGHT_", "OMP_NUM_THREADS", "COV_", "PYTEST_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    if PORTABLE:
+        environment["RELIGHT_HOST"] = "portable"
     return {**environment, **variables}
 
 

@@ -488,7 +488,7 @@ class Agent:
         """Send a signal that does not stop the job to the workers that have a handler for it."""
         if self._workers is None or self._supervision is None:
             return
-        ready = self._workers.catching(self._supervision.alive, number)
+        ready = self._workers.catching(self._supervision.alive, number, unknown=False)
         self._workers.signal(ready, number)
         if self.spec.verbose:
             names = ", ".join(map(str, ready)) or "none, as none handles it"

@@ -20,6 +20,11 @@ class Environment(NamedTuple):
         return self.variables.get(name) or default
 
 
+def host() -> str:
+    """Return RELIGHT_HOST: with `portable`, tests run on Linux what other systems run."""
+    return os.environ.get("RELIGHT_HOST", "")
+
+
 def read() -> Environment:
     """Return the environment of this process."""
     return Environment(dict(os.environ))

@@ -152,10 +152,9 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.
 
 
 _GUARD = """
-import os, runpy, signal, sys
-from relight.host import linux
-linux.die_with_parent(signal.SIGTERM)
-if os.getppid() != {parent}:
+import signal, sys
+from relight.host import system
+if not system.end_with_parent({parent}, signal.SIGTERM):
     sys.exit(143)
 sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.cli.main import entry

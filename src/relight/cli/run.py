@@ -14,7 +14,7 @@ from relight.core.group import Settings
 from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError, nearest
-from relight.host import files
+from relight.host import files, system
 from relight.spec import DEFAULT_GRACE_S, FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
 from relight.values import BACKENDS, Endpoint, parse_grace
 
@@ -66,6 +66,7 @@ def launch(
 
         registers.check(spec.rdzv_backend)
     notes = found + check(spec, given)
+    spec = system.fit(spec, notes)
     python = _find_python(spec, env)
     _check_script(spec, env)
     nproc = _count_workers(spec, env)

@@ -1,1 +1,24 @@
-"""What touches this machine, one resource a file."""
+"""What touches this machine, one resource a file.
+
+`system` is what differs between systems: `linux`, or `portable`, which does with what macOS has. It
+is chosen here and nowhere else.
+"""
+
+import sys
+
+from relight import env
+from relight.errors import UsageError
+
+__all__ = ["system"]
+
+TYPE_CHECKING = False
+_portable = sys.platform == "darwin" or env.host() == "portable"
+if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
+    from relight.host import linux as system
+elif sys.platform in ("linux", "darwin"):
+    from relight.host import portable as system
+else:
+    raise UsageError(
+        f"workers run on Linux, and those of one node on macOS; this is {sys.platform}",
+        hint="on Windows, relight runs in WSL; docs/macos.md",
+    )

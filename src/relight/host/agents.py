@@ -9,7 +9,7 @@ left out, but not for root.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
-from relight.host import linux
+from relight.host import system
 from relight.typed import NamedTuple
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
@@ -92,9 +92,9 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
         run_id=next(filter(None, (_run_id(worker.pid) for worker in workers)), ""),
         workers=tuple(sorted(worker.pid for worker in workers)),
         seconds=agent.seconds,
-        memory=sum(linux.memory(pid) for pid in _tree(agent.pid, children)),
+        memory=sum(system.memory(pid) for pid in _tree(agent.pid, children)),
         warm_pid=warm,
-        warm_memory=linux.memory(warm) if warm else 0,
+        warm_memory=system.memory(warm) if warm else 0,
         command=agent.words,
     )
 

@@ -17,7 +17,7 @@ def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None
     result is a RuntimeError.
     """
     results: list[T | Exception] = []
-    readable, writable = os.pipe2(os.O_CLOEXEC)
+    readable, writable = os.pipe()
 
     def run() -> None:
         try:

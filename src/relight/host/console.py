@@ -16,6 +16,7 @@ import select
 import stat
 from collections.abc import Callable
 
+from relight.host import system
 from relight.host.loop import Loop, Timer
 from relight.typed import NamedTuple
 
@@ -27,8 +28,8 @@ _PATIENCE_S = 5.0
 """How long others wait for a line that grows all the time, such as dots without an end."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
-_ATOMIC = 4096
-"""What poll(2) promises to take without blocking: PIPE_BUF on Linux."""
+_ATOMIC = select.PIPE_BUF
+"""What poll(2) promises to take without blocking."""
 
 
 class Console:
@@ -305,7 +306,7 @@ def _reopen(fd: int) -> int:
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         try:
-            return os.open(f"/proc/self/fd/{fd}", flags)
+            return system.reopen(fd, flags)
         except OSError:
             pass  # the terminal is another user's (su), or nobody reads the pipe
     return fd

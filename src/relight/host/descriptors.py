@@ -1,5 +1,7 @@
 """How many files this process may have open: more for a coordinator, no more for its workers."""
 
+from relight.host import system
+
 _soft: int | None = None
 
 
@@ -9,9 +11,10 @@ def raise_limit() -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard and _soft is None:
+    wanted = system.most_open_files(hard)
+    if soft != wanted and _soft is None:
         _soft = soft
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def restore_limit() -> None:

@@ -16,6 +16,7 @@ import re
 
 from relight.env import Environment
 from relight.errors import UsageError
+from relight.host import system
 from relight.typed import NamedTuple
 
 
@@ -93,7 +94,7 @@ def cpus(root: str = "/") -> int:
     """Return how many CPUs we may keep busy: the affinity mask, or the cgroup's quota if that is
     less.
     """
-    mask = len(os.sched_getaffinity(0))
+    mask = system.cpus()
     quota = _cpu_quota(root)
     return mask if quota is None else max(1, min(mask, quota))
 

@@ -1,4 +1,6 @@
-"""System calls that Python's standard library does not offer, through libc.
+"""What only Linux has; `portable` has the same functions for other systems.
+
+Some are system calls that Python's standard library does not offer, through libc.
 
 `ctypes` would cost the launch path 2 ms for its Python half; only the two calls of its C half that
 this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
@@ -6,9 +8,14 @@ this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
 
 import _ctypes
 import os
+import selectors
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.spec import RunSpec
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
@@ -26,6 +33,119 @@ def _call(name: str, *arguments: int | bytes) -> int:
         address = _found[name] = _ctypes.dlsym(_libc, name)
     result: int = _ctypes.call_function(address, arguments)
     return result
+
+
+Selector = selectors.DefaultSelector
+"""What the loop waits with."""
+fork = os.fork
+"""Fork the process that is to hold workers."""
+fork_worker = os.fork
+"""Fork a worker in the process that holds it."""
+wait = os.waitpid
+"""Reap one of them there."""
+
+
+def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
+    """Return what was asked for as far as it works on this system: all of it."""
+    del notes
+    return spec
+
+
+class Child:
+    """A process that was forked with `fork`, held so that nothing is ever sent to another one.
+
+    Raises:
+        OSError: no descriptor is to be had.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once the process has ended."""
+        return self._fd
+
+    def send(self, number: int) -> None:
+        """Send it a signal, if it is there."""
+        try:
+            signal.pidfd_send_signal(self._fd, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+    def wait(self) -> int:
+        """Reap it; return its exit code, negative for a signal."""
+        _, status = os.waitpid(self.pid, 0)
+        return os.waitstatus_to_exitcode(status)
+
+    def end_orphans(self, limit_s: float) -> None:
+        """Kill what it has left behind when it was killed; this process is a subreaper."""
+        end_children(limit_s)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._fd)
+
+
+def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
+    """Send a signal to a process if it is still who it was. It is held while `still` says so.
+
+    Raises:
+        ProcessLookupError: there is none of this pid.
+    """
+    pidfd = os.pidfd_open(pid)
+    try:
+        if still():
+            signal.pidfd_send_signal(pidfd, number)
+    finally:
+        os.close(pidfd)
+
+
+def catches_signal(pid: int, number: int, unknown: bool) -> bool:
+    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5)).
+
+    Args:
+        pid: the process; one that has ended has none.
+        number: the signal.
+        unknown: what to return where the system does not tell.
+    """
+    del unknown
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
+
+
+def reopen(fd: int, flags: int) -> int:
+    """Return a descriptor with flags of its own for the file, pipe or terminal of another one.
+
+    Raises:
+        OSError: that can't be had.
+    """
+    return os.open(f"/proc/self/fd/{fd}", flags)
+
+
+def open_files() -> int:
+    """Return how many files this process may have open."""
+    return os.sysconf("SC_OPEN_MAX")
+
+
+def most_open_files(hard: int) -> int:
+    """Return how many files this process can have open where the system allows `hard`."""
+    return hard
+
+
+def cpus() -> int:
+    """Return how many CPUs this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def end_with_parent(pid: int, number: int) -> bool:
+    """Have this process get a signal when its parent `pid` ends; return False if it has ended."""
+    die_with_parent(number)
+    return os.getppid() == pid
 
 
 def die_with_parent(number: int) -> None:

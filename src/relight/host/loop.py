@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from relight.host import system
 from relight.typed import Protocol
 
 Callback = Callable[[], None]
@@ -52,12 +53,14 @@ class Loop:
     """
 
     def __init__(self) -> None:
-        self._selector = selectors.DefaultSelector()
+        self._selector = system.Selector()
         self._callbacks: dict[int, list[Callback | None]] = {}
         self._timers: list[Timer] = []
         self._signals: dict[int, Callable[[int], None]] = {}
         self._previous: dict[int, object] = {}
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         self.on_readable(self._wake_read, self._dispatch_signals)
 

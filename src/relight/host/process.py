@@ -11,10 +11,9 @@ from collections.abc import Callable, Sequence
 
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
-from relight.host import linux, spawner
+from relight.host import spawner, system
 from relight.host.loop import Loop, Timer
 from relight.host.memory import OomCounters
-from relight.host.signals import catches_signal
 from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
@@ -60,20 +59,20 @@ class Workers:
         self._on_event = on_event
         self._buffer = b""
         try:
-            self._pid, self._socket = (fork or spawner.fork)(plans, scratch)
-            self._pidfd = os.pidfd_open(self._pid)
+            pid, self._socket = (fork or spawner.fork)(plans, scratch)
+            self._spawner = system.Child(pid)
         except OSError as error:
             raise MachineError(
                 f"can't start processes on this machine: {error.strerror}",
                 hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
             ) from None
         # What a killed spawner leaves behind becomes ours, see _bury.
-        linux.become_subreaper()
+        system.become_subreaper()
         self.memory = OomCounters()
         self._gone = False
         self._insisting: Timer | None = None
         loop.on_readable(self._socket, self._receive)
-        loop.on_readable(self._pidfd, self._bury)
+        loop.on_readable(self._spawner, self._bury)
 
     def signal(self, local_ranks: Sequence[int], number: int) -> None:
         """Send a signal to these workers; those that have ended are left out."""
@@ -86,15 +85,17 @@ class Workers:
         """
         # Asked before, as a handler may begin with taking itself away, and the interpreter's end
         # does so too; and after, for one that was set meanwhile.
-        waited_for = set(self.catching(local_ranks, number))
+        waited_for = set(self.catching(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
-        waited_for.update(self.catching(local_ranks, number))
+        waited_for.update(self.catching(local_ranks, number, unknown=True))
         self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
 
-    def catching(self, local_ranks: Sequence[int], number: int) -> list[int]:
-        """Return which of these workers have a handler for a signal."""
-        pids = self.pids
-        return [r for r in local_ranks if r in pids and catches_signal(pids[r], number)]
+    def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
+        """Return which of these workers have a handler for a signal; all or none, as `unknown`
+        says, where the system does not tell.
+        """
+        pids, catches = self.pids, system.catches_signal
+        return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
@@ -118,20 +119,16 @@ class Workers:
         if self._insisting is not None:
             self._insisting.cancel()
         self._loop.forget(self._socket)
-        self._loop.forget(self._pidfd)
+        self._loop.forget(self._spawner)
         self._socket.close()
-        os.close(self._pidfd)
+        self._spawner.close()
 
     def _command(self, line: str) -> None:
         try:
-            self._socket.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
+            self._socket.sendall(line.encode() + b"\n")
         except OSError:
             return  # the spawner is gone, and with it the workers; _bury says so
-        self._wake()
-
-    def _wake(self) -> None:
-        """Let the spawner go on if somebody has stopped it."""
-        self._signal_spawner(signal.SIGCONT)
+        self._spawner.send(signal.SIGCONT)  # if somebody has stopped it
 
     def _insist(self) -> None:
         """Kill the spawner if it stands still nevertheless, in a debugger."""
@@ -140,14 +137,8 @@ class Workers:
 
     def _end_stopped(self) -> None:
         self._insisting = None
-        if not self._gone and linux.is_stopped(self._pid):
-            self._signal_spawner(signal.SIGKILL)
-
-    def _signal_spawner(self, number: int) -> None:
-        try:
-            signal.pidfd_send_signal(self._pidfd, number)
-        except (ProcessLookupError, PermissionError):
-            pass
+        if not self._gone and system.is_stopped(self._spawner.pid):
+            self._spawner.send(signal.SIGKILL)
 
     def _receive(self) -> None:
         try:
@@ -164,9 +155,9 @@ class Workers:
     def _take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "broken":
-            raise InternalError(f"the worker spawner (pid {self._pid}) broke: {rest}")
+            raise InternalError(f"the worker spawner (pid {self._spawner.pid}) broke: {rest}")
         if word == "ended":  # and the process stays, for the next generation
-            self._loop.forget(self._pidfd)
+            self._loop.forget(self._spawner)
             self._gone = True
             return
         if word in ("frozen", "thawed"):
@@ -188,16 +179,15 @@ class Workers:
 
     def _bury(self) -> None:
         """The spawner has ended: take its last words, and end what it may have left behind."""
-        self._loop.forget(self._pidfd)
+        self._loop.forget(self._spawner)
         while self._socket.fileno() in self._loop:
             self._receive()
-        _, status = os.waitpid(self._pid, 0)
-        exitcode = os.waitstatus_to_exitcode(status)
+        exitcode = self._spawner.wait()
         self._gone = True
         if exitcode:
-            linux.end_children(_ORPHANS_LIMIT_S)
+            self._spawner.end_orphans(_ORPHANS_LIMIT_S)
             how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
-            reason = f"the process that holds the workers (pid {self._pid}) {how}"
+            reason = f"the process that holds the workers (pid {self._spawner.pid}) {how}"
             for local_rank in range(len(self.ranks)):
                 if local_rank in self.pids:
                     self.evidence.setdefault(local_rank, reason)

@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Callable
 
-from relight.host import linux
+from relight.host import system
 from relight.host.console import Stream
 from relight.host.loop import Loop, Timer
 
@@ -179,7 +179,7 @@ class FileTails:
         self._tails: list[FileTail] = []
         self._timer: Timer | None = None
         self._finishing = False
-        self._inotify = linux.inotify_open()
+        self._inotify = system.inotify_open()
         self._listen()
 
     @property
@@ -191,7 +191,7 @@ class FileTails:
         """Show the file at `path` with this tail."""
         self._tails.append(tail)
         tail.stream.on_room = self._wake
-        if self._inotify >= 0 and linux.inotify_watch(self._inotify, path, linux.IN_MODIFY) < 0:
+        if self._inotify >= 0 and system.inotify_watch(self._inotify, path, system.IN_MODIFY) < 0:
             self._close_inotify()
             self._wake()
 
@@ -272,13 +272,13 @@ def channel(console_fd: int) -> tuple[int, int]:
         console_fd: where the output will be shown, -1 for nowhere.
     """
     if console_fd < 0 or not os.isatty(console_fd):
-        return os.pipe2(os.O_CLOEXEC)
+        return os.pipe()
     try:
         import termios
 
         ours, theirs = os.openpty()
     except (ImportError, OSError):  # no descriptor left, or
-        return os.pipe2(os.O_CLOEXEC)  # no pseudo-terminal left: colours are lost, nothing else
+        return os.pipe()  # no pseudo-terminal left: colours are lost, nothing else
     attributes = termios.tcgetattr(theirs)
     attributes[1] &= ~termios.OPOST  # the real terminal does what is to be done with line ends
     attributes[3] &= ~termios.ECHO

@@ -1,4 +1,4 @@
-"""The signals that an agent listens to, and whether a worker does."""
+"""The signals that an agent listens to."""
 
 import signal
 from collections.abc import Callable
@@ -33,13 +33,3 @@ def listen(
             loop.on_signal(number, on_other)
     if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
         loop.on_signal(signal.SIGWINCH, on_resize)
-
-
-def catches_signal(pid: int, number: int) -> bool:
-    """Return whether a process has a handler for a signal, or blocks it to wait (proc(5))."""
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            masks = [line.split()[1] for line in file if line.startswith(("SigCgt:", "SigBlk:"))]
-    except OSError:
-        return False
-    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)

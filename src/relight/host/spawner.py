@@ -37,7 +37,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import FrameType
 
 from relight.errors import EXIT_INTERNAL
-from relight.host import linux
+from relight.host import system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
 from relight.typed import NamedTuple, NoReturn
@@ -135,20 +135,22 @@ class Spawner:
         SIGCHLD.
         """
         os.setsid()
-        linux.become_subreaper()
-        linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
+        system.become_subreaper()
+        system.die_with_parent(signal.SIGCONT)  # also one that is stopped sees its end
         default_signals()  # here and not in each worker, for which it would copy pages
         wake_read, wake_write = self.wake_on_exits()
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
-        linux.close_all_but(keep)
-        linux.rename_process(f"worker spawner of {self.pid_of_agent}")
+        system.close_all_but(keep)
+        system.rename_process(f"worker spawner of {self.pid_of_agent}")
         restore_limit()
         return wake_read
 
     def wake_on_exits(self) -> tuple[int, int]:
         """Let SIGCHLD do nothing but wake; return both ends of the pipe that it writes to."""
-        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wake_read, wake_write = os.pipe()
+        os.set_blocking(wake_read, False)
+        os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _do_nothing)
         return wake_read, wake_write
@@ -164,7 +166,7 @@ class Spawner:
         own = os.getpid()
         number = 0
         try:
-            pid = os.fork()
+            pid = system.fork_worker()
         except OSError as error:
             pid, number = -1, error.errno or errno.EAGAIN
         if pid == 0:
@@ -180,7 +182,7 @@ class Spawner:
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
         """Go on as a worker, in a child of the spawner."""
         try:
-            linux.die_with_parent(signal.SIGKILL)
+            system.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
                 os._exit(1)  # the spawner died before it could be watched
             os.setsid()
@@ -235,7 +237,7 @@ class Spawner:
         lines: list[str] = []
         try:
             while True:
-                pid, status = os.waitpid(-1, options)
+                pid, status = system.wait(-1, options)
                 if pid == 0:
                     return True
                 local_rank = self.local_rank_of.pop(pid, None)
@@ -254,7 +256,7 @@ class Spawner:
     def _end_everything(self) -> None:
         """Kill all children, and theirs as they become ours, until there are none."""
         while True:
-            linux.kill_children()
+            system.kill_children()
             if not self._reap(0):
                 return
             self._reap(os.WNOHANG)
@@ -262,7 +264,7 @@ class Spawner:
     def tell(self, line: str) -> None:
         """Tell the agent, if it is there."""
         try:
-            self.agent.sendall(line.encode() + b"\n", socket.MSG_NOSIGNAL)
+            self.agent.sendall(line.encode() + b"\n")
         except OSError as error:
             if error.errno not in (errno.EPIPE, errno.ECONNRESET):
                 raise
@@ -316,7 +318,7 @@ def fork(plans: Iterable[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
     # A signal must not reach the spawner while it still shares the agent's wake-up pipe.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = os.fork()
+        pid = system.fork()
         if pid == 0:
             _live(plans, theirs, agent, mask, scratch)
     finally:

@@ -14,12 +14,12 @@ Anybody may connect, so everything is bounded. What does not parse, or is too la
 connection, and nothing is read from a peer that does not take its answers.
 """
 
-import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 
+from relight.host import system
 from relight.host.loop import Loop
 from relight.host.ports import bind
 
@@ -76,7 +76,7 @@ class TCPStore:
         self._stored = 0
         self._waiting: dict[bytes, dict[_Client, None]] = {}  # in the order in which they came
         self._clients: set[_Client] = set()
-        files = os.sysconf("SC_OPEN_MAX")
+        files = system.open_files()
         self._max_clients = max(files - _SPARE_FILES, files // 2, 64)
         self._loop = loop
         self._listener = bind(host, port, listen=True)

@@ -425,11 +425,11 @@ def _watch(path: str, directory: str) -> int:
     """Return a descriptor that tells when a file grows, or one in a directory is replaced; -1 if
     the system does not tell.
     """
-    from relight.host import linux
+    from relight.host import system
 
-    fd = linux.inotify_open()
-    watched = ((path, linux.IN_MODIFY), (directory, linux.IN_MOVED_TO))
-    if fd >= 0 and any(linux.inotify_watch(fd, *each) < 0 for each in watched):
+    fd = system.inotify_open()
+    watched = ((path, system.IN_MODIFY), (directory, system.IN_MOVED_TO))
+    if fd >= 0 and any(system.inotify_watch(fd, *each) < 0 for each in watched):
         os.close(fd)
         return -1
     return fd

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import UsageError
+from relight.host import system
 from relight.job.app import AppState
 
 POLL_S = 0.05
@@ -179,17 +180,10 @@ class LocalRecord:
         if state is None or state["state"] != "RUNNING":
             return True
         try:
-            pidfd = os.pidfd_open(state["pid"])
+            # Still held: the pid is the runner's.
+            system.signal_if(state["pid"], signal.SIGTERM, self.is_held)
         except ProcessLookupError:
             return True
-        try:
-            # Still held: the pid was the runner's when the descriptor was opened.
-            if self.is_held():
-                signal.pidfd_send_signal(pidfd, signal.SIGTERM)
-        except ProcessLookupError:
-            return True
-        finally:
-            os.close(pidfd)
         end = time.monotonic() + limit_s
         while self.is_held():
             if time.monotonic() > end:

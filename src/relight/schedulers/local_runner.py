@@ -39,7 +39,7 @@ class Stream:
 
     def __init__(self, path: str, combined: int) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        self.reader, self.writer = os.pipe2(os.O_CLOEXEC)
+        self.reader, self.writer = os.pipe()
         self.lost = ""
         """Why some of it is not in the files."""
         self._combined = combined

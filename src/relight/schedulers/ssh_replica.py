@@ -174,7 +174,7 @@ class Session:
         report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch else {}
         python = {"RELIGHT_PYTHON": sys.executable}
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
-        readers, writers = zip(os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC), strict=True)
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
         self._supervision = Supervision(1, order["grace_s"])
         self._workers = Workers(self._loop, [plan], (0,), self._scratch, self._on_process)

@@ -1,0 +1,442 @@
+"""What `linux` does, with what macOS has too: select, process groups, ps, and a guardian process.
+
+The same functions with the same meaning, as far as that is to be had; docs/macos.md tells where it
+is not. Only jobs of one node run here.
+
+There is no parent-death signal and no subreaper, so a process of its own, the guardian
+(`host/guardian.py`), ends the workers when the process that holds them is killed. It is told of
+each worker through a pipe, by the worker before its program starts, and of its end by who reaps it.
+"""
+
+import os
+import select
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+
+from relight.errors import UsageError
+from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.spec import RunSpec
+
+IN_MODIFY = IN_MOVED_TO = 0
+_MOST_FILES = 1024
+"""FD_SETSIZE: what select(2) can wait for."""
+_PS = "/bin/ps"
+_PARENT_LOOK_S = 0.2
+_SETTLE_S = 2.0
+"""How long to wait for what was killed to be gone."""
+
+Selector = selectors.SelectSelector
+"""kqueue(2) and poll(2) of macOS do not know all kinds of terminals; select(2) does."""
+
+
+class _Guard(NamedTuple):
+    """What a process has to do with the guardian of one that it forked.
+
+    `ended` can be read when the fork has ended, `swept` when the guardian has; while `alive` is
+    open, the guardian knows that this process runs.
+    """
+
+    ended: int
+    swept: int
+    alive: int
+
+
+_guards: dict[int, _Guard] = {}
+_pipe = -1
+"""To the guardian, in the process that holds workers."""
+_kept: set[int] = set()
+_running: set[int] = set()
+_reaped: set[int] = set()
+
+
+def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
+    """Return what was asked for as far as it works on this system.
+
+    Args:
+        spec: what was asked for.
+        notes: a line is added for what has no effect.
+
+    Raises:
+        UsageError: it does not work here at all.
+    """
+    hint = "docs/macos.md lists what needs Linux"
+    if not spec.runs_locally():
+        nodes = spec.nnodes
+        raise UsageError(
+            f"--nnodes={nodes.least}:{nodes.most}: jobs of several nodes need Linux", hint=hint
+        )
+    if spec.numa_binding:
+        raise UsageError(f"--numa-binding={spec.numa_binding} needs Linux", hint=hint)
+    if spec.preload:
+        notes.append("--preload has no effect on this system: workers start cold")
+    return spec._replace(preload=())
+
+
+# Processes.
+
+
+def fork() -> int:
+    """Fork the process that is to hold workers, with a guardian.
+
+    Raises:
+        OSError: no process or no descriptor is to be had.
+    """
+    global _pipe
+    told, tell = os.pipe()
+    ended, ends = os.pipe()
+    swept, sweeps = os.pipe()
+    watched, alive = os.pipe()
+    try:
+        _start_guardian(told, sweeps, watched)
+        os.set_blocking(tell, False)  # a guardian that is stopped holds up nobody
+        pid = os.fork()
+    except OSError:
+        for fd in (tell, ended, ends, swept, alive):
+            os.close(fd)
+        raise
+    finally:
+        for fd in (told, sweeps, watched):
+            os.close(fd)
+    if pid == 0:
+        for fd in (ended, swept, alive):
+            os.close(fd)
+        for guard in _guards.values():
+            for fd in guard:
+                os.close(fd)
+        _guards.clear()
+        _pipe = tell
+        _kept.update((tell, ends))
+        _running.clear()
+        _reaped.clear()
+        _tell(f"holder {os.getpid()}")
+        return 0
+    os.close(tell)
+    os.close(ends)
+    _guards[pid] = _Guard(ended, swept, alive)
+    return pid
+
+
+def _start_guardian(told: int, sweeps: int, watched: int) -> None:
+    """Start it as nobody's child, in a session of its own, with a command line of its own: what
+    ends the agent by its name or its group must not end the guardian.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # and it inherits that
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _become_guardian(told, sweeps, watched)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if os.waitpid(pid, 0)[1]:
+        raise OSError(0, "the guardian of the workers could not be started")
+
+
+def _become_guardian(told: int, sweeps: int, watched: int) -> None:
+    status = 1
+    try:
+        os.setsid()
+        if os.fork():
+            status = 0
+            return
+        top = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        program = (
+            f"import sys; sys.path.insert(0, {top!r})\n"
+            "from relight.host.guardian import watch\n"
+            f"watch({told}, {sweeps}, {watched})\n"
+        )
+        readable, writable = os.pipe()
+        os.write(writable, program.encode(errors="surrogateescape"))
+        os.dup2(readable, 0)
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        for fd in (told, sweeps, watched):
+            os.set_inheritable(fd, True)
+        close_all_but({0, 1, 2, told, sweeps, watched})
+        os.execv(sys.executable, (sys.executable, "-I", "-S"))
+    finally:
+        os._exit(status)
+
+
+class Child:
+    """A process that was forked with `fork`; nothing is sent to it once it was reaped.
+
+    Raises:
+        OSError: never; for the other system.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._guard = _guards.pop(pid)
+        self._reaped = False
+
+    def fileno(self) -> int:
+        """Return a descriptor that can be read once the process has ended."""
+        return self._guard.ended
+
+    def send(self, number: int) -> None:
+        """Send it a signal, if it is there."""
+        if not self._reaped:
+            try:
+                os.kill(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def wait(self) -> int:
+        """Reap it; return its exit code, negative for a signal."""
+        _, status = os.waitpid(self.pid, 0)
+        self._reaped = True
+        return os.waitstatus_to_exitcode(status)
+
+    def end_orphans(self, limit_s: float) -> None:
+        """Wait until the guardian has killed what it has left behind when it was killed."""
+        select.select([self._guard.swept], [], [], limit_s)
+
+    def close(self) -> None:
+        """Let go of it."""
+        for fd in self._guard:
+            os.close(fd)
+
+
+def fork_worker() -> int:
+    """Fork a worker in the process that holds it; the guardian is told."""
+    pid = os.fork()
+    if pid == 0:
+        _tell(f"began {os.getpid()}")
+    else:
+        _running.add(pid)
+    return pid
+
+
+def wait(pid: int, options: int) -> tuple[int, int]:
+    """Reap a process as waitpid(2) does; the guardian is told."""
+    reaped, status = os.waitpid(pid, options)
+    if reaped in _running:
+        _running.remove(reaped)
+        _reaped.add(reaped)
+        _tell(f"ended {reaped}")
+    return reaped, status
+
+
+def _tell(line: str) -> None:
+    try:
+        os.write(_pipe, line.encode() + b"\n")
+    except OSError:
+        pass  # it was killed, or is stopped and has not read for long
+
+
+def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
+    """Send a signal to a process if it is still who it was, as `still` says.
+
+    Raises:
+        ProcessLookupError: there is none of this pid.
+    """
+    os.kill(pid, 0)
+    if still():
+        os.kill(pid, number)
+
+
+def catches_signal(pid: int, number: int, unknown: bool) -> bool:
+    """Return `unknown`: this system does not tell which signals a process has handlers for."""
+    del pid, number
+    return unknown
+
+
+def die_with_parent(number: int) -> None:
+    """Do nothing: that is the guardian's work."""
+    del number
+
+
+def become_subreaper() -> None:
+    """Do nothing: that is the guardian's work, as far as it can be done."""
+
+
+def end_with_parent(pid: int, number: int) -> bool:
+    """Have this process get a signal when its parent `pid` ends; return False if it has ended."""
+    import _thread
+
+    def look() -> None:
+        while os.getppid() == pid:
+            time.sleep(_PARENT_LOOK_S)
+        os.kill(os.getpid(), number)
+
+    _thread.start_new_thread(look, ())
+    return os.getppid() == pid
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    gone: bool
+
+
+def _processes() -> list[_Process]:
+    """Return all processes of this machine, but for ps itself; none where there is no ps."""
+    readable, writable = os.pipe()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        actions = [(os.POSIX_SPAWN_DUP2, writable, 1)]
+        command = (_PS, "-A", "-o", "pid=", "-o", "ppid=", "-o", "stat=")
+        try:
+            ps = os.posix_spawn(_PS, command, {}, file_actions=actions, setsigmask=())
+        finally:
+            os.close(writable)
+        with open(readable, "rb") as file:
+            rows = [row.split() for row in file]
+        os.waitpid(ps, 0)
+    except OSError:
+        return []
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    found = []
+    for row in rows:
+        pid = int(row[0])
+        try:
+            session = os.getsid(pid)
+        except OSError:
+            continue  # it has ended
+        if pid != ps:
+            found.append(_Process(pid, int(row[1]), session, row[2].startswith(b"Z")))
+    return found
+
+
+def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
+    """Return what workers have started, and they themselves, as far as that can be known: what is
+    in a worker's session, and what has a line of living parents up to there.
+
+    Args:
+        running: workers that have not been reaped.
+        reaped: those that have; a process that has got such a pid since then is a stranger, and so
+            are those in its session.
+    """
+    processes = {process.pid: process for process in _processes()}
+    if not processes:
+        return set(running)
+    own = os.getpid()
+    strangers = {pid for pid in reaped if pid in processes}
+    sessions = (set(running) | set(reaped)) - strangers
+    found: set[int] = set()
+    more = [p.pid for p in processes.values() if p.session in sessions or p.parent == own]
+    children: dict[int, list[int]] = {}
+    for process in processes.values():
+        children.setdefault(process.parent, []).append(process.pid)
+    while more:
+        pid = more.pop()
+        if pid not in found and pid != own:
+            found.add(pid)
+            more += children.get(pid, ())
+    return {pid for pid in found if not processes[pid].gone}
+
+
+def sweep(running: Collection[int], reaped: Collection[int]) -> None:
+    """Kill what `descendants` returns, and return when it is gone, or stuck in the system.
+
+    All are stopped before the first is killed: with its parent's end, one is hard to find.
+    """
+    stopped: set[int] = set()
+    while more := descendants(running, reaped) - stopped:
+        _kill(more, signal.SIGSTOP)
+        stopped |= more
+    end = time.monotonic() + _SETTLE_S
+    _kill(stopped, signal.SIGKILL)
+    while stopped and time.monotonic() < end:
+        stopped = descendants(running, reaped)
+        _kill(stopped, signal.SIGKILL)
+
+
+def _kill(pids: Collection[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except (PermissionError, ProcessLookupError):
+            pass
+
+
+def kill_children() -> None:
+    """Kill the workers of this process and what they have started."""
+    sweep(_running, _reaped)
+    _reaped.clear()
+    _tell("swept")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process stands still, by a signal or a debugger."""
+    return _ps("stat", pid).startswith("T")
+
+
+def memory(pid: int) -> int:
+    """Return the bytes of memory of a process, shared pages included; 0 where that can't be
+    known.
+    """
+    size = _ps("rss", pid)
+    return int(size) * 1024 if size.isdecimal() else 0
+
+
+def _ps(column: str, pid: int) -> str:
+    import subprocess
+
+    command = (_PS, "-o", f"{column}=", "-p", str(pid))
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def rename_process(name: str) -> None:
+    """Do nothing: a process of this system keeps its name."""
+    del name
+
+
+# Descriptors.
+
+
+def close_all_but(keep: Collection[int]) -> None:
+    """Close all descriptors of this process but these, and what its guardian needs."""
+    begin = 0
+    for fd in (*sorted({*keep, *_kept}), open_files()):
+        if begin < fd:  # closerange(0, 0) closes all
+            os.closerange(begin, fd)
+        begin = fd + 1
+
+
+def reopen(fd: int, flags: int) -> int:
+    """Return a descriptor with flags of its own for the same terminal.
+
+    Raises:
+        OSError: it is none, or another user's.
+    """
+    return os.open(os.ttyname(fd), flags)
+
+
+def open_files() -> int:
+    """Return how many files this process may have open, as far as `Selector` can use them."""
+    files = os.sysconf("SC_OPEN_MAX")
+    return _MOST_FILES if files < 0 else min(files, _MOST_FILES)
+
+
+def most_open_files(hard: int) -> int:
+    """Return how many files this process can have open where the system allows `hard`."""
+    return _MOST_FILES if hard < 0 else min(hard, _MOST_FILES)
+
+
+def inotify_open() -> int:
+    """Return -1: files are looked at from time to time."""
+    return -1
+
+
+def inotify_watch(fd: int, path: str, mask: int) -> int:
+    """Return -1: there is no such descriptor."""
+    del fd, path, mask
+    return -1
+
+
+def cpus() -> int:
+    """Return how many CPUs this machine has."""
+    return os.cpu_count() or 1
