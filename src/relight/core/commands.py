@@ -29,6 +29,8 @@ OF_ONE_WORKER = (
 )
 """Variables that are not the same for all workers in all generations."""
 _MACRO = "${local_rank}"
+_OF_AGENTS = ("RELIGHT_TOKEN",)
+"""Variables that are no business of the workers: what agents know each other by."""
 
 
 class Command(NamedTuple):
@@ -81,6 +83,8 @@ def common_variables(command: Command) -> dict[str, str]:
     """
     spec, env = command.spec, command.env
     result = dict(env.variables)
+    for name in _OF_AGENTS:
+        result.pop(name, None)
     result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
     result["TORCHELASTIC_RUN_ID"] = command.run_id
     result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))

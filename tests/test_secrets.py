@@ -1,0 +1,24 @@
+"""What the agents of a job know each other by stays with them."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch
+
+LOOK = """
+import os, subprocess
+child = subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+started_with = open("/proc/self/environ").read()
+print([text.count("hunter2") for text in (str(dict(os.environ)), started_with, child)])
+"""
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
+def test_workers_do_not_have_the_token(
+    flags: tuple[str, ...], launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """RELIGHT_TOKEN is not among a worker's variables, nor in those it was started with."""
+    result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2")
+    assert result.stdout == "[0, 0, 0]\n", result.stderr
+    assert ("workers start warm" in result.stderr) == bool(flags)
