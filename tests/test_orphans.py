@@ -3,9 +3,10 @@
 import os
 import random
 import signal
+import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -158,17 +159,67 @@ def test_no_orphans_when_the_spawner_is_killed(
     assert marked(marker) == []
 
 
-def test_no_directory_is_left_behind(tmp_path: Path, start: Start, marker: str) -> None:
-    """The directory of a job that keeps no logs goes too, also when the agent is killed."""
+def test_no_directory_is_left_behind(
+    tmp_path: Path, start: Start, launch: Launch, marker: str
+) -> None:
+    """The directory of a job that keeps no logs goes too, also when the agent is killed; if its
+    spawner was killed with it, the next job removes it, and nothing of anybody else.
+    """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
-    agent = start("run", "--no-python", "sleep", marker, variables={"TMPDIR": str(scratch)})
-    wait_until_up(marker, 2)  # the agent and its worker
-    assert len(list(scratch.iterdir())) == 1
+    variables = {"TMPDIR": str(scratch)}
+    alone, agent, lost = (
+        start("run", "--no-python", "sleep", marker, variables=variables) for _ in range(3)
+    )
+    wait_until_up(marker, 6)  # the agents and their workers
+    assert len(list(scratch.iterdir())) == 3
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    wait_until_gone(marker, LIMIT_S)
     deadline = time.monotonic() + 10
-    while list(scratch.iterdir()):
+    while len(list(scratch.iterdir())) > 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    spawner = int(Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text())
+    os.kill(spawner, signal.SIGSTOP)
+    lost.send_signal(signal.SIGSTOP)
+    for pid in (lost.pid, spawner):
+        os.kill(pid, signal.SIGKILL)
+    lost.wait()
+    assert len(list(scratch.iterdir())) == 2
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]
+    for name in ("relight_mine", "relight_00000000_1", "other"):
+        (scratch / name).mkdir()
+    (scratch / f"relight_{boot}_2").symlink_to(scratch / "other")
+    (scratch / f"relight_{boot}_3").mkdir()
+    assert launch("run", "--no-python", "true", TMPDIR=str(scratch)).returncode == 0
+    left = {path.name for path in scratch.iterdir()}
+    assert left > {"relight_mine", "relight_00000000_1", "other", f"relight_{boot}_2"}
+    assert len(left) == 5  # and that of the agent that lives
+    alone.send_signal(signal.SIGTERM)
+    assert alone.wait(30) == 143
+    wait_until_gone(marker, LIMIT_S)
+    assert len(list(scratch.iterdir())) == 4
+
+
+def test_an_agent_that_waits_for_nodes_has_no_directory(
+    tmp_path: Path, start: Start, script: Callable[[str], Path]
+) -> None:
+    """Killed while it waits for other nodes, or while --preload imports, it leaves nothing."""
+    scratch = tmp_path / "tmp"
+    (tmp_path / "lib").mkdir()
+    scratch.mkdir()
+    (tmp_path / "lib" / "slow.py").write_text("import time; time.sleep(600)")
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        endpoint = f"--rdzv-endpoint=127.0.0.1:{sock.getsockname()[1]}"
+    waits = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-id=1", "-v")
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
+    for flags, said in ((waits, b"meets at"), (("--preload=slow", "-v"), b"preload")):
+        agent = start("run", *flags, script("print('ran')"),
+                      variables={"TMPDIR": str(scratch), "PYTHONPATH": path})  # fmt: skip
+        assert agent.stderr is not None
+        while said not in (line := agent.stderr.readline()):
+            assert line
+        agent.send_signal(signal.SIGKILL)
+        agent.wait()
+        assert list(scratch.iterdir()) == []

@@ -38,6 +38,7 @@ OWN = {
     "relight.host.ports",
     "relight.host.process",
     "relight.host.readers",
+    "relight.host.scratch",
     "relight.host.signals",
     "relight.host.spawner",
     "relight.host.tcp_store",

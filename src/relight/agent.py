@@ -56,10 +56,11 @@ from relight.events import (
 )
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
-from relight.host.files import EventLog, attempt_directory, remove_tree
+from relight.host.files import EventLog, attempt_directory
 from relight.host.logs import Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.scratch import Scratch
 from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.link import LocalLink, RemoteLink
@@ -72,6 +73,7 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _ARRIVED_AFTER_S = 60
+_SWEEP_AFTER_S = 1.0
 Outcome = tuple[tuple[dict[str, Any], ...], tuple[int, ...]]
 """The failures of a generation on this node, and the ranks that had ended well before."""
 
@@ -80,8 +82,9 @@ class Job(NamedTuple):
     """What this agent is to run: the workers' command and number, and how the nodes meet.
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
-    of one node. `cpus` has one affinity mask a worker, or is empty. `run_directory` is empty where
-    no files are written; it is removed at the end unless `keep_logs`. `workplace` is for --preload.
+    of one node. `cpus` has one affinity mask a worker, or is empty. `run_directory` is where logs
+    are kept, `scratch` where a directory may be made that is removed at the end; either may be
+    empty. `workplace` is for --preload.
     """
 
     command: Command
@@ -91,7 +94,7 @@ class Job(NamedTuple):
     cpus: tuple[frozenset[int], ...]
     grace_s: float
     run_directory: str
-    keep_logs: bool
+    scratch: str
     settings: Settings
     meeting: "Meeting | None"
     facts: dict[str, str]
@@ -108,9 +111,10 @@ class Agent:
         self.consoles = Consoles.open(self.loop)
         self.host = socket.gethostname()
         self._event_log = EventLog(
-            job.run_directory if job.keep_logs else "",
+            job.run_directory,
             console=self.spec.event_log_handler == "console",
         )
+        self._scratch = Scratch(job.scratch)
         self._signals: list[int] = []
         self._form: Form | None = None
         self._end: End | None = None
@@ -164,8 +168,8 @@ class Agent:
                 self._preload.close()
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
-            if self.job.run_directory and not self.job.keep_logs:
-                remove_tree(self.job.run_directory)
+            self._scratch.remove()
+            self._scratch.sweep()
             self.loop.close()  # last: from here on, signals end this process as they find it
 
     def say(self, message: str) -> None:
@@ -326,7 +330,7 @@ class Agent:
         self._tell(generation, place)
         assignments = ranks.assign(place)
         supervision = Supervision(len(assignments), self.job.grace_s)
-        directory = self.job.run_directory
+        directory = self.job.run_directory or self._scratch.make()
         attempt = directory and attempt_directory(directory, generation.restart, generation.number)
         try:
             logs = Logs(self.loop, self.consoles, self.spec, attempt)
@@ -343,15 +347,15 @@ class Agent:
 
             timers = WorkerTimers(self.loop, path, self._on_late)
         all_ranks = [assignment.rank for assignment in assignments]
-        scratch = "" if self.job.keep_logs else directory
         fork = self._preload.fork if self._preload else None
-        workers = Workers(self.loop, plans, all_ranks, scratch, self._on_process, fork)
+        workers = Workers(self.loop, plans, all_ranks, self._scratch.path, self._on_process, fork)
         logs.passed_on()
         self._supervision, self._workers, self._logs = supervision, workers, logs
         self.lease(self._lease)
         if self._stop is not None:  # it came while a warm process forked the workers
             self._stop_workers(self._stop)
         arrivals = self.loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
+        self.loop.call_after(_SWEEP_AFTER_S, self._scratch.sweep)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
         self.loop.run_until(lambda: supervision.state is State.ENDED)

@@ -134,7 +134,7 @@ def _job(
         cpus=_bind_cpus(spec, env, nproc),
         grace_s=_grace(spec, env),
         run_directory=_run_directory(spec, env, command.run_id, notes),
-        keep_logs=spec.keeps_logs(),
+        scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
         settings=settings,
         meeting=meeting,
         facts=facts,
@@ -160,10 +160,8 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:
-    if spec.log_dir == os.devnull:
+    if spec.log_dir == os.devnull or not spec.keeps_logs():
         return ""
-    if not spec.keeps_logs():
-        return files.make_temporary_directory(env)
     base = spec.log_dir or files.own_directory(env)
     directory = files.make_run_directory(os.path.abspath(base), run_id)
     if not spec.log_dir:

@@ -27,7 +27,7 @@ def own_directory(env: Environment) -> str:
     Raises:
         UsageError: the directory is somebody else's.
     """
-    directory = os.path.join(env.get("TMPDIR", "/tmp"), f"relight-{os.getuid()}")  # noqa: S108
+    directory = os.path.join(temporary_base(env), f"relight-{os.getuid()}")
     try:
         os.mkdir(directory, 0o700)
     except OSError:
@@ -59,17 +59,9 @@ def make_run_directory(base: str, run_id: str) -> str:
     return directory
 
 
-def make_temporary_directory(env: Environment) -> str:
-    """Make a directory for the error files of a job that keeps no logs; empty if that is not
-    possible.
-    """
-    base = env.get("TMPDIR", "/tmp")  # noqa: S108  # where torchrun puts it as well; the name is random
-    directory = os.path.join(base, f"relight_{os.urandom(8).hex()}")
-    try:
-        os.mkdir(directory, 0o700)
-    except OSError:
-        return ""  # a full disk: the job can run without error files
-    return directory
+def temporary_base(env: Environment) -> str:
+    """Return where temporary files go."""
+    return env.get("TMPDIR", "/tmp")  # noqa: S108  # as torchrun; names in it are random
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:

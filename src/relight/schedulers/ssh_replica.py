@@ -32,6 +32,7 @@ from relight.events import Event, SignalReceived, Tick, WorkerExited
 from relight.host import files
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.scratch import Scratch
 from relight.job import macros, records
 from relight.schedulers import ssh_frames as frames
 
@@ -69,7 +70,7 @@ class Session:
         self._silence: Timer | None = None
         self._over = False
         self._end: dict[str, Any] = {}
-        self._scratch = ""
+        self._scratch = Scratch("")
 
     def run(self) -> None:
         """Do what is ordered."""
@@ -85,8 +86,8 @@ class Session:
             self._note_report()
         if self._archive is not None:
             self._archive.close()
-        if self._scratch:
-            files.remove_tree(self._scratch)
+        self._scratch.remove()
+        self._scratch.sweep()
         self._channel.send(frames.END, json.dumps(self._end).encode())
         limit = self._loop.call_after(_FLUSH_S, self._channel.give_up)
         self._loop.run_until(lambda: not self._channel.waiting)
@@ -170,14 +171,14 @@ class Session:
         own["PATH"] = _path(own.get("PATH", ""))
         argv = tuple(macros.text(word, values) for word in order["args"])
         _find(argv[0], own["PATH"])
-        self._scratch = files.make_temporary_directory(here)
-        report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch else {}
+        self._scratch = Scratch(files.temporary_base(here))
+        report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch.make() else {}
         python = {"RELIGHT_PYTHON": sys.executable}
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
         self._supervision = Supervision(1, order["grace_s"])
-        self._workers = Workers(self._loop, [plan], (0,), self._scratch, self._on_process)
+        self._workers = Workers(self._loop, [plan], (0,), self._scratch.path, self._on_process)
         for reader, writer, kind in zip(readers, writers, (frames.OUT, frames.ERR), strict=True):
             os.close(writer)
             self._streams[reader] = kind
@@ -233,9 +234,11 @@ class Session:
 
     @property
     def _report(self) -> str:
-        return os.path.join(self._scratch, "error.json")
+        return os.path.join(self._scratch.path, "error.json")
 
     def _note_report(self) -> None:
+        if not self._scratch.path:
+            return
         try:
             with open(self._report, "rb") as file:
                 self._end["report"] = file.read(_REPORT_LIMIT).decode(errors="replace")

@@ -1,0 +1,131 @@
+"""The directory of a job that keeps no logs: the workers' error files are in it. It is made when
+workers start, and removed at the end.
+
+If the agent is killed, its spawner removes the directory; if that one is killed too, another job of
+this user does so later. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the
+agent lives. All containers and pid namespaces of a machine share its kernel, hence its locks and its
+boot id; of other machines, on a network file system, nothing is removed.
+"""
+
+import errno
+import os
+import stat
+
+from relight.host.files import remove_tree
+
+_LOCK = "lock"
+_TRIES = 3
+_MOST_LOOKED_AT = 10_000
+"""Names in TMPDIR: the agent must not stand still for a full one."""
+
+
+class Scratch:
+    """A place for such a directory.
+
+    Args:
+        base: where to make it: TMPDIR. Empty for nowhere.
+    """
+
+    def __init__(self, base: str) -> None:
+        self.path = ""
+        """The directory, empty while there is none."""
+        self._base = base
+        self._lock = -1
+        self._swept = not base
+
+    def make(self) -> str:
+        """Make the directory, if it is not there, and return it; empty if that is not possible:
+        a job can run without error files, on a full disk.
+        """
+        for _ in range(_TRIES if self._base and not self.path else 0):
+            path = os.path.join(self._base, f"relight_{_boot()}_{os.urandom(8).hex()}")
+            try:
+                os.mkdir(path, 0o700)
+            except OSError:
+                break
+            self._lock = _take(path)
+            if self._lock >= 0:
+                self.path = path
+                break
+            remove_tree(path)
+        return self.path
+
+    def remove(self) -> None:
+        """Remove the directory and what is in it."""
+        if self.path:
+            remove_tree(self.path)
+            os.close(self._lock)
+            self.path, self._lock = "", -1
+
+    def sweep(self) -> None:
+        """Remove such directories of this user whose agents are gone; once is enough."""
+        if self._swept:
+            return
+        self._swept = True
+        boot = _boot()
+        try:
+            if boot and _is_safe(os.stat(self._base)):
+                _sweep(self._base, f"relight_{boot}_", self.path)
+        except OSError:
+            pass  # nobody waits for it
+
+
+def _boot() -> str:
+    """Return a word that all processes of this machine know until it is started anew; empty where
+    the system has none.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as file:
+            return file.read(8).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _is_safe(base: os.stat_result) -> bool:
+    """Return whether nobody else can move what is ours in a directory."""
+    shared = base.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not base.st_mode & stat.S_ISVTX
+    return base.st_uid in (0, os.geteuid()) and not shared
+
+
+def _take(path: str) -> int:
+    """Lock a directory that was just made; return -1 if somebody was about to sweep it away."""
+    name = os.path.join(path, _LOCK)
+    fd = -1
+    try:
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        os.lockf(fd, os.F_TLOCK, 0)
+        if os.path.samestat(os.stat(name), os.fstat(fd)):
+            return fd
+    except OSError as error:
+        if fd >= 0 and error.errno in (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP):
+            return fd  # a file system without locks: nobody can take it, so nobody sweeps
+    if fd >= 0:
+        os.close(fd)
+    return -1
+
+
+def _sweep(base: str, prefix: str, own: str) -> None:
+    with os.scandir(base) as entries:
+        for _, entry in zip(range(_MOST_LOOKED_AT), entries, strict=False):
+            if not entry.name.startswith(prefix) or entry.path == own:
+                continue
+            try:
+                found = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid():
+                    _remove_abandoned(entry.path)
+            except OSError:
+                continue
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove a directory if nobody holds its lock."""
+    try:
+        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        os.rmdir(path)  # its agent ended, or is about to lock it, and will make another
+        return
+    try:
+        os.lockf(fd, os.F_TLOCK, 0)
+        remove_tree(path)
+    finally:
+        os.close(fd)
