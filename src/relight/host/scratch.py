@@ -1,10 +1,10 @@
 """The directory of a job that keeps no logs: the workers' error files are in it. It is made when
 workers start, and removed at the end.
 
-If the agent is killed, its spawner removes the directory; if that one is killed too, another job of
-this user does so later. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the
-agent lives. All containers and pid namespaces of a machine share its kernel, hence its locks and its
-boot id; of other machines, on a network file system, nothing is removed.
+If the agent is killed, its spawner removes the directory; if that one is killed too, a later job of
+this user does so. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the agent
+lives. All containers and pid namespaces of a machine share its kernel, hence its locks and its boot
+id; of other machines, on a network file system, nothing is removed.
 """
 
 import errno
