@@ -73,7 +73,6 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _ARRIVED_AFTER_S = 60
-_SWEEP_AFTER_S = 1.0
 Outcome = tuple[tuple[dict[str, Any], ...], tuple[int, ...]]
 """The failures of a generation on this node, and the ranks that had ended well before."""
 
@@ -114,7 +113,7 @@ class Agent:
             job.run_directory,
             console=self.spec.event_log_handler == "console",
         )
-        self._scratch = Scratch(job.scratch)
+        self._scratch = Scratch(self.loop, job.scratch)
         self._signals: list[int] = []
         self._form: Form | None = None
         self._end: End | None = None
@@ -169,7 +168,6 @@ class Agent:
             for console in self.consoles:
                 console.flush(lambda: len(self._signals) > 1)
             self._scratch.remove()
-            self._scratch.sweep()
             self.loop.close()  # last: from here on, signals end this process as they find it
 
     def say(self, message: str) -> None:
@@ -355,7 +353,6 @@ class Agent:
         if self._stop is not None:  # it came while a warm process forked the workers
             self._stop_workers(self._stop)
         arrivals = self.loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
-        self.loop.call_after(_SWEEP_AFTER_S, self._scratch.sweep)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
         self.loop.run_until(lambda: supervision.state is State.ENDED)

@@ -12,9 +12,12 @@ import os
 import stat
 
 from relight.host.files import remove_tree
+from relight.host.loop import Loop
 
 _LOCK = "lock"
 _TRIES = 3
+_SWEEP_AFTER_S = 1.0
+"""Not before, or the workers would start later."""
 _MOST_LOOKED_AT = 10_000
 """Names in TMPDIR: the agent must not stand still for a full one."""
 
@@ -23,12 +26,14 @@ class Scratch:
     """A place for such a directory.
 
     Args:
+        loop: the agent's loop.
         base: where to make it: TMPDIR. Empty for nowhere.
     """
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, loop: Loop, base: str) -> None:
         self.path = ""
         """The directory, empty while there is none."""
+        self._loop = loop
         self._base = base
         self._lock = -1
         self._swept = not base
@@ -46,18 +51,20 @@ class Scratch:
             self._lock = _take(path)
             if self._lock >= 0:
                 self.path = path
+                self._loop.call_after(_SWEEP_AFTER_S, self._sweep)
                 break
             remove_tree(path)
         return self.path
 
     def remove(self) -> None:
-        """Remove the directory and what is in it."""
+        """Remove the directory and what is in it, and what dead agents have left."""
         if self.path:
             remove_tree(self.path)
             os.close(self._lock)
             self.path, self._lock = "", -1
+        self._sweep()
 
-    def sweep(self) -> None:
+    def _sweep(self) -> None:
         """Remove such directories of this user whose agents are gone; once is enough."""
         if self._swept:
             return

@@ -70,7 +70,7 @@ class Session:
         self._silence: Timer | None = None
         self._over = False
         self._end: dict[str, Any] = {}
-        self._scratch = Scratch("")
+        self._scratch = Scratch(self._loop, "")
 
     def run(self) -> None:
         """Do what is ordered."""
@@ -87,7 +87,6 @@ class Session:
         if self._archive is not None:
             self._archive.close()
         self._scratch.remove()
-        self._scratch.sweep()
         self._channel.send(frames.END, json.dumps(self._end).encode())
         limit = self._loop.call_after(_FLUSH_S, self._channel.give_up)
         self._loop.run_until(lambda: not self._channel.waiting)
@@ -171,7 +170,7 @@ class Session:
         own["PATH"] = _path(own.get("PATH", ""))
         argv = tuple(macros.text(word, values) for word in order["args"])
         _find(argv[0], own["PATH"])
-        self._scratch = Scratch(files.temporary_base(here))
+        self._scratch = Scratch(self._loop, files.temporary_base(here))
         report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch.make() else {}
         python = {"RELIGHT_PYTHON": sys.executable}
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
