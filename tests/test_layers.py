@@ -40,7 +40,6 @@ PURE_MAY_IMPORT = {
     "hashlib",
     "hmac",
 }
-MAX_LINES = 500
 
 
 def modules() -> list[Path]:
@@ -96,9 +95,3 @@ def test_only_env_reads_the_environment(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Attribute):
             assert node.attr not in ("environ", "getenv"), f"{path.name}:{node.lineno}"
-
-
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_are_short(path: Path) -> None:
-    """A file holds one concept and at most 500 lines."""
-    assert len(path.read_text().splitlines()) <= MAX_LINES

@@ -110,8 +110,7 @@ class Agent:
         self.consoles = Consoles.open(self.loop)
         self.host = socket.gethostname()
         self._event_log = EventLog(
-            job.run_directory,
-            console=self.spec.event_log_handler == "console",
+            job.run_directory, console=self.spec.event_log_handler == "console"
         )
         self._scratch = Scratch(self.loop, job.scratch)
         self._signals: list[int] = []
