@@ -9,7 +9,7 @@ RemoteLink, as seen from outside:
     seeking      tries in turns to host the endpoint and to reach it
       | its address is ours and the port is free       -> hosting
       | a coordinator answers                          -> connected
-      | neither for the join timeout                   -> the job ends here, exit code 3
+      | neither for long enough                        -> the job ends here, exit code 3
     connected    beats; each echo extends the lease of the workers here
       | the connection ends, or no echo for too long   -> seeking, while workers run on their lease
     hosting      the coordinator is in this process; there is no lease to lose
@@ -262,7 +262,8 @@ class RemoteLink:
             self._owner.told(End(EXIT_USAGE, text, (), None))
             return
         waited = self._loop.now() - self._since
-        if waited > self._settings.join_timeout_s:
+        ever = self._echoed_at > 0  # or it was never connected
+        if waited > (self._settings.join_timeout_s if ever else self._meeting.seek_s):
             text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
             report = f"error: {text}", *self._what_is_wrong()
             self._tell(End(EXIT_GROUP, text, report, None))

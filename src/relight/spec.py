@@ -93,6 +93,15 @@ class RunSpec(NamedTuple):
         """Return whether one node is the whole job, so that there is nobody to meet."""
         return self.nnodes.most == 1
 
+    def makes_own_id(self) -> bool:
+        """Return whether the job is one of torchrun's standalone mode, with an id made up here."""
+        return self.standalone or (
+            self.rdzv_backend == "static"
+            and not self.rdzv_endpoint.host
+            and self.master_port is None
+            and self.runs_locally()
+        )
+
     def store_address(self) -> Endpoint:
         """Return where the workers' store of a job of one node listens; port 0 is any free one."""
         static = self.rdzv_backend == "static" and not self.standalone

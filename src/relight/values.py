@@ -118,6 +118,8 @@ def _parse_one_endpoint(text: str) -> Endpoint:
         host, _, port = host.partition(":")
         if not port:
             raise ValueError("the port after the colon is missing")
+    if port and not host:
+        raise ValueError(f"the host before the colon is missing, as in localhost:{port}")
     if not host.isprintable() or any(c.isspace() or c in "/@,;[]" for c in host):
         raise ValueError("expected HOST or HOST:PORT")
     return Endpoint(host, parse_port(port) if port else None)
@@ -151,7 +153,10 @@ def parse_port(text: str) -> int:
 
 
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`."""
+    """Parse `KEY=VALUE,KEY=VALUE`; quotes around it all, which no shell has taken, are dropped."""
+    text = text.strip()
+    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+        text = text[1:-1]
     pairs = []
     for part in text.split(",") if text.strip() else []:
         key, equals, value = (piece.strip() for piece in part.partition("="))

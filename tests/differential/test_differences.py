@@ -148,6 +148,27 @@ def test_one_node_meets_nobody(backend: str, tmp_path: Path) -> None:
     assert found.workers["0.0"]["environment"]["MASTER_ADDR"] == "127.0.0.1"
 
 
+@shows("endpoint-wait")
+@shows("group-exit-code")
+def test_an_endpoint_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
+    """A node that may not host the endpoint waits there for twice the read_timeout, then ends."""
+    flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:{port}",
+             "--rdzv-conf=is_host=0,read_timeout=0.3")  # fmt: skip
+    found = record(Case("", flags), RELIGHT, tmp_path / "ours")
+    assert found.exit_code == 3
+    assert any("no coordinator at 127.0.0.1:" in line for line in found.says), found.says
+
+
+@shows("file-store")
+def test_a_c10d_store_in_a_file_is_a_directory(tmp_path: Path) -> None:
+    """Nodes meet at the path that torchrun would make a file of."""
+    flags = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint={work}/tmp/store",
+             "--rdzv-conf=store_type=file,last_call_timeout=0.1")  # fmt: skip
+    found = record(Case("", flags), RELIGHT, tmp_path / "ours")
+    assert found.exit_code == 0, found.says
+    assert found.left == ["store", "store/none.lock"]
+
+
 @shows("grace-time")
 def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
     """--shutdown-timeout holds when a failed worker's peers are stopped, not only at the end."""

@@ -95,8 +95,7 @@ def _job(
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     run_id = spec.rdzv_id
     master = spec.store_address()
-    alone = spec.runs_locally() and not master.port and spec.rdzv_backend == "static"
-    if run_id in ("", UNSET_RUN_ID) and alone:
+    if run_id == UNSET_RUN_ID and spec.makes_own_id():
         run_id = files.new_run_id()
     command = Command(
         spec=spec,
@@ -126,6 +125,12 @@ def _job(
             python="" if spec.no_python else python,
         )
         facts["--max-restarts"] = str(spec.max_restarts)
+    elif spec.rdzv_conf:
+        from relight.rendezvous import conf
+
+        # torchrun's standalone mode is c10d.
+        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
+        conf.parse(spec.rdzv_conf, backend)  # to refuse what is wrong: there is nobody to meet
     return Job(
         command=command,
         nproc=nproc,

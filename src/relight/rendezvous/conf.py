@@ -2,8 +2,8 @@
 
 Names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
 `static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings
-where the group has the same thing. Torchrun ignores in silence what it does not know; here that is
-an error, and a key of torchrun that changes nothing with this backend gives a note.
+where the group has the same thing. Torchrun ignores in silence what it does not know; here a key
+that is not known, or that changes nothing with this backend, gives a note.
 
 A new setting is a field of `Conf` with its default, a row of `KEYS`, and the one place that uses
 it.
@@ -29,7 +29,7 @@ class Conf(NamedTuple):
     keep_alive_interval: float = 0.25
     keep_alive_max_attempt: int = 5
     heartbeat_timeout: float = 5.0
-    read_timeout: float = 60.0
+    read_timeout: float | None = None
     exit_barrier_timeout: float = 300.0
     checkpoint_timeout: float = 120.0
     store_type: str = "tcp"
@@ -99,6 +99,16 @@ def parse_seconds(text: str) -> float:
     return seconds
 
 
+def parse_wait(text: str) -> float:
+    """Parse a time that may be 0, for not waiting at all."""
+    try:
+        if float(text) == 0:
+            return 0.0
+        return parse_seconds(text)
+    except ValueError:
+        raise ValueError(f"expected a number of seconds from 0 to {MOST_SECONDS:.0f}") from None
+
+
 def parse_attempts(text: str) -> int:
     """Parse how often something may be missed, 1 or more."""
     try:
@@ -143,12 +153,10 @@ def parse_protocol(text: str) -> str:
 
 
 def parse_store_type(text: str) -> str:
-    """Parse torchrun's two kinds of c10d store, of which one is here."""
-    word = text.lower()
-    if word == "file":
-        raise ValueError("nodes meet at an endpoint HOST:PORT here, not in a file")
-    if word != "tcp":
-        raise ValueError("expected tcp")
+    """Parse torchrun's two kinds of c10d store."""
+    word = text.strip().lower()
+    if word not in ("tcp", "file"):
+        raise ValueError("expected tcp or file")
     return word
 
 
@@ -165,7 +173,9 @@ KEYS: tuple[Key, ...] = (
     Key("keep_alive_interval", parse_seconds, "time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", parse_attempts, "missed heartbeats after which a node is lost"),
     Key("heartbeat_timeout", parse_seconds, "accepted", (), "no heartbeat waits for an answer"),
-    Key("exit_barrier_timeout", parse_seconds, "how long a node that is done waits for the others"),
+    Key("exit_barrier_timeout", parse_wait,
+        "how long a node that is done waits for the others; "
+        "also TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"),
     Key("checkpoint_timeout", parse_seconds,
         "how long --membership-change=at-checkpoint waits for the workers"),
     Key("takeover", parse_takeover,
@@ -181,10 +191,12 @@ KEYS: tuple[Key, ...] = (
         "a coordinator whose machine is lost is replaced after so long; it also bears with a "
         "register that does not answer for nearly so long", _REGISTERS,
         "the endpoint itself is the coordinator"),
-    Key("store_type", parse_store_type, "accepted: tcp",
+    Key("store_type", parse_store_type, "file: as --rdzv-backend=file, at the endpoint",
         ("c10d",), "only the c10d rendezvous has it"),
-    Key("read_timeout", parse_seconds, "how long one attempt to reach the endpoint may take",
-        ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
+    Key("read_timeout", parse_seconds,
+        "c10d: if given, a node gives up after twice this time without a coordinator at the "
+        "endpoint, as under torchrun; else after join_timeout. etcd-v2: the longest wait for an "
+        "answer of etcd", ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
     Key("rank", parse_rank, "as --node-rank",
         ("static",), "only the static rendezvous has node ranks"),
     Key("timeout", parse_seconds, "as join_timeout", ("static", "etcd"), "join_timeout counts"),
@@ -225,8 +237,7 @@ def parse(
         read_file: reads a file that a key names; raises OSError.
 
     Raises:
-        UsageError: a key is unknown, a value is bad, a file can't be read, or values contradict
-            each other.
+        UsageError: a value is bad, a file can't be read, or values contradict each other.
     """
     notes: list[str] = []
     values: dict[str, Any] = {}
@@ -240,7 +251,8 @@ def parse(
         if key is None and backend not in BACKENDS:
             continue  # it is the plug-in's
         if key is None:
-            raise _unknown(name, backend)
+            notes.append(_unknown(name, backend))
+            continue
         if not has_key(backend, key):
             where = f" with --rdzv-backend={backend}" if key.backends else ""
             notes.append(f"--rdzv-conf: {name} has no effect{where}: {key.no_effect}")
@@ -312,14 +324,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _unknown(name: str, backend: str) -> UsageError:
+def _unknown(name: str, backend: str) -> str:
     known = keys_of(backend)
     accepted = tuple(key.name for key in KEYS if not key.backends)
     meant = nearest(name.lower().replace("-", "_"), known + accepted)
-    return UsageError(
-        f"--rdzv-conf: {name} is not a known key" + (f"; did you mean {meant}?" if meant else ""),
-        hint=f"keys of --rdzv-backend={backend}: {', '.join(known)}",
-    )
+    remedy = f"did you mean {meant}?" if meant else f"known are {', '.join(known)}"
+    return f"--rdzv-conf: {name} has no effect: it is not a known key; {remedy}"
 
 
 def _check_file(name: str, path: str, read_file: Callable[[str], bytes]) -> None:

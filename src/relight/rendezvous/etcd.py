@@ -23,6 +23,7 @@ from relight.rendezvous.names import safe_name
 from relight.rendezvous.register import Record, Register
 
 _UNHURRIED_S = 60.0
+_READ_TIMEOUT_S = 60.0
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
@@ -78,9 +79,8 @@ def _prepared(
     endpoint: str, job: str, pairs: Mapping[str, str], backend: str
 ) -> tuple[Members, str, Login]:
     conf, _ = rdzv_conf.parse(tuple(pairs.items()), backend)
-    members = Members(
-        parse_members(endpoint, conf.protocol), _tls(conf, backend), conf.read_timeout
-    )
+    read_timeout_s = conf.read_timeout or _READ_TIMEOUT_S
+    members = Members(parse_members(endpoint, conf.protocol), _tls(conf, backend), read_timeout_s)
     key = f"/{conf.etcd_prefix.strip('/')}/{safe_name(job)}/coordinator"
     return members, key.replace("//", "/"), _login(conf)
 

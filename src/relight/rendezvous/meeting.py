@@ -5,6 +5,8 @@ static   node rank 0 hosts it at --master-addr and --master-port
 others   who hosts it, and where, is written in a register (etcd, a file, a plug-in)
 """
 
+import os
+
 from relight.core.group import Settings
 from relight.env import Environment
 from relight.errors import UsageError
@@ -13,6 +15,7 @@ from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 from relight.spec import DEFAULT_MASTER_PORT, LOCAL_HOSTS, UNSET_RUN_ID, RunSpec
 from relight.typed import NamedTuple
+from relight.values import Endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ _REJOIN_S = 0.5
 """How long an agent may take to find a new coordinator, once it knows that it needs one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
+EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
+"""torchrun's variable for `exit_barrier_timeout` (torch, after 2.13)."""
 _DIGITS = 9  # of a number, at most
 
 
@@ -53,6 +58,7 @@ class Meeting(NamedTuple):
     lease_s: float
     checkpoint_s: float
     dial_s: float
+    seek_s: float
     close_s: float
     security: Security
 
@@ -83,6 +89,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
     Raises:
         UsageError: the endpoint or a setting of the rendezvous is missing or wrong.
     """
+    spec = _with_file_store(spec)
     conf, notes = rdzv_conf.parse(spec.rdzv_conf, spec.rdzv_backend)
     static = spec.rdzv_backend == "static"
     hosts: tuple[tuple[str, int], ...] = ()
@@ -117,7 +124,8 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         lost_after_s=conf.lost_after_s,
         lease_s=conf.lease_s,
         checkpoint_s=conf.checkpoint_timeout,
-        dial_s=min(_DIAL_S, conf.read_timeout),
+        dial_s=min(_DIAL_S, conf.read_timeout or _DIAL_S),
+        seek_s=2 * conf.read_timeout if hosts and conf.read_timeout else conf.join_timeout,
         close_s=conf.close_timeout,
         security=secured,
     )
@@ -127,7 +135,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         max_restarts=spec.max_restarts,
         last_call_s=conf.last_call_timeout,
         join_timeout_s=conf.join_timeout,
-        exit_barrier_s=conf.exit_barrier_timeout,
+        exit_barrier_s=_exit_barrier_s(spec, conf, env),
         rejoin_s=conf.lost_after_s + _REJOIN_S,
         ordered=static,
         gently=spec.membership_change == "at-checkpoint",
@@ -139,6 +147,32 @@ def _replica(env: Environment) -> int:
     """Return the number that `relight submit` gave this replica of a role, -1 without one."""
     text = env.get(REPLICA)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < _DIGITS else -1
+
+
+def _with_file_store(spec: RunSpec) -> RunSpec:
+    """Return what was asked for with the backend `file` for torchrun's c10d store in a file."""
+    pairs = dict(spec.rdzv_conf)
+    if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
+        return spec
+    endpoint = spec.rdzv_endpoint.host and Endpoint(os.path.abspath(spec.rdzv_endpoint.host), None)
+    others = tuple(pair for pair in spec.rdzv_conf if pair[0] not in ("store_type", "read_timeout"))
+    return spec._replace(
+        rdzv_backend="file", rdzv_endpoint=endpoint or spec.rdzv_endpoint, rdzv_conf=others
+    )
+
+
+def _exit_barrier_s(spec: RunSpec, conf: Conf, env: Environment) -> float:
+    """Return how long a node that is done waits for the others."""
+    text = env.get(EXIT_BARRIER)
+    if not text or "exit_barrier_timeout" in dict(spec.rdzv_conf):
+        return conf.exit_barrier_timeout
+    try:
+        return rdzv_conf.parse_wait(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{EXIT_BARRIER}={text}: {error}",
+            hint="--rdzv-conf=exit_barrier_timeout=SECONDS goes before it",
+        ) from None
 
 
 def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:

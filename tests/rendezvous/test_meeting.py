@@ -1,0 +1,54 @@
+"""What was asked for -> how the nodes meet: torchrun's settings that are not in a table."""
+
+from pathlib import Path
+
+import pytest
+
+from relight.cli.arguments import parse, to_spec
+from relight.core.group import Settings
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.rendezvous.file import FileRegister
+from relight.rendezvous.meeting import Meeting, arrange
+
+BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
+
+
+def met(*flags: str, **variables: str) -> tuple[Meeting, Settings]:
+    endpoint = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1", "--rdzv-id=j")
+    spec = to_spec(parse([*endpoint, *flags, "train.py"], Environment({})))
+    return arrange(spec, Environment(variables))[:2]
+
+
+@pytest.mark.parametrize(
+    ("conf", "variable", "seconds"),
+    [("", "", 300), ("", "7", 7), ("", "0", 0), ("exit_barrier_timeout=0", "7", 0)],
+)
+def test_the_exit_barrier(conf: str, variable: str, seconds: float) -> None:
+    """How long a node that is done waits: by --rdzv-conf, else by torchrun's variable, also 0 s."""
+    assert met(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
+
+
+def test_an_exit_barrier_that_is_no_time() -> None:
+    """A variable that is no time is refused by its name."""
+    with pytest.raises(UsageError, match=f"{BARRIER}=-1: expected a number of seconds from 0"):
+        met(**{BARRIER: "-1"})
+
+
+@pytest.mark.parametrize(
+    ("conf", "seconds"), [("", 600), ("join_timeout=9", 9), ("read_timeout=3,join_timeout=9", 6)]
+)
+def test_how_long_an_endpoint_is_looked_for(conf: str, seconds: float) -> None:
+    """read_timeout, where it is given, ends the search as in torchrun: after twice that time."""
+    assert met(f"--rdzv-conf={conf}")[0].seek_s == seconds
+
+
+@pytest.mark.parametrize("endpoint", ["store", "sub/store"])
+def test_a_store_in_a_file(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A c10d store in a file is the backend `file` at that path, from here if it is relative."""
+    monkeypatch.chdir(tmp_path)
+    flags = f"--rdzv-endpoint={endpoint}", "--rdzv-conf=store_type=FILE,read_timeout=3"
+    meeting, _ = met(*flags)
+    assert isinstance(meeting.register, FileRegister)
+    assert meeting.where == f"file {tmp_path}/{endpoint}"
+    assert meeting.hosts == ()
