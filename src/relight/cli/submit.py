@@ -39,7 +39,7 @@ PAGE = Page(
     SUBMIT_FLAGS,
     (
         "relight submit dist.ddp -j 1x4 --script train.py -- --epochs 3",
-        "relight submit -s slurm -cfg partition=gpu,time=60 dist.ddp -j 2x8 --script train.py",
+        "relight submit -s slurm -cfg partition=gpu dist.ddp -j 2x8 -h gpu.xlarge --script a.py",
         "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
         "relight submit dist.ddp --help        (components: relight components)",
     ),

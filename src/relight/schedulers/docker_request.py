@@ -19,6 +19,7 @@ from relight.errors import UsageError, nearest
 from relight.job import macros, privacy
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 from relight.job.components import IMAGE
+from relight.schedulers import needs
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
@@ -116,7 +117,8 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 
 def notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Say what of an app has no effect."""
+    """Say what of an app has no effect, and what may be too little."""
+    yield from needs.too_little(app)
     network = cfg.get("network") or NETWORK
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas do not find each other by name in the network {network}"

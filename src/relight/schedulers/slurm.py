@@ -21,7 +21,7 @@ from relight import env
 from relight.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppDef, AppState, RetryPolicy
-from relight.schedulers import slurm_script, slurm_states
+from relight.schedulers import needs, slurm_script, slurm_states
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -111,10 +111,13 @@ class Slurm:
         folder = os.path.join(directory, "slurm")
         programs = os.path.dirname(sys.executable)
         here = os.path.join(folder, _WORKSPACE) if cfg.get("workspace") else os.getcwd()
-        if cfg.get("mem") is None and any(role.resource.memMB > 0 for role in app.roles):
-            cfg = {**cfg, "mem": slurm_states.manages_memory(cfg.get("partition") or "")}
+        partition = cfg.get("partition") or ""
+        has = slurm_states.partition(partition)
+        if cfg.get("mem") is None:
+            cfg = {**cfg, "mem": has.memory}
         script = slurm_script.render(app, cfg, app_id, folder, here, programs)
-        notes = []
+        notes = [*needs.too_little(app, memory=bool(cfg["mem"]))]
+        notes += needs.without_gpus(app, partition, has.gpus)
         if any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):

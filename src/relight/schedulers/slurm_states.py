@@ -103,19 +103,33 @@ def of_user(user: int) -> Jobs:
     return {**past, **_squeue([f"--user={user}"])}
 
 
-def manages_memory(partition: str) -> bool:
-    """Return whether nodes of a partition, or of several, have memory to ask for. Where that was
-    not configured each has 1 MB, and no job that asks for more is accepted.
+class Partition(NamedTuple):
+    """What the nodes of a partition, or of several, have to ask for.
+
+    `memory`: where none was configured each has 1 MB, and no job that asks for more is accepted.
+    `gpus` is how Slurm lists them, `gpu:a100:8`, or empty.
     """
-    command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m"]
+
+    memory: bool
+    gpus: str
+
+
+def partition(name: str) -> Partition:
+    """Return what a partition has, the default one without a name; where Slurm can't be asked, it
+    has memory.
+    """
+    command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m %G"]
     try:
-        process = run([*command, *([f"--partition={partition}"] if partition else [])], _ASK_S)
+        process = run([*command, *([f"--partition={name}"] if name else [])], _ASK_S)
     except MachineError:
-        return True
-    rows = [row for line in process.stdout.splitlines() if len(row := line.split()) == 2]
-    rows = [row for row in rows if partition or row[0].endswith("*")] or rows
-    sizes = [_number(size.rstrip("+")) or 0 for _, size in rows]
-    return not sizes or max(sizes) > _NO_MEMORY_MB
+        return Partition(memory=True, gpus="")
+    rows = [row for line in process.stdout.splitlines() if len(row := line.split()) in (2, 3)]
+    rows = [row for row in rows if name or row[0].endswith("*")] or rows
+    sizes = [_number(row[1].rstrip("+")) or 0 for row in rows]
+    kinds = [each for row in rows for each in re.findall(r"\bgpu\b[^,(]*", " ".join(row[2:]))]
+    return Partition(
+        memory=not sizes or max(sizes) > _NO_MEMORY_MB, gpus=", ".join(dict.fromkeys(kinds))
+    )
 
 
 def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,53 @@
+"""What a job asks for is compared with what its workers take, before it is sent."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from relight.job.runner import Runner
+
+
+def notes(line: str) -> list[str]:
+    with Runner() as runner:
+        scheduler, *words = shlex.split(line)
+        return list(runner.dryrun(words[0], words[1:], scheduler=scheduler).notes)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "RELIGHT_STATE_DIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'gpu* 64000+ gpu:a100:8(S:0-1)'\n")
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+LITTLE = (
+    "train: 1024 MiB and 2 CPUs a node for 8 workers is little; --memMB 16384 --cpu 8 asks for "
+    "more, or -h NAME for a whole machine"
+)
+NO_GPU = (
+    "train: no GPU is asked for, and the default partition has some (gpu:a100:8); --gpu 8 asks for "
+    "them, or -h NAME for a whole machine"
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("slurm dist.ddp -j 2x8 --script train.py", [LITTLE, NO_GPU]),
+        ("slurm dist.ddp -j 2x8 -h gpu.xlarge --script train.py", []),
+        ("slurm utils.echo", []),
+        ("docker dist.ddp -j 2x8 --script train.py --image i", [LITTLE]),
+        ("docker dist.ddp -j 1x8 --script train.py --image i --cpu 8 --memMB 16384", []),
+        ("local dist.ddp -j 2x8 --script train.py", []),
+    ],
+)
+def test_too_little_is_told(line: str, expected: list[str]) -> None:
+    """Too little memory, too few CPUs and no GPU where there are some are notes, each with what to
+    type; where they say nothing, there is none.
+    """
+    assert notes(line) == expected
