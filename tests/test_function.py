@@ -1,5 +1,6 @@
 """`relight.launch`: a function on every worker, results and exceptions back in the caller."""
 
+import functools
 import signal
 import subprocess
 import sys
@@ -10,6 +11,11 @@ from pathlib import Path
 
 import pytest
 from conftest import Start, clean_environment
+
+import relight
+from relight.errors import UsageError
+from relight.function import check_call
+from relight.function_hosts import keep
 
 Script = Callable[..., Path]
 
@@ -186,3 +192,125 @@ def test_importing_relight_costs_nothing() -> None:
     text = "import sys, relight; print('relight.function' in sys.modules, 'pickle' in sys.modules)"
     result = subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, check=True)
     assert result.stdout == b"False False\n"
+
+
+def test_a_rank_that_ends_before_it_returns(call: Call) -> None:
+    """Results are never those of other ranks: who exits with 0 before it returns is named, also
+    when it has returned in an attempt before.
+    """
+    result = call("""
+        import os, sys, relight
+        from relight.errors import WorkersFailedError
+        rank = lambda: int(os.environ["RANK"])
+        def leaves(who, how):
+            if rank() in who:
+                how(0)
+            return rank()
+        def leaves_later():
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                if rank() == 1:
+                    import time
+                    while not any(name.startswith("0.result") for name in kept()):
+                        time.sleep(0.01)
+                    raise ValueError("again")
+            elif rank() == 0:
+                os._exit(0)
+            return rank()
+        def kept():
+            return os.listdir(sys.orig_argv[-1])
+        def fails_after():
+            if rank() == 0:
+                sys.exit(0)
+            import time; time.sleep(0.5)
+            raise KeyError("the cause")
+        def attempt(*args, **flags):
+            try:
+                print(relight.launch(*args, nproc_per_node=2, **flags))
+            except BaseException as error:
+                cause = str(error.__cause__).strip().splitlines()[-1:]
+                print(type(error).__name__, *error.args, cause)
+        attempt(leaves, [0], os._exit)
+        attempt(leaves, [0, 1], sys.exit)
+        attempt(leaves_later, max_restarts=1)
+        attempt(fails_after)
+        attempt(leaves, [], None)
+    """)
+    assert result.stdout.splitlines() == [
+        "WorkersFailedError rank 0 ended with 0 before leaves returned ['None']",
+        "WorkersFailedError ranks 0 and 1 ended with 0 before leaves returned ['SystemExit: 0']",
+        "WorkersFailedError rank 0 ended with 0 before leaves_later returned ['None']",
+        "KeyError the cause [\"KeyError: 'the cause'\"]",
+        "[0, 1]",
+    ], result.stderr
+
+
+REFUSED = {
+    "nproc_per_nod=2": ("train takes no nproc_per_nod", "did you mean nproc_per_node?"),
+    "timeout=2": ("train takes no timeout", "nor does relight.launch"),
+    "rdzv_backend='c10d'": ("train takes no rdzv_backend", "flags=['--rdzv-backend=…']"),
+    "1, 2, 3": ("too many positional arguments", ""),
+    "": ("train: missing a required argument: 'lr'", ""),
+    "1, nnodes='1:2'": ("nnodes='1:2'", "a fixed number of agents"),
+    "1, nnodes=0": ("nnodes=0", "at least 1"),
+    "1, nnodes=2.0": ("nnodes=2.0", "a number"),
+    "1, max_restarts='x'": ("max_restarts='x'", "a number"),
+    "1, flags='--tee=3'": ("flags='--tee=3'", "flags=['--tee=3']"),
+    "1, hosts='a,b'": ("hosts='a,b'", "hosts=['a', 'b']"),
+    "1, env={'A': 1}": ("env: A=1", "a text"),
+}
+
+
+@pytest.mark.parametrize("arguments", REFUSED)
+def test_a_wrong_argument_is_refused(arguments: str) -> None:
+    """Before anything starts: by its name, with what was probably meant."""
+
+    def train(lr: float, epochs: int = 1) -> None:
+        raise AssertionError
+
+    with pytest.raises(UsageError) as caught:
+        eval(f"launch(train, {arguments})", {"launch": relight.launch, "train": train})
+    for part in REFUSED[arguments]:
+        assert part in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_what_takes_any_argument_is_not_asked() -> None:
+    """A function with **options gets all but what is nearly a name of relight.launch's own; one
+    that a decorator has wrapped is asked for what the decorator takes.
+    """
+
+    def free(**options: object) -> None: ...
+
+    def device_first(device: str, lr: float) -> None: ...
+
+    @functools.wraps(device_first)
+    def wrapped(*args: object, **options: object) -> None: ...
+
+    check_call(free, (), {"timeout": 2, "role": "x", "max_retries": 1})
+    check_call(wrapped, (0.1,), {})
+    check_call(functools.partial(free, host="x"), (), {})
+    check_call(print, ("a",), {"end": ""})
+    for name, meant in (("nproc_per_nod", "nproc_per_node"), ("host", "hosts")):
+        with pytest.raises(UsageError, match=f"{name} would go to free") as caught:
+            check_call(free, (), {name: 2})
+        assert f"did you mean {meant}?" in caught.value.hint
+        assert "functools.partial" in caught.value.hint
+    with pytest.raises(UsageError, match="can't be called"):
+        relight.launch("train.py")  # type: ignore[arg-type]
+
+
+def test_what_a_host_sends_stays_in_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A host has no say in where files are written: what is not named as a result is dropped."""
+    here = tmp_path / "job" / "0"
+    (tmp_path / "job").mkdir()
+    names = ("../escaped", "../../escaped", "/tmp/x", "1.result/../../x", "1.result\n", "",
+             "call.pickle", "1.pickle", "-1.result", "1.results", "9999999999.result")  # fmt: skip
+    for name in names:
+        keep(str(here), name, "QQ==")
+    keep(str(here), "1.result", "no base64")
+    assert [path.name for path in tmp_path.rglob("*")] == ["job"]
+    assert capsys.readouterr().err.count("which is no result: dropped") == len(names) + 1
+    keep(str(here), "1.result", "QQ==")
+    keep(str(here), "1.result", "Qg==")
+    assert (here / "1.result").read_bytes() == b"AB"

@@ -106,3 +106,17 @@ def test_a_host_that_is_not_there(call: Call, tmp_path: Path, hosts: Sshd) -> No
     """)
     assert result.stdout == "caught 127.0.0.1:1 refuses the connection\n", result
     assert left_behind(tmp_path, hosts) == []
+
+
+def test_a_rank_there_that_ends_before_it_returns(call: Call) -> None:
+    """It is named, on other hosts as well."""
+    result = call("""
+        def work():
+            if os.environ["RANK"] == "1":
+                os._exit(0)
+        try:
+            print(relight.launch(work, **there))
+        except RelightError as error:
+            print("caught", error.message)
+    """)
+    assert result.stdout.endswith("caught rank 1 ended with 0 before work returned\n"), result

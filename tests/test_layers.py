@@ -17,7 +17,7 @@ LAYERS = (
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),
-    ("doctor", "function", "function_hosts"),
+    ("doctor", "function", "function_hosts", "function_results"),
     ("group",),
     ("coordinator",),
     ("link",),

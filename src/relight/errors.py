@@ -89,9 +89,12 @@ def many(number: int, word: str) -> str:
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def nearest(word: str, known: "list[str] | tuple[str, ...]") -> str:
-    """Return the entry of `known` that `word` was probably meant to be, or an empty string."""
+def nearest(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 0.6) -> str:
+    """Return the entry of `known` that `word` was probably meant to be, or an empty string.
+
+    `cutoff` is how much they must be alike, from 0 to 1 (difflib).
+    """
     import difflib  # only on the way to an error message
 
-    matches = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
+    matches = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return matches[0] if matches else ""

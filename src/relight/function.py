@@ -7,8 +7,10 @@ It runs `relight run` in a process of its own, so everything said of that holds:
 reports, nothing left behind. The function and its arguments travel as a pickle.
 """
 
+import inspect
 import os
 import pickle
+import secrets
 import socket
 import subprocess
 import sys
@@ -18,24 +20,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relight import env as environment
-from relight.errors import RelightError, UsageError, WorkersFailedError
+from relight.errors import UsageError, nearest
+from relight.function_results import RemoteTraceback as RemoteTraceback
+from relight.function_results import collect
+from relight.rendezvous.meeting import TOKEN
 from relight.worker import call
 
 R = TypeVar("R")
-
-
-class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
-    """The traceback of an exception in a worker, as its cause; its text is the whole of it."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+_NEARLY = 0.85
+"""How much a name must be like one of ours to be taken for it, where the function takes any."""
 
 
 def launch(
     function: Callable[..., R],
     *args: Any,
     nproc_per_node: int | str = 1,
-    nnodes: int = 1,
+    nnodes: int | str = 1,
     max_restarts: int = 0,
     env: Mapping[str, str] | None = None,
     flags: Sequence[str] = (),
@@ -54,14 +54,16 @@ def launch(
             `pip install 'relight[notebook]'` (cloudpickle).
         args: passed on.
         nproc_per_node: workers of each node, or a word as for `--nproc-per-node`.
-        nnodes: agents, all on this machine; with `hosts`, their number.
+        nnodes: agents, all on this machine; with `hosts`, their number. It is fixed.
         max_restarts: restarts of the job after failures.
         env: variables for the workers beside those of this process.
         flags: more flags of `relight run`.
         hosts: one agent each, started over ssh: `node1`, `user@node2:2222`. Workers there have the
             environment of their host and `env`; modules that the function needs must be there.
+            What they return is a pickle, so they must be hosts that you trust.
         ssh: options of the ssh scheduler, by name (`relight schedulers ssh`).
-        kwargs: passed on.
+        kwargs: passed on. What the function does not take is refused, and so is what is nearly a
+            name of the above: `functools.partial(function, name=…)` passes it on all the same.
 
     Returns:
         What each rank has returned, in the order of ranks.
@@ -69,25 +71,29 @@ def launch(
     Raises:
         Exception: what the function has raised on the rank that failed first, with its traceback
             as the cause.
-        WorkersFailedError: a worker failed otherwise, such as by a signal.
-        UsageError: the function or an argument can't be pickled, or a flag is wrong.
+        WorkersFailedError: a worker failed otherwise, such as by a signal, or has ended with exit
+            code 0 before the function returned.
+        UsageError: an argument is wrong, or it can't be pickled; nothing was started.
     """
-    if nnodes < 1:
-        raise UsageError(f"nnodes={nnodes}: there must be at least 1 node")
-    if hosts and nnodes not in (1, len(hosts)):
-        raise UsageError(f"nnodes={nnodes}, and there are {len(hosts)} hosts: one node each")
+    check_call(function, args, kwargs)
+    nodes = _number("nnodes", nnodes, least=1)
+    _number("max_restarts", max_restarts, least=0)
+    _check_texts(flags, hosts, env or {})
+    if hosts and nodes not in (1, len(hosts)):
+        raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
     if ssh and not hosts:
         raise UsageError("ssh has no effect without hosts")
     variables = {**environment.read().variables, **(env or {})}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
         del variables[name]  # of the job around this one, if there is one
+    if nodes > 1:  # nobody else on this machine joins the job
+        variables.setdefault(TOKEN, secrets.token_hex(16))
     try:
         payload = call.dumps((function, args, kwargs))
         pickle.loads(payload)  # noqa: S301
     except Exception as error:
         raise UsageError(
-            f"{getattr(function, '__qualname__', function)} and its arguments can't be sent to "
-            f"workers: {error}",
+            f"{_name(function)} and its arguments can't be sent to workers: {error}",
             hint="pip install 'relight[notebook]' for functions that no module has; open files, "
             "locks and sockets can't travel",
         ) from None
@@ -103,9 +109,90 @@ def launch(
         else:
             program = [sys.executable, "-m", "relight", "run"]
             script = ["-m", "relight.worker.call", directory]
-            command = [*program, *asked, *_meeting(nnodes), *flags, *script]
-            exit_codes = _run([command] * nnodes, variables)
-        return _results(directory, exit_codes)
+            command = [*program, *asked, *_meeting(nodes), *flags, *script]
+            exit_codes = _run([command] * nodes, variables)
+        return collect(directory, _name(function), exit_codes)
+
+
+def check_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Check that a function takes these arguments, as far as its signature tells.
+
+    Raises:
+        UsageError: it does not, or a name is nearly one of `launch`'s own.
+    """
+    if not callable(function):
+        raise UsageError(
+            f"{function!r} can't be called: relight.launch takes a function",
+            hint="a script is started by `relight run`",
+        )
+    name = _name(function)
+    try:
+        # What a decorator has wrapped may take other arguments than the decorator.
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # some functions of extension modules have none
+        signature = inspect.signature(lambda *_, **__: None)
+    known = {p.name for p in signature.parameters.values() if p.kind in _BY_NAME}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    for word in kwargs:
+        if word in known:
+            continue
+        if not takes_any:
+            raise UsageError(f"{name} takes no {word}", hint=_meant(word))
+        if meant := nearest(word, _OWN, cutoff=_NEARLY):
+            raise UsageError(
+                f"{word} would go to {name}",
+                hint=f"did you mean {meant}? If not: functools.partial({name}, {word}=…)",
+            )
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def _meant(word: str) -> str:
+    """Return what somebody wanted who gave a name that the function does not take."""
+    from relight.spec import FLAGS
+
+    if word in {flag.field for flag in FLAGS}:
+        return f"flags=['--{word.replace('_', '-')}=…'] is for relight run"
+    meant = nearest(word, _OWN)
+    return f"did you mean {meant}?" if meant else f"nor does relight.launch: {', '.join(_OWN)}"
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", function)).rpartition("<locals>.")[2]
+
+
+def _number(name: str, value: int | str, *, least: int) -> int:
+    if isinstance(value, str) and ":" in value:
+        raise UsageError(
+            f"{name}={value!r}: relight.launch starts a fixed number of agents",
+            hint="relight run --nnodes=MIN:MAX is for jobs that grow and shrink",
+        )
+    text = value.strip() if isinstance(value, str) else value
+    if isinstance(text, bool) or not (isinstance(text, int) or str(text).isdecimal()):
+        raise UsageError(f"{name}={value!r}: expected a number")
+    if int(text) < least:
+        raise UsageError(f"{name}={value!r}: it must be at least {least}")
+    return int(text)
+
+
+def _check_texts(flags: Sequence[str], hosts: Sequence[str], env: Mapping[str, str]) -> None:
+    if isinstance(flags, str):
+        raise UsageError(f"flags={flags!r}: expected a list", hint=f"flags={flags.split()!r}")
+    if isinstance(hosts, str):
+        raise UsageError(f"hosts={hosts!r}: expected a list", hint=f"hosts={hosts.split(',')!r}")
+    for name, value in env.items():
+        if not isinstance(value, str):
+            raise UsageError(f"env: {name}={value!r}: expected a text", hint=f"'{value}'")
+
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_OWN = tuple(p.name for p in inspect.signature(launch).parameters.values()
+             if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
+"""The names that `launch` keeps for itself."""
 
 
 def _meeting(nnodes: int) -> list[str]:
@@ -170,31 +257,3 @@ def _show(source: Any, name: str) -> None:
             stream = getattr(sys, name)
             stream.write(line.decode(errors="replace"))
             stream.flush()
-
-
-def _results(directory: str, exit_codes: Sequence[int]) -> list[Any]:
-    """Return what was kept by rank, or raise what happened."""
-    names = os.listdir(directory)
-    if any(exit_codes):
-        errors = [_load(directory, name) for name in names if name.endswith("." + call.ERROR)]
-        if errors:
-            *_, error, text = min(errors, key=lambda each: tuple(each[:2]))
-            if error is None:
-                raise WorkersFailedError(text.strip().splitlines()[-1]) from RemoteTraceback(text)
-            raise error from RemoteTraceback(text)
-        code = next(code for code in exit_codes if code)
-        raise (UsageError if code == UsageError.exit_code else WorkersFailedError)(
-            f"relight run ended with exit code {code}; what it printed says why"
-        )
-    ranks = sorted(
-        int(name.partition(".")[0]) for name in names if name.endswith("." + call.RESULT)
-    )
-    return [_load(directory, f"{rank}.{call.RESULT}") for rank in ranks]
-
-
-def _load(directory: str, name: str) -> Any:
-    with open(os.path.join(directory, name), "rb") as file:
-        try:
-            return pickle.load(file)  # noqa: S301  # written by our own workers
-        except Exception as error:
-            raise RelightError(f"what {name} holds can't be read here: {error}") from None

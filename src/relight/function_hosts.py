@@ -44,7 +44,8 @@ def run(
         cfg: more options of the ssh scheduler.
 
     Returns:
-        The exit code of each host's agent.
+        The exit code of each host's agent. What the workers of a host keep is in a directory of its
+        own: a rank may have been on two hosts, one after the other.
 
     Raises:
         RelightError: a host can't do its part; nothing was started.
@@ -93,12 +94,25 @@ def _show(
             printed += "\n"
         else:
             name, _, text = kept.strip().partition(" ")
-            with open(os.path.join(directory, name), "ab") as file:
-                file.write(base64.b64decode(text))
+            keep(os.path.join(directory, str(replica)), name, text)
         if printed:
             out = getattr(sys, stream)
             out.write(printed)
             out.flush()
+
+
+def keep(directory: str, name: str, text: str) -> None:
+    """Add to what a worker has kept; what no worker can have kept is dropped."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError:
+        data = b""
+    if not call.is_kept(name) or not data:
+        sys.stderr.write(f"relight: note: a host sent {name[:80]!r}, which is no result: dropped\n")
+        return
+    os.makedirs(directory, mode=0o700, exist_ok=True)
+    with open(os.path.join(directory, name), "ab") as file:
+        file.write(data)
 
 
 def main(word: str, flags: Sequence[str]) -> int:
@@ -111,7 +125,7 @@ def main(word: str, flags: Sequence[str]) -> int:
     command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode
     for name in sorted(os.listdir(here)):
-        if name.endswith((f".{call.RESULT}", f".{call.ERROR}")):
+        if call.is_kept(name):
             with open(os.path.join(here, name), "rb") as file:
                 while part := file.read(_PART):
                     sys.stdout.write(f"{word} {name} {base64.b64encode(part).decode()}\n")

@@ -1,22 +1,51 @@
 """A worker that calls a function and keeps what it returns: `python -m relight.worker.call DIR`.
 
-`relight.launch` writes `call.pickle` into the directory; each worker writes `RANK.result` or
-`RANK.error` beside it. Only files of the caller, in a directory that only he can enter, are loaded.
+`relight.launch` writes `call.pickle` into the directory. Each worker writes `RANK.begun` beside it,
+then `RANK.result` or `RANK.error`. Only files of the caller, in a directory that only he can enter,
+are loaded.
 """
 
 import os
 import pickle
+import re
 import sys
 import time
 import traceback
-from typing import Any
+from typing import Any, NamedTuple
 
-RESULT, ERROR = "result", "error"
+RESULT, ERROR, BEGUN = "result", "error", "begun"
+_KEPT = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
+
+
+class Begun(NamedTuple):
+    """The attempt that a worker belongs to; the last is the greatest.
+
+    `place` tells attempts apart that have the same number of restarts: each has a store of its own.
+    """
+
+    restart: int
+    time: float
+    place: str
+    world_size: int
+
+    @property
+    def attempt(self) -> tuple[int, str]:
+        """The same for all ranks of an attempt."""
+        return self.restart, self.place
 
 
 def main(directory: str) -> None:
     """Call the function, and keep its result or its exception."""
-    rank, restart = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank = os.environ["RANK"]
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
+    for kind in (RESULT, ERROR):  # of an attempt before
+        try:
+            os.unlink(os.path.join(directory, f"{rank}.{kind}"))
+        except FileNotFoundError:
+            pass
+    _keep(directory, f"{rank}.{BEGUN}", tuple(begun))
     with open(os.path.join(directory, "call.pickle"), "rb") as file:
         elsewhere, path, payload = pickle.load(file)  # noqa: S301  # written by the caller
     sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
@@ -26,9 +55,14 @@ def main(directory: str) -> None:
         result = function(*args, **kwargs)
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
-        _keep(directory, f"{rank}.{ERROR}", (-restart, time.time(), _portable(error), text))
+        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), _portable(error), text))
         raise
-    _keep(directory, f"{rank}.{RESULT}", result)
+    _keep(directory, f"{rank}.{RESULT}", (begun.attempt, result))
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a file is what a worker keeps, by its name."""
+    return _KEPT.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:

@@ -1,0 +1,87 @@
+"""What the workers of `relight.launch` have kept -> a list by rank, or what went wrong."""
+
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from relight.errors import RelightError, UsageError, WorkersFailedError
+from relight.worker import call
+
+
+class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
+    """The traceback of an exception in a worker, as its cause; its text is the whole of it."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def collect(directory: str, name: str, exit_codes: Sequence[int]) -> list[Any]:
+    """Return what each rank of the last attempt has returned, in the order of ranks.
+
+    Args:
+        directory: where the workers have kept it; one directory a host in it, for other hosts.
+        name: of the function.
+        exit_codes: of the agents.
+
+    Raises:
+        Exception: what was raised on the rank that failed first.
+        WorkersFailedError: a worker failed otherwise, or ended before the function returned.
+        UsageError: a flag was wrong.
+    """
+    if any(exit_codes):
+        raise _failure(directory, exit_codes)
+    last = max((call.Begun(*each) for _, each in _kept(directory, call.BEGUN)), default=None)
+    if last is None:
+        raise WorkersFailedError(f"no worker came to {name}; what they printed says why")
+    found = {rank: kept for rank, kept in _kept(directory, call.RESULT) if kept[0] == last.attempt}
+    missing = [rank for rank in range(last.world_size) if rank not in found]
+    if missing:
+        *some, one = map(str, missing)
+        ranks = f"ranks {', '.join(some)} and {one}" if some else f"rank {one}"
+        error = WorkersFailedError(
+            f"{ranks} ended with 0 before {name} returned",
+            hint="look for exit(0) in it: each rank has to return, or to raise",
+        )
+        raised = [text for (rank, (*_, text)) in _kept(directory, call.ERROR) if rank in missing]
+        raise error from RemoteTraceback(raised[0]) if raised else None
+    return [found[rank][1] for rank in range(last.world_size)]
+
+
+def _failure(directory: str, exit_codes: Sequence[int]) -> BaseException:
+    """Return what to raise for a job that has failed."""
+    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _kept(directory, call.ERROR)]
+    raised = [each for each in errors if not _is_good_end(each[3])]
+    if not raised:
+        code = next(code for code in exit_codes if code)
+        return (UsageError if code == UsageError.exit_code else WorkersFailedError)(
+            f"relight run ended with exit code {code}; what it printed says why"
+        )
+    _, rank, _, kept, text = min(raised, key=lambda each: (each[0], each[2]))
+    if isinstance(kept, Exception):
+        error = kept
+    else:  # none that could travel, or what would end the caller: SystemExit, KeyboardInterrupt
+        error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
+    error.__cause__ = RemoteTraceback(text)
+    return error
+
+
+def _is_good_end(error: BaseException | None) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _kept(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
+    """Return what ranks have kept; a rank may be there twice, from attempts on two hosts."""
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            if call.is_kept(name) and name.endswith(f".{kind}"):
+                yield int(name.partition(".")[0]), _load(os.path.join(folder, name))
+
+
+def _load(path: str) -> Any:
+    with open(path, "rb") as file:
+        try:
+            return pickle.load(file)  # noqa: S301  # written by our own workers
+        except Exception as error:
+            name = os.path.basename(path)
+            raise RelightError(f"what {name} holds can't be read here: {error}") from None
