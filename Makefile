@@ -4,7 +4,11 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	$$python -c 'import sys, venv, ensurepip; sys.exit(not sys.version_info >= (3, 11))' 2>/dev/null && echo $$python && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# Two steps to a whole environment: what the examples import, then the tools of tests and benchmarks.
+EXAMPLES_READY := $(VENV)/.ready-examples
 READY := $(VENV)/.ready
+# pip compiles on one core whatever it installs, torch with 2,000 modules; this is left to us.
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Most tests wait most of the time; those of a file stay together, as they share servers.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
@@ -15,16 +19,26 @@ help:  ## Show this list
 
 setup: $(READY)  ## Make the virtual environment with everything that tests and examples need
 
-$(READY): pyproject.toml
+$(EXAMPLES_READY): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no python3 of version 3.11 or newer with the venv module found (Debian:" \
 		"apt-get install python3-venv); say which with make PYTHON=/path/to/python3"; exit 1; }
+	@echo "1 of 3: a virtual environment in $(VENV), by $(PYTHON)"
 	@$(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV) || \
 		{ echo "$(PYTHON) could not make a virtual environment: on Debian, apt-get install python3-venv"; exit 1; }
-	@echo "setting up $(VENV): torch and the tools, a minute or two"
-	$(BIN)/python -m pip install -qq --disable-pip-version-check -e '.[dev,examples,bench]'
-	@touch $(READY)
+	@echo "2 of 3: torch, which is large, and numpy"
+	$(INSTALL) --progress-bar on -e '.[examples]'
+	@echo "3 of 3: compiling the modules of torch that the examples import"
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo'
+	@touch $@
 
-demo: setup  ## Train on 4 workers, kill one in the middle, watch the restart and the resume
+$(READY): $(EXAMPLES_READY)
+	@echo "the tools of tests and benchmarks, beside what is there"
+	$(INSTALL) --progress-bar on -e '.[dev,bench]'
+	@echo "compiling all modules"
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
+	@touch $@
+
+demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, watch the restart and the resume
 	$(BIN)/python examples/demo.py
 
 test: setup lint types  ## Everything: format, lint, types, layers, all tests

@@ -1,0 +1,42 @@
+"""`make` sets up what is needed, and no more."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make here")
+
+
+def commands(target: str) -> str:
+    """What `make target` would run in a fresh clone."""
+    variables = {name: os.environ[name] for name in os.environ if not name.startswith("MAKE")}
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "--no-print-directory", "PYTHON=python3", target],
+        cwd=ROOT,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_demo_installs_what_it_needs() -> None:
+    """`make demo` installs what the examples import, with its progress, and no tools."""
+    (extras,) = re.findall(r"pip install (.*) -e '\.\[(.*)\]'", commands("demo"))
+    assert extras[1] == "examples"
+    assert "-q" not in extras[0]
+
+
+def test_make_test_completes_the_demo() -> None:
+    """`make test` adds the tools to the environment of `make demo`, and makes no other."""
+    text = commands("test")
+    assert text.count("-m venv") == 1
+    assert re.findall(r"-e '\.\[(.*)\]'", text)[0] == "examples"
+    assert {"dev", "bench"} <= set(re.findall(r"-e '\.\[(.*)\]'", text)[1].split(","))
