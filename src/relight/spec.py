@@ -185,9 +185,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("duplicate-stdout-filters", parse_filters, (), "TEXTS",
          "copy tee'd lines with one of these texts to filtered_stdout.log"),
     Flag("duplicate-stderr-filters", parse_filters, (), "TEXTS", "likewise to filtered_stderr.log"),
-    Flag("logs-specs", one_of("default"), "default", "NAME", "accepted: default", from_env=False),
-    Flag("event-log-handler", one_of("null", "console"), "null", "NAME",
-         "where events go: null, console (stderr, a JSON line each)"),
+    Flag("logs-specs", str, "default", "NAME", "accepted: default", from_env=False),
+    Flag("event-log-handler", one_of("null", "console", "dynamic_rendezvous"), "null", "NAME",
+         "where events go: null or dynamic_rendezvous (nowhere), console (stderr, a JSON line "
+         "each); --log-dir keeps them in events.jsonl"),
     Flag("help", None, False, "", "show this list", short="h", from_env=False),
     Flag("verbose", None, False, "", "say what is done and why", short="v", from_env=False),
 )  # fmt: skip

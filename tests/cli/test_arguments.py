@@ -173,7 +173,6 @@ def test_defaults_from_the_environment(
         (["--local-ranks-filter=0,", "x.py"], "comma-separated list of local ranks"),
         (["--numa-binding=core", "x.py"], "core is not one of"),
         (["--event-log-handler=file", "x.py"], "file is not one of null, console"),
-        (["--logs-specs=mine", "x.py"], "mine is not one of default"),
     ],
 )
 def test_a_bad_command_line(argv: list[str], message: str) -> None:

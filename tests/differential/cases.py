@@ -75,7 +75,7 @@ SIZES = (
          differs=COMMON - ADDRESS | {"run-id"}),
     Case("process flags", ("--max-restarts=3", "--monitor-interval=0.05", "--start-method=fork",
          "--role=a", "--role=trainer", "--signals-to-handle=SIGUSR1, SIGTERM",
-         "--shutdown-timeout=5", "--logs-specs=default", "--event-log-handler=null"),
+         "--shutdown-timeout=5", "--logs-specs=default", "--event-log-handler=dynamic_rendezvous"),
          differs=COMMON | {"signal-names"}),
     two("virtual-local-rank, devices given", "--virtual-local-rank",
         variables={"CUDA_VISIBLE_DEVICES": "5,3"}),

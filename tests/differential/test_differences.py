@@ -18,6 +18,7 @@ from differential.recording import RELIGHT, TORCHRUN, Recording, prepare, record
 pytestmark = pytest.mark.slow
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "differences.md"
+PLUG_INS = str(Path(__file__).parents[1] / "rendezvous" / "plugin")
 DEADLINE_S = 60
 WAITING, STAYING = {"PROBE_END": "0.0=wait"}, {"PROBE_END": "0.0=stay"}
 
@@ -167,6 +168,20 @@ def test_a_c10d_store_in_a_file_is_a_directory(tmp_path: Path) -> None:
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 0, found.says
     assert found.left == ["store", "store/none.lock"]
+
+
+@shows("torch-plug-ins")
+@pytest.mark.parametrize(
+    ("flag", "remedy"),
+    [("--rdzv-backend=theirs", "relight.rendezvous"), ("--logs-specs=theirs", "--redirects")],
+)
+def test_a_plug_in_of_torch_is_told_as_that(flag: str, remedy: str, tmp_path: Path) -> None:
+    """A name in torch's own entry point groups is refused with the way to do it here."""
+    found = record(Case("", (flag,), variables={"PYTHONPATH": PLUG_INS}), RELIGHT, tmp_path / "o")
+    assert (found.exit_code, found.workers) == (2, {})
+    line, hint = found.says
+    assert f"{flag} is torch's plug-in relight_nowhere:" in line
+    assert remedy in hint
 
 
 @shows("grace-time")

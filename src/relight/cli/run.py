@@ -65,6 +65,8 @@ def launch(
         from relight.rendezvous import registers
 
         registers.check(spec.rdzv_backend)
+    if spec.logs_specs != "default":
+        raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
     spec = system.fit(spec, notes)
     python = _find_python(spec, env)
@@ -242,6 +244,21 @@ def _check_script(spec: RunSpec, env: Environment) -> None:
         raise UsageError(f"there is no file {script}", hint=_similar_file(script))
     elif not os.access(script, os.R_OK):
         raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
+
+
+def _no_logs_specs(name: str) -> UsageError:
+    """Say what is wrong with `--logs-specs`; torchrun loads its plug-ins, which import torch."""
+    from importlib.metadata import entry_points
+
+    hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
+    hint += "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE is the prefix of tee'd lines"
+    for point in entry_points(group="torchrun.logs_specs", name=name):
+        text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
+        return UsageError(
+            f"--logs-specs={name} is {text}; it needs torch, which relight does not import",
+            hint=hint,
+        )
+    return UsageError(f"--logs-specs={name} is not one of default", hint=hint)
 
 
 def _no_program(name: str) -> UsageError:

@@ -16,6 +16,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
+_OF_TORCH = "torchrun.handlers"
+"""torchrun's group for rendezvous handlers (torch 2.13, elastic/rendezvous/registry.py)."""
 _PARTS = ("hold", "evict", "release", "close", "own_address")
 _BUILT_IN = {
     "etcd": ("relight.rendezvous.etcd", "open"),
@@ -62,6 +64,13 @@ def check(backend: str) -> None:
         return
     known = (*BACKENDS, *sorted(_plug_ins()))
     if backend not in known:
+        if point := _plug_ins(_OF_TORCH).get(backend):
+            raise UsageError(
+                f"--rdzv-backend={backend} is torch's plug-in {point.value} (entry point group "
+                f"{_OF_TORCH}); it needs torch, which relight does not import",
+                hint="use one of " + ", ".join(known) + f"; a plug-in for relight, of the group "
+                f"{ENTRY_POINTS}, only says who coordinates (CONTRIBUTING.md)",
+            )
         meant = nearest(backend, known)
         raise UsageError(
             f"--rdzv-backend={backend} is not one of {', '.join(known)}"
@@ -88,7 +97,7 @@ def _find(backend: str) -> Open:
     return found
 
 
-def _plug_ins() -> "dict[str, EntryPoint]":
+def _plug_ins(group: str = ENTRY_POINTS) -> "dict[str, EntryPoint]":
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=ENTRY_POINTS)}
+    return {point.name: point for point in entry_points(group=group)}
