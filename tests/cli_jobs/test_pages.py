@@ -73,6 +73,7 @@ def test_schedulers(relight: Command) -> None:
     assert one == shown[0]
     assert one["options"][0]["name"] == "log_dir"
     text = relight("schedulers", "local").stdout
+    assert relight("submit", "-s", "local", "-cfg", "help", "utils.echo").stdout == text
     assert all(option["name"] in text for option in one["options"])
 
 
@@ -98,11 +99,15 @@ def test_configure_adds_to_a_file(relight: Command, place: Path) -> None:
     file = place / ".relightconfig"
     file.write_text("[local]\nlog_dir = /mine\n")
     assert relight("configure", "-s", "slurm").returncode == 0
-    assert file.read_text() == "[local]\nlog_dir = /mine\n\n[slurm]\n"
+    text = file.read_text()
+    assert text.startswith("[local]\nlog_dir = /mine\n\n[slurm]\n# ")
+    assert "\n# the partition, or several: p1,p2\n#partition = None\n" in text
+    assert "\n#requeue = true\n" in text
+    assert relight("submit", "-s", "slurm", "--dryrun", "utils.echo").stderr == ""
     found = relight("configure", "-s", "local")
     assert (found.returncode, found.stdout) == (2, "")
     assert "has a section [local]" in found.stderr
-    assert file.read_text() == "[local]\nlog_dir = /mine\n\n[slurm]\n"
+    assert file.read_text() == text
 
 
 def test_configure_prints(relight: Command, place: Path) -> None:

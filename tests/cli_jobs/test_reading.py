@@ -119,6 +119,10 @@ def test_logs(relight: Command, ended: Ended) -> None:
     assert relight("logs", handle, "--regex", r"loss \d$").stdout == "loss 1\nloss 2\n"
     assert relight("logs", handle, "--regex", "nothing").stdout == ""
     assert relight("logs", f"{handle}/sh/0", "--regex", "out").stdout == "out sh\n"
+    assert relight("logs", handle, "--tail", "2", "--streams=stdout").stdout == "loss 1\nloss 2\n"
+    assert relight("logs", "-f", "-n1", handle, "--regex", "loss").stdout == "loss 2\n"
+    assert relight("logs", "--tail=9", handle, "--regex", "loss").stdout == "loss 1\nloss 2\n"
+    assert "relight logs needs one job" in relight("logs", "--tail", "3").stderr
 
 
 def test_logs_of_roles_and_replicas(relight: Command, two: str) -> None:

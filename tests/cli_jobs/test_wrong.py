@@ -74,6 +74,7 @@ SUBMIT = [
     ("--launcher torchrn utils.echo", "--launcher=torchrn: expected relight or torchrun"),
     ("dist.ddp", "exactly one of --script and -m is needed: none is there"),
     ("dist.ddp --script a.py -m a", "exactly one of --script and -m is needed: both are there"),
+    ("dist.ddp a.py --lr 1", "a.py stands where arguments of a script are"),
     ("dist.ddp --script no.py", "there is no file no.py"),
     ("dist.ddp --script a.py -j 2x", "-j '2x': expected NODESxWORKERS"),
     ("dist.ddp --script a.py -j 1x2x3", "expected NODESxWORKERS"),

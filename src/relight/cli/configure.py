@@ -14,12 +14,13 @@ FILE = settings.NAMES[0]
 PAGE = Page(
     "configure [flags]",
     (
-        f"Writes {FILE} with a section a scheduler. A file that is there is only added to.",
+        f"Writes {FILE} with a section a scheduler: each option with its default, commented out.",
+        "A file that is there is only added to.",
         "Looked for here and in the home directory, value by value; here goes before.",
     ),
     (
         Flag("schedulers", str, "", "A,B", "only these", short="s", from_env=False),
-        Flag("all", None, False, "", "all options, not only those that are required", short="a",
+        Flag("all", None, False, "", "set all options to their defaults, in no comment", short="a",
              from_env=False),
         Flag("print", None, False, "", "print it, and write nothing", from_env=False),
         HELP,
@@ -77,6 +78,8 @@ def _section(name: str, *, every: bool) -> str:
             lines.append(f"{option.name} = {FIXME}:({option.kind.__name__}) {text}")
         elif every:
             lines.append(f"{option.name} = {_default(option)}")
+        else:
+            lines += [f"# {option.help}", f"#{option.name} = {_default(option)}"]
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from relight.errors import EXIT_OK, UsageError
 from relight.job import handles
 from relight.job.runner import Runner, compiled
 from relight.spec import Flag
-from relight.values import one_of
+from relight.values import one_of, parse_count
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -44,7 +44,10 @@ PAGE = Page(
     (
         Flag("follow", None, False, "", "wait for more until the job is over", short="f",
              from_env=False),
-        Flag("tail", None, False, "", "the same as --follow", short="t", from_env=False),
+        Flag("tail", None, False, "", "the same as --follow, with a number as --lines", short="t",
+             from_env=False),
+        Flag("lines", parse_count, None, "N", "only the last N lines of each replica", short="n",
+             from_env=False),
         Flag("role", str, "", "NAME", "only this role", from_env=False),
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
         Flag("regex", str, "", "R", "only lines in which this is found", from_env=False),
@@ -59,6 +62,7 @@ PAGE = Page(
         f"relight logs -f {HANDLE}",
         f"relight logs {HANDLE}/trainer/0,1 --regex 'loss|Error'",
         "relight logs train-x3bk9qwz --streams stderr --since 10m",
+        "relight logs train-x3bk9qwz --tail 3",
     ),
 )  # fmt: skip
 
@@ -69,7 +73,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: there is no such job or replica.
     """
-    parsed = read(argv, PAGE, 1, 1, "one job")
+    parsed = read(_with_lines(argv), PAGE, 1, 1, "one job")
     if parsed is None:
         return EXIT_OK
     values = parsed.values
@@ -81,7 +85,7 @@ def main(argv: list[str]) -> int:
         handle = handle._replace(replicas=_numbers(values["replica"]))
     compiled(values["regex"])
     query = {key: values[key] for key in ("regex", "since", "until")}
-    query["stream"] = values["streams"]
+    query |= {"stream": values["streams"], "last": values["lines"]}
     with Runner() as runner:
         _check(runner, handle, query)
         replicas = runner.replicas(handle)
@@ -97,6 +101,19 @@ def main(argv: list[str]) -> int:
                     shown = line if len(replicas) == 1 else f"{role}/{replica} {line}"
                 print(shown, flush=query["follow"])
     return EXIT_OK
+
+
+def _with_lines(argv: list[str]) -> list[str]:
+    """Return the arguments with `--tail 3`, which tail(1) and Docker have, as `--lines=3`."""
+    words = []
+    left = list(argv)
+    while left:
+        word = left.pop(0)
+        name, equals, number = word.partition("=")
+        if name in ("-t", "--tail") and (number if equals else "".join(left[:1])).isdecimal():
+            word = f"--lines={number if equals else left.pop(0)}"
+        words.append(word)
+    return words
 
 
 def _check(runner: Runner, handle: handles.Handle, query: dict[str, Any]) -> None:

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
         if parsed.values["json"]:
             show(_object(name, found))
         else:
-            print("\n".join(_options(found)))
+            print("\n".join(option_lines(found)))
         return EXIT_OK
     loaded: dict[str, Scheduler | str] = {}
     for name in registry.names():
@@ -83,7 +83,8 @@ def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def _options(scheduler: Scheduler) -> list[str]:
+def option_lines(scheduler: Scheduler) -> list[str]:
+    """Return a table of a scheduler's options: names, types, defaults, what they say."""
     rows = [(option.name, option.kind.__name__, _default(option), option.help)
             for option in scheduler.options]  # fmt: skip
     return table(rows, ("OPTION", "TYPE", "DEFAULT", "WHAT IT SAYS"))

@@ -16,7 +16,7 @@ from relight.spec import Flag
 SUBMIT_FLAGS = (
     Flag("scheduler", str, "", "NAME", "local, docker, slurm, ssh, auto … (default local)",
          short="s", from_env=False),
-    Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; also -cfg K=V,…",
+    Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; -cfg K=V,…; -cfg help",
          from_env=False),
     Flag("dryrun", None, False, "", "print what would be sent, and send nothing", from_env=False),
     Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
@@ -66,6 +66,8 @@ def main(argv: list[str]) -> int:
         if values["help"]:
             print(PAGE.text())
             return EXIT_OK
+        if values["scheduler_args"] in ("help", "?"):
+            return _options(runner, values["scheduler"])
         args: Any = rest
         if values["stdin"]:
             _refuse_beside_stdin(words, rest)
@@ -94,6 +96,13 @@ def main(argv: list[str]) -> int:
         if values["dryrun"]:
             return _show(runner, job, as_json=values["json"])
         return _send(runner, job, values)
+
+
+def _options(runner: Runner, scheduler: str) -> int:
+    from relight.cli.schedulers import option_lines
+
+    print("\n".join(option_lines(runner.scheduler(runner.scheduler_name(scheduler)))))
+    return EXIT_OK
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:

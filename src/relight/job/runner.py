@@ -10,7 +10,9 @@ All errors for the user are RelightErrors: one line and a hint.
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -111,6 +113,13 @@ class Runner:
         while self._schedulers:
             self._schedulers.popitem()[1].close()
 
+    def scheduler_name(self, asked: str = "") -> str:
+        """Return the name of the scheduler that is meant: what was asked for, `auto` included, or
+        that of the settings, or `local`.
+        """
+        name = asked or self.settings.command("scheduler") or DEFAULT_SCHEDULER
+        return registry.choose() if name == "auto" else name
+
     def scheduler(self, name: str) -> Scheduler:
         """Return a scheduler; there is one of each name until the runner is closed.
 
@@ -152,8 +161,7 @@ class Runner:
             raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
         if not isinstance(cfg, Mapping | str):
             raise UsageError(f"cfg={cfg!r}: expected a dict, or a text k=v,k2=v2")
-        name = scheduler or self.settings.command("scheduler") or DEFAULT_SCHEDULER
-        name = registry.choose() if name == "auto" else name
+        name = self.scheduler_name(scheduler)
         found = self.scheduler(name)
         values, notes = self._cfg(name, found, cfg, workspace)
         words: tuple[str, ...] = ()
@@ -306,6 +314,7 @@ class Runner:
         until: "datetime | None" = None,
         follow: bool = False,
         stream: str = "combined",
+        last: int | None = None,
     ) -> Iterator[str]:
         """Return the lines of one replica, without their ends.
 
@@ -318,6 +327,7 @@ class Runner:
             until: only lines up to then.
             follow: wait for more until the replica is over.
             stream: stdout, stderr or combined.
+            last: only so many of the lines that are there now.
 
         Raises:
             UsageError: there is no such job or replica, or the regex is none.
@@ -326,8 +336,18 @@ class Runner:
         wanted = compiled(regex)
         role = role or job.role or self.replicas(job)[0][0]
         query = LogQuery(role, replica, follow, since, until, stream)
-        lines = self.scheduler(job.scheduler).logs(job.app_id, query)
-        return lines if wanted is None else (line for line in lines if wanted.search(line))
+        scheduler = self.scheduler(job.scheduler)
+
+        def lines(query: LogQuery) -> Iterator[str]:
+            found = scheduler.logs(job.app_id, query)
+            return found if wanted is None else (line for line in found if wanted.search(line))
+
+        if last is None:
+            return lines(query)
+        if not follow:
+            return iter(deque(lines(query), maxlen=last))
+        there = sum(1 for _ in lines(query._replace(follow=False)))
+        return islice(lines(query), max(0, there - last), None)
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
         """Return the roles and numbers of a job's replicas; those of the handle, if it says.

@@ -236,7 +236,7 @@ def _app(
     rdzv_conf: str | None = None,
     tee: int = 3,
 ) -> AppDef:
-    named = parse_name(name, script, m)
+    named = parse_name(name, script, m, script_args)
     if not 0 < rdzv_port < 65536:
         raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
     if tee not in range(4):

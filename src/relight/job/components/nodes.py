@@ -1,6 +1,8 @@
 """`--name EXPERIMENT/RUN` and `-j NODESxWORKERS`, as TorchX reads them."""
 
 import os
+import shlex
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from relight.errors import UsageError
@@ -32,13 +34,20 @@ class Nodes(NamedTuple):
         return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
 
 
-def parse_name(name: str, script: str | None, m: str | None) -> Name:
+def parse_name(
+    name: str, script: str | None, m: str | None, script_args: Sequence[str] = ()
+) -> Name:
     """Return experiment and run of `EXPERIMENT/RUN`, `EXPERIMENT/`, `/RUN` or `RUN`; what is not
     there comes from the script or module.
 
     Raises:
-        UsageError: there is not exactly one of script and module.
+        UsageError: there is not exactly one of script and module; if `script_args` begin with what
+            looks like a script, the hint says how it is given.
     """
+    first, *rest = [*script_args, ""]
+    if not (script or m) and first.endswith(".py"):
+        words = shlex.join(["--script", first, *(["--", *rest[:-1]] if rest[:-1] else [])])
+        raise UsageError(f"{first} stands where arguments of a script are", hint=f"type {words}")
     default = role_name(script, m)
     experiment, slash, run = name.partition("/")
     if not slash:
