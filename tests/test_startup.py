@@ -31,6 +31,7 @@ OWN = {
     "relight.host.console",
     "relight.host.descriptors",
     "relight.host.files",
+    "relight.host.interpreter",
     "relight.host.linux",
     "relight.host.logs",
     "relight.host.loop",

@@ -427,7 +427,8 @@ class Agent:
         from relight.postmortem import gather
 
         assert self._logs is not None and self._workers is not None
-        return gather(ends, self._logs, self._workers, self.host, self.loop.now())
+        command = self.job.command
+        return gather(ends, self._logs, self._workers, command, self.host, self.loop.now())
 
     def _tell_parent(self, record: dict[str, Any]) -> None:
         """Tell the program that started this agent what the root cause was."""

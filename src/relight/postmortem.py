@@ -10,11 +10,12 @@ import time
 from collections.abc import Mapping, Sequence
 
 from relight.core import tracebacks
+from relight.core.commands import Command
 from relight.core.failures import Failure, from_record, to_record
 from relight.core.messages import End, Ready
 from relight.core.supervision import End as WorkerEnd
 from relight.env import Environment
-from relight.host import reports
+from relight.host import interpreter, reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
 from relight.typed import Any
@@ -26,12 +27,17 @@ _CHILD_KILLED = "killed by signal: Killed"
 
 
 def gather(
-    ends: Sequence[WorkerEnd], logs: Logs, workers: Workers, host: str, now: float
+    ends: Sequence[WorkerEnd],
+    logs: Logs,
+    workers: Workers,
+    command: Command,
+    host: str,
+    now: float,
 ) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
     """Return the failures of this node in a generation, at least one, as records, and the ranks
     that had ended well before the first.
     """
-    failures = [_failure(end, logs, workers, host) for end in ends if end.exitcode]
+    failures = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
     left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
     records = tuple(to_record(failure, now) for failure in failures)
@@ -69,7 +75,7 @@ def tell_parent(
         return  # it is a courtesy: the report is on stderr
 
 
-def _failure(end: WorkerEnd, logs: Logs, workers: Workers, host: str) -> Failure:
+def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
     try:
         stderr = logs.stderr_of(end.local_rank)
     except OSError:
@@ -77,6 +83,8 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, host: str) -> Failure
     report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
     log = logs.stderr_path(end.local_rank)
     evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
+    if report is not None and report.type == "ModuleNotFoundError" and not command.spec.no_python:
+        evidence = evidence or interpreter.remedy(command.python, command.env)
     return Failure(
         rank=workers.ranks[end.local_rank],
         local_rank=end.local_rank,

@@ -17,7 +17,7 @@ from relight.doctor.gathering import Wish, gather
 from relight.doctor.hosting import Verdict
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
-from relight.host import facts
+from relight.host import facts, interpreter
 from relight.rendezvous import registers
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
 from relight.rendezvous.zero_flags import take
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     spec = _spec(parsed, env)
     wait_s = float(parsed.values["timeout"])
-    python = env.get("PYTHON_EXEC", sys.executable)
+    python = interpreter.choose(env)
     known = _facts(spec, python)
     seen = inspection.read(env, known)
     verdict = _network(spec, env, wait_s, {**known, **inspection.facts_of(seen)})

@@ -14,7 +14,7 @@ from relight.core.group import Settings
 from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError, nearest
-from relight.host import files, system
+from relight.host import files, interpreter, system
 from relight.spec import DEFAULT_GRACE_S, FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
 from relight.values import BACKENDS, Endpoint, parse_grace
 
@@ -73,6 +73,8 @@ def launch(
     _check_script(spec, env)
     nproc = _count_workers(spec, env)
     notes += check_ranks(spec, nproc)
+    if spec.verbose and not spec.no_python:
+        notes += filter(None, [interpreter.explain(python, env)])
     if spec.virtual_local_rank:
         visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
     job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
@@ -221,7 +223,7 @@ def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[i
 
 
 def _find_python(spec: RunSpec, env: Environment) -> str:
-    python = env.get("PYTHON_EXEC", sys.executable)
+    python = interpreter.choose(env)
     if not spec.no_python and _find_program(python, env) is None:
         raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
     return python

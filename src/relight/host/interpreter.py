@@ -1,0 +1,82 @@
+"""Which Python the workers run: the one that the user means.
+
+torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
+from torch (`pipx install`, `uv tool install`). In this order:
+
+    PYTHON_EXEC         as under torchrun
+    relight's own       torch is installed beside it, or it was named (`python -m relight`)
+    the active one      of VIRTUAL_ENV or CONDA_PREFIX; of both, the one that is first on PATH
+    relight's own
+
+A Python that only stands on PATH is not taken: nobody has chosen it. `remedy` names it.
+"""
+
+import os
+import sys
+
+from relight.env import Environment
+
+
+def choose(env: Environment) -> str:
+    """Return the workers' interpreter, as a path or as a name on PATH."""
+    named = env.get("PYTHON_EXEC")
+    if named:
+        return named
+    active = _active(env)
+    return active if active and _is_program() and not _has_torch() else sys.executable
+
+
+def explain(python: str, env: Environment) -> str:
+    """Return why the workers run another Python than the launcher, or nothing where they do not."""
+    if python == sys.executable:
+        active = _active(env)
+        return f"workers run relight's own Python, not that of {active}" if active else ""
+    source = "PYTHON_EXEC" if env.get("PYTHON_EXEC") else "the active environment"
+    return f"workers run {python} (from {source}); relight runs {sys.executable}"
+
+
+def remedy(python: str, env: Environment) -> str:
+    """Return what to do where the workers' Python lacks a module, if another one may have it."""
+    import shutil  # only after a failure
+
+    places = env.get("PATH", os.defpath)
+    usual = shutil.which("python", path=places) or shutil.which("python3", path=places)
+    if usual and _is_same(os.path.dirname(usual), os.path.dirname(python)):
+        return ""
+    if usual:
+        return f"workers ran {python}; PYTHON_EXEC={usual} has them run the first Python on PATH"
+    return f"workers ran {python}; set PYTHON_EXEC to the Python that has it"
+
+
+def _active(env: Environment) -> str:
+    """Return the Python of the active environment, or nothing where that is relight's own."""
+    path = env.get("PATH").split(os.pathsep)
+
+    def place(folder: str) -> int:
+        programs = os.path.join(folder, "bin")
+        return path.index(programs) if programs in path else len(path)
+
+    folders = [folder for folder in map(env.get, ("VIRTUAL_ENV", "CONDA_PREFIX")) if folder]
+    folders.sort(key=place)
+    for folder in folders:
+        python = os.path.join(folder, "bin", "python")
+        if os.access(python, os.X_OK):
+            return "" if _is_same(folder, sys.prefix) else python
+    return ""
+
+
+def _is_program() -> bool:
+    """Return whether this is the program `relight`, and not `python -m` or `python -c`."""
+    main = sys.modules["__main__"]
+    return hasattr(main, "__file__") and getattr(main, "__spec__", None) is None
+
+
+def _has_torch() -> bool:
+    from importlib.util import find_spec  # a millisecond, only where an environment is active
+
+    spec = find_spec("torch")
+    return spec is not None and spec.origin is not None
+
+
+def _is_same(folder: str, other: str) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(other)
