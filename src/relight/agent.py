@@ -54,6 +54,7 @@ from relight.events import (
     WorkerStarted,
     describe,
 )
+from relight.host import system
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.files import EventLog, attempt_directory
@@ -392,12 +393,24 @@ class Agent:
             self.say(f"after {_ARRIVED_AFTER_S} s, {text}")
 
     def _on_late(self, pid: int, number: int, scope: str) -> None:
-        """A worker did not release its timer in time: send it what it asked for."""
-        assert self._workers is not None
-        for local_rank, known in self._workers.pids.items():
-            if known == pid:
-                self._workers.evidence[local_rank] = f"its timer {scope} ran out"
-                self._workers.signal([local_rank], number)
+        """A timer was not released in time: send the process that took it what it asked for, if it
+        is a worker or was started by one.
+        """
+        workers = self._workers
+        assert workers is not None
+        local_rank = workers.worker_of(pid)
+        if local_rank is None:
+            return
+        if workers.pids.get(local_rank) == pid:
+            workers.evidence[local_rank] = f"its timer {scope} ran out"
+            workers.signal([local_rank], number)
+            return
+        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} has started"
+        self.say(f"pid {pid}, which {whose}, gets {signal_name(number)}: its timer {scope} ran out")
+        try:
+            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
+        except OSError:
+            pass  # it has just ended, or has become another user's
 
     def _plan(self, generation: Generation, assignment: Assignment, logs: Logs) -> WorkerPlan:
         local_rank, command = assignment.local_rank, self.job.command

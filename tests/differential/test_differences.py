@@ -184,6 +184,39 @@ def test_a_plug_in_of_torch_is_told_as_that(flag: str, remedy: str, tmp_path: Pa
     assert remedy in hint
 
 
+TIMERS = """
+import json, os, subprocess, sys, time
+request = '''
+import json, os, sys, time
+request = {"version": 1, "pid": os.getpid(), "scope_id": "step", "expiration_time": 1, "signal": 9}
+with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as fifo:
+    for line in sys.argv[1:]:
+        fifo.write(json.dumps({**request, **json.loads(line)}) + chr(10))
+time.sleep(60)
+'''
+strangers = [int(sys.argv[1]), os.getppid(), os.getpid(), 1, 0, -1]
+lines = [json.dumps({"pid": pid, "signal": 9 * (pid != os.getpid())}) for pid in strangers]
+lines += ['{"signal": 999}', '{"expiration_time": 1e999}', '{"expiration_time": 9e9}', "{}"]
+child = subprocess.Popen([sys.executable, "-c", request, *lines])
+assert child.wait(30) == -9, child.returncode
+"""
+
+
+@shows("late-child")
+@shows("foreign-timer")
+def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
+    """A late child of a worker is killed; what is no part of the job is not, whoever names it."""
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
+                    variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})  # fmt: skip
+        found = record(case, RELIGHT, tmp_path / "ours")
+        alive = stranger.poll() is None
+        stranger.kill()
+    assert (found.exit_code, alive) == (0, True), found.says
+    [line] = found.says
+    assert "which local rank 0 has started, gets SIGKILL: its timer step ran out" in line
+
+
 @shows("grace-time")
 def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
     """--shutdown-timeout holds when a failed worker's peers are stopped, not only at the end."""

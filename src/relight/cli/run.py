@@ -194,10 +194,11 @@ def _grace(spec: RunSpec, env: Environment) -> float:
 
 def _timer_file(env: Environment) -> str:
     """Return the FIFO for torch.distributed.elastic.timer, where torchrun would make one."""
-    path = env.get("TORCHELASTIC_TIMER_FILE")
-    if path or env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
-        return path
-    return os.path.join(env.get("TMPDIR", "/tmp"), f"watchdog_timer_{files.new_run_id()}")  # noqa: S108
+    if env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
+        return ""
+    name = f"watchdog_timer_{files.new_run_id()}"
+    own = os.path.join(env.get("TMPDIR", "/tmp"), name)  # noqa: S108
+    return env.get("TORCHELASTIC_TIMER_FILE", own)
 
 
 def _run_path_file() -> str:

@@ -213,7 +213,7 @@ def children() -> list[int]:
         with open(f"/proc/self/task/{pid}/children") as file:
             return [int(word) for word in file.read().split()]
     except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [child for child in _all_pids() if _parent_of(child) == pid]
+        return [child for child in _all_pids() if parent_of(child) == pid]
 
 
 def kill_children() -> None:
@@ -266,7 +266,8 @@ def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 where it has none or has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

@@ -371,6 +371,12 @@ def is_stopped(pid: int) -> bool:
     return _ps("stat", pid).startswith("T")
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 where it has none or has ended."""
+    parent = _ps("ppid", pid)
+    return int(parent) if parent.isdecimal() else 0
+
+
 def memory(pid: int) -> int:
     """Return the bytes of memory of a process, shared pages included; 0 where that can't be
     known.

@@ -97,6 +97,18 @@ class Workers:
         pids, catches = self.pids, system.catches_signal
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
+    def worker_of(self, pid: int) -> int | None:
+        """Return the local rank of the worker that is this process or has started it, however
+        indirectly; -1 for what an ended process has left behind, None for a process of others.
+        """
+        local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
+        while pid > 1:
+            parent = system.parent_of(pid)
+            if parent == self._spawner.pid:
+                return local_rank_of.get(pid, -1)
+            pid = parent
+        return None
+
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")

@@ -3,16 +3,18 @@
 The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
 scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
-torchrun's agent, this one signals only its own workers, and does not kill itself: a late worker is
-a failure like any other.
+torchrun's agent, this one signals only workers and what they have started, whatever pid is named,
+and does not kill itself: a late worker is a failure like any other.
 """
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 
 from relight.host.loop import Loop, Timer
+from relight.values import MOST_SECONDS
 
 _LIMIT = 64 * 1024
 
@@ -77,9 +79,9 @@ class WorkerTimers:
         previous = self._timers.pop((pid, scope), None)
         if previous is not None:
             previous.cancel()
-        if due < 0:
-            return
         left = due - time.time()
+        if due < 0 or not left < MOST_SECONDS or number >= signal.NSIG:
+            return  # released, or nothing that will ever be done
         self._timers[pid, scope] = self._loop.call_after(
             left, lambda: self._expire(pid, number, scope)
         )
