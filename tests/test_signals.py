@@ -3,12 +3,14 @@
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Launch, Start
+from test_orphans import marked, marker  # noqa: F401
 
 Script = Callable[[str], Path]
 
@@ -157,20 +159,52 @@ def test_nohup_outlives_the_terminal(start: Start, script: Script) -> None:
     assert b"SIGHUP" not in out
 
 
-def test_a_signal_before_there_are_workers_ends_the_agent(start: Start, script: Script) -> None:
-    """At any moment after the start, SIGTERM ends the agent without a traceback."""
-    path = script("import time; time.sleep(60)")
-    codes = set()
-    for step in range(20):
-        agent = start("run", "--nproc-per-node=2", path)
-        time.sleep(step * 0.03)
-        agent.send_signal(signal.SIGTERM)
+# Signals itself at one of the things that Python audits: an import, a file, a fork, the end.
+AUDITED = """
+import atexit, os, sys
+number, event, at = int(sys.argv.pop(1)), sys.argv.pop(1), int(sys.argv.pop(1))
+class Last:
+    def __del__(self, end=os._exit, kill=os.kill, pid=os.getpid()):
+        kill(pid, number)  # Python takes itself to pieces, without our handlers
+sys.last = Last()
+seen = 0
+def audit(name, args):
+    global seen
+    if name == event and os.getpid() == own:
+        seen += 1
+        if seen == at:
+            os.kill(own, number)
+own = os.getpid()
+from relight.__main__ import entry
+sys.addaudithook(audit)
+if event == "atexit":
+    atexit.register(os.kill, own, number)
+entry()
+"""
+MOMENTS = [("import", at) for at in (1, 2, 7, 12, 17, 23, 28, 33, 38, 43, 48, 53, 58)] + [
+    ("socket.__new__", 1), ("open", 1), ("open", 4), ("os.fork", 1), ("os.remove", 1),
+    ("os.rmdir", 1), ("atexit", 1), ("never", 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_ends_the_agent(number: int, start: Start, marker: str) -> None:
+    """From our first line to our last: 128 + n, or the job's own exit code; never an end by the
+    signal, nor a traceback; and no worker is left.
+    """
+    codes = {}
+    for event, at in MOMENTS:
+        lasts = marker if event in ("import", "socket.__new__", "os.fork") else "0"
+        agent = start("-c", AUDITED, str(number), event, str(at), "run", "--no-python", "sleep",
+                      lasts, command=(sys.executable,))  # fmt: skip
         _, errors = agent.communicate(timeout=30)
-        assert b"Traceback" not in errors
-        codes.add(agent.returncode)
-    # Before Python runs our code, SIGTERM has its default action.
-    assert codes <= {143, -signal.SIGTERM}
-    assert 143 in codes
+        assert b"Traceback" not in errors, (event, at, errors)
+        codes[event, at] = agent.returncode
+    assert {codes[moment] for moment in codes if moment[0] == "import"} == {128 + number}, codes
+    assert set(codes.values()) == {128 + number, 0}, codes
+    assert codes["atexit", 1] == 128 + number
+    assert codes["never", 1] == 0
+    assert marked(marker) == []
 
 
 def test_a_python_worker_is_signalled_alone(start: Start, script: Script) -> None:

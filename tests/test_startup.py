@@ -12,6 +12,7 @@ OWN = {
     "relight.agent",
     "relight.cli",
     "relight.cli.arguments",
+    "relight.cli.leaving",
     "relight.cli.main",
     "relight.cli.run",
     "relight.core",

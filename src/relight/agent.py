@@ -178,6 +178,7 @@ class Agent:
         outcome: Outcome = (), ()
         while True:
             self._get_ready(*outcome)
+            self.loop.run_once(0)  # a signal that has come by now: no workers are started
             self.loop.run_until(lambda: bool(self._form or self._end or self._signals))
             if self._form and not (self._end or self._signals):
                 self._live, self._form = self._form, None

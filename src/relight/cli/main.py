@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from relight.cli import leaving
 from relight.errors import (
     EXIT_MACHINE,
     EXIT_OK,
@@ -42,6 +43,7 @@ COMMANDS = {
 OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "describe",
             "components", "schedulers", "configure", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
+_OF_AGENTS = ("run", "launch")
 _TORCHX = {"log": "logs", "runopts": "schedulers", "builtins": "components"}
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
@@ -65,7 +67,8 @@ def main(argv: list[str]) -> int:
 
 
 def entry() -> NoReturn:
-    """Run this process's command line; the console script."""
+    """Run this process's command line."""
+    leaving.leave_at_once()
     # Almost nothing of what is imported ever goes: looking through it again and again costs 2 ms.
     gc.set_threshold(50_000)
     for fd in (0, 1, 2):
@@ -90,11 +93,15 @@ def entry() -> NoReturn:
         print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         exit_code = EXIT_MACHINE
+    if sys.argv[1:2] and sys.argv[1] in _OF_AGENTS:
+        leaving.leave(exit_code)
     sys.exit(exit_code)
 
 
 def _command(argv: list[str]) -> Callable[[list[str]], int]:
     name = argv[0] if argv else "--help"
+    if name not in _OF_AGENTS:
+        leaving.as_usual()
     if name == "run":
         from relight.cli import run
 

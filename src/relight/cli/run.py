@@ -8,6 +8,7 @@ import sys
 
 from relight import env as environment
 from relight.agent import Agent, Job
+from relight.cli import leaving
 from relight.cli.arguments import parse, to_spec
 from relight.core.commands import Command, with_local_rank
 from relight.core.group import Settings
@@ -81,6 +82,7 @@ def launch(
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     sys.stderr.flush()
+    leaving.as_usual(set(leaving.NUMBERS) - set(spec.signals_to_handle))
     return Agent(job).run()
 
 
