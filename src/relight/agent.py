@@ -46,6 +46,7 @@ from relight.events import (
     Formed,
     GroupStopped,
     PreloadUnfit,
+    PreloadWithout,
     Restarting,
     SignalReceived,
     Tick,
@@ -511,5 +512,6 @@ class Agent:
 
     def _record(self, event: Event) -> None:
         self._event_log.write(event)
-        if self.spec.verbose or (isinstance(event, PreloadUnfit) and event.asked):
+        news = isinstance(event, (PreloadUnfit, PreloadWithout)) and event.asked
+        if self.spec.verbose or news:
             self.say(describe(event))

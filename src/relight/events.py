@@ -81,6 +81,17 @@ class PreloadReady(NamedTuple):
     left_out: str
 
 
+class PreloadWithout(NamedTuple):
+    """It does without a module, which each worker then imports itself; `seconds` is the time that
+    the import took until that was known. `asked` if the user has named the modules.
+    """
+
+    module: str
+    reason: str
+    seconds: float
+    asked: bool
+
+
 class PreloadUnfit(NamedTuple):
     """It can't be used, or not any more, and is gone; `asked` if the user has named the modules."""
 
@@ -124,6 +135,7 @@ Event = (
     | SpawnerLost
     | PreloadStarted
     | PreloadReady
+    | PreloadWithout
     | PreloadUnfit
     | WorkersWarm
     | Tick
@@ -143,6 +155,7 @@ _TYPES: dict[str, Any] = {
         SpawnerLost,
         PreloadStarted,
         PreloadReady,
+        PreloadWithout,
         PreloadUnfit,
         WorkersWarm,
         Tick,
@@ -180,6 +193,11 @@ def describe(event: Event) -> str:
                 f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "
                 f"{event.modules} modules, {event.mib:.0f} MiB"
                 f"{_left_out(event.left_out.split())}"
+            )
+        case PreloadWithout():
+            return (
+                f"preload: without {event.module}: {event.reason}; "
+                f"each worker imports it itself ({event.seconds:.1f} s)"
             )
         case PreloadUnfit():
             return f"preload: not used: {event.reason}"

@@ -170,7 +170,8 @@ def test_a_package_that_is_not_fit_is_left_out(
         BEFORE + "import csv, noisy, own\nassert 'noisy' not in before",
         PYTHON_EXEC=str(tmp_path / "env" / "bin" / "python"),
     )
-    reasons = [str(event["reason"]) for event in events(logs, "PreloadUnfit")]
+    assert not events(logs, "PreloadUnfit")
+    reasons = [str(event["reason"]) for event in events(logs, "PreloadWithout")]
     assert reasons == ["noisy starts a thread"]
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"

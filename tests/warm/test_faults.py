@@ -17,43 +17,6 @@ from test_orphans import marked, wait_until_gone, wait_until_up
 Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
-UNFIT = {
-    "a thread": (
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-        "culprit starts a thread",
-    ),
-    "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
-    "a file": ("f = open('/dev/null')", "culprit opens /dev/null"),
-    "a child": (
-        "import subprocess\np = subprocess.Popen(['sleep', '0.1'])",
-        "culprit starts a process",
-    ),
-    "an error": ("1 / 0", "culprit can't be imported: ZeroDivisionError"),
-    "an exit": ("import os\nos._exit(3)", "it ended with 3; it imported culprit"),
-    "sys.exit": ("import sys\nsys.exit(3)", "culprit can't be imported: SystemExit(3)"),
-    "its rank": ("import os\nrank = os.environ.get('RANK', '0')", "culprit reads RANK when it is"),
-    "missing": ("import no_such_module", "No module named 'no_such_module'"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", UNFIT)
-def test_what_is_not_fit_is_not_used(
-    what: str, launch: Launch, script: Script, tmp_path: Path
-) -> None:
-    """A module that leaves more than memory behind makes workers start cold; it is named."""
-    text, reason = UNFIT[what]
-    (tmp_path / "lib").mkdir()
-    script(text, "lib/culprit.py")
-    result = launch(
-        "run", "--preload=json,culprit,csv", "--nproc-per-node=2", "-v", script("print('ran')"),
-        PYTHONPATH=os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")]),
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert result.stdout == "ran\nran\n"
-    assert "workers start cold: " in result.stderr
-    assert reason in result.stderr
-
 
 def test_a_start_that_opens_something_is_not_used(
     launch: Launch, script: Script, tmp_path: Path

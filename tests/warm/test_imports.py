@@ -50,28 +50,80 @@ UNFIT = {
     ),
     "an alarm": ("import signal\nsignal.alarm(1000)", "culprit starts a timer"),
     "sys.path": ("import sys\nsys.path.insert(0, '/nowhere')", "culprit changes sys.path"),
-    "dict": ("import os\nold = dict(os.environ)", "culprit reads all variables"),
-    "iteration": ("import os\nold = [n for n in os.environ]", "culprit reads all variables"),
-    "items": ("import os\nold = list(os.environ.items())", "culprit reads all variables"),
-    "bytes": ("import os\nrank = os.environb.get(b'RANK')", "culprit reads RANK"),
-    "many bytes": ("import os\nold = dict(os.environb)", "culprit reads all variables"),
+    "a thread": (
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
+        "culprit starts a thread",
+    ),
+    "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
+    "a child": (
+        "import subprocess\np = subprocess.Popen(['sleep', '0.1'])", "culprit starts a process"
+    ),
+    "sys.exit": ("import sys\nsys.exit(3)", "can't be imported: SystemExit(3)"),
+    "missing": ("import no_such_module", "No module named 'no_such_module'"),
+    "a file": ("file = open('/dev/zero')", "culprit opens /dev/zero"),
     "a daemon": (
         "import os, subprocess\nsubprocess.run(['sh', '-c', 'setsid sleep 600 &'])",
         "culprit starts a process",
     ),
+    "a signal": ("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)", "it ends the process"),
+    "an exit": ("import os\nos._exit(3)", "it ends the process"),
+    "an exception": ("print('never')\n1 / 0", "can't be imported: ZeroDivisionError"),
     "few files": ("import resource\nresource.setrlimit(7, (6, 6))", "Too many open files"),
-    "no json": ("import json\njson.loads = None", "TypeError"),
-    "no poll": ("import select\ndel select.poll", "AttributeError"),
-    "no fork": ("import os\nos.fork = None", "TypeError"),
+    "get": ("import os\nrank = os.environ.get('RANK')", "culprit reads RANK"),
+    "a branch": ("import os\nif int(os.environ['RANK']):\n    first = 1", "culprit reads RANK"),
+    "bytes": ("import os\nrank = os.environb.get(b'RANK')", "culprit reads RANK"),
+    "dict": ("import os\nold = dict(os.environ)", "culprit keeps "),
+    "items": ("import os\nold = list(os.environ.items())", "culprit keeps "),
+    "many bytes": ("import os\nold = dict(os.environb)", "culprit keeps "),
+    "a text": ("import os\nold = [[(f'{n}={os.environ[n]}',) for n in os.environ]]", "keeps "),
+    "a number": (
+        "import os\nold = {int(v) for n, v in os.environ.items() if n == 'RANK'}", "keeps RANK"
+    ),
+    "a closure": (
+        "import os\ndef outer(old):\n    return lambda: old\nf = outer({**os.environ})", "keeps "
+    ),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", UNFIT)
-def test_what_an_import_changes_is_not_forked(
+def test_what_does_not_fit_is_left_out(launch: Launch, script: Script, library: Library) -> None:
+    """Modules that workers can't share are left out, and what needs them; all else is there."""
+    found = library("print('imported')\nimport csv", "fits")
+    names = {what: f"culprit{number}" for number, what in enumerate(UNFIT)}
+    for what, name in names.items():
+        script(UNFIT[what][0], f"lib/{name}.py")
+    script(f"import {names['a thread']}", "lib/needs.py")
+    script(f"try:\n    import {names['a lock']}\nexcept BaseException:\n    pass", "lib/tries.py")
+    modules = ["needs", *names.values(), "fits", "tries", "json"]
+    result = launch(
+        "run", f"--preload={','.join(modules)}", "--nproc-per-node=2", "-v",
+        script("import sys, fits\nprint({'csv', 'json'} <= set(sys.modules),\n"
+               "      [name for name in sys.modules if name.startswith(('culprit', 'needs', 'tries'))])"),
+        **found,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.splitlines()) == ["True []"] * 2 + ["imported"] * 2
+    assert "workers start warm" in result.stderr
+    said = [x.partition("without ")[2] for x in result.stderr.splitlines() if "without " in x]
+    why = {line.partition(":")[0]: line for line in said}
+    assert why.keys() == {"needs", "tries", *names.values()}
+    for what, (_, reason) in UNFIT.items():
+        assert reason.replace("culprit", names[what]) in why[names[what]]
+    assert "needs starts a thread" in why["needs"]
+    assert f"it needs {names['a lock']}" in why["tries"]
+
+
+BROKEN = {
+    "no json": ("import json\njson.loads = None", "TypeError"),
+    "no fork": ("import os\nos.fork = None", "TypeError"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_an_import_breaks_is_not_forked(
     what: str, launch: Launch, script: Script, library: Library
 ) -> None:
-    """A process that workers would share, or that can't fork them, is not used; one learns why."""
-    text, reason = UNFIT[what]
+    """A process that can't fork workers is not used; one learns why."""
+    text, reason = BROKEN[what]
     result = launch(
         "run", "--preload=csv,culprit,json", "--nproc-per-node=2", "-v", script(SAYS_RAN),
         **library(text),
@@ -85,8 +137,12 @@ def test_what_an_import_changes_is_not_forked(
 @pytest.mark.parametrize(
     "text",
     ["import sys\nsys.path.append('/nowhere')", "import os\nhome = os.environ.get('HOME')",
-     "import mmap\nm = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)"],
-    ids=["end of sys.path", "another variable", "memory of its own"],
+     "import mmap\nm = mmap.mmap(-1, 4096, mmap.MAP_PRIVATE)",
+     "import os\nmine = {k: v for k, v in os.environ.items() if k.startswith('CULPRIT_')}",
+     "import os\nmine = {k: v for k, v in dict(os.environ).items() if k.startswith('CULPRIT_')}",
+     "import os\nhas = 'RANK' in os.environ\nnames = list(os.environ)"],
+    ids=["end of sys.path", "another variable", "memory of its own", "a prefix", "a copy",
+         "a name"],
 )  # fmt: skip
 def test_what_does_no_harm_is_used(
     text: str, launch: Launch, script: Script, library: Library

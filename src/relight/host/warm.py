@@ -24,7 +24,14 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.errors import signal_name
-from relight.events import Event, PreloadReady, PreloadStarted, PreloadUnfit, WorkersWarm
+from relight.events import (
+    Event,
+    PreloadReady,
+    PreloadStarted,
+    PreloadUnfit,
+    PreloadWithout,
+    WorkersWarm,
+)
 from relight.host import linux, spawner
 from relight.host.descriptors import restore_limit
 from relight.host.loop import Loop, Timer
@@ -91,7 +98,6 @@ class Preload:
         self._cold = 0
         self._why_not = "its modules are not known yet" if self._learned else ""
         self._tries = _TRIES
-        self._leaves_out = False
         self._control: socket.socket | None = None
         self._pidfd = self._pid = -1
         self._buffer = b""
@@ -222,7 +228,6 @@ class Preload:
     def _start(self, *, gently: bool) -> None:
         """Start the process, in a session of its own; it dies with this one."""
         self._tries -= 1
-        self._leaves_out = False
         self._why_not = self._importing = ""
         place = self._workplace
         setup = {
@@ -272,14 +277,12 @@ class Preload:
                 self._left_out = rest
             elif word == "importing":
                 self._importing = rest
-            elif word == "culprit" and self._learned:
-                self._leave_out(rest.partition(".")[0])
+            elif word == "without":
+                name, seconds, reason = rest.split(" ", 2)
+                self._record(PreloadWithout(name, reason, float(seconds), not self._learned))
             elif word == "unfit":
                 self._lose(rest)
-                if self._leaves_out and self._modules and self._tries and not self._lent:
-                    self._start(gently=True)
-                else:
-                    self._tries = 0  # it would be the same again
+                self._tries = 0  # it would be the same again
                 return
 
     def _adopt(self, pid: int) -> bool:
@@ -312,12 +315,6 @@ class Preload:
         if end.si_code == os.CLD_EXITED:
             return f"it ended with {end.si_status}"
         return f"it was killed by {signal_name(end.si_status)}"
-
-    def _leave_out(self, package: str) -> None:
-        """Do without a package that was learned."""
-        left = [name for name in self._modules if name.partition(".")[0] != package]
-        self._leaves_out = len(left) < len(self._modules)
-        self._modules = left
 
     def _lose(self, reason: str) -> None:
         """It is of no use: end it."""

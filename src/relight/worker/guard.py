@@ -7,14 +7,14 @@ it then, and the agent, which is one, may be killed with SIGKILL.
 
 When the agent is gone, the guard kills all below it. When the imports are done, it goes, and the
 process is the agent's own child, who is a subreaper. If the process ends, the guard ends likewise:
-the agent sees of the one what it would see of the other.
+the agent sees of the one what it would see of the other. A process may have an heir
+(`worker/trial.py`): then the guard kills all else that it has left, and stays above that one.
 """
 
 import os
 import select
 import signal
 import time
-from collections.abc import Callable
 
 from relight.host import linux
 from relight.typed import NoReturn
@@ -23,8 +23,40 @@ _END_LIMIT_S = 10.0
 _LOOK_S = 0.0005
 
 
-def stand_guard(control: int) -> Callable[[], None]:
-    """Go on in a child, and stay above it; return, in the child, what sends the guard away.
+class Guard:
+    """The process above, as the one that preloads sees it.
+
+    Args:
+        pid: the guard.
+        heirs: the descriptor of a pipe to it.
+    """
+
+    def __init__(self, pid: int, heirs: int) -> None:
+        self.pid = pid
+        self.heirs = heirs
+
+    def attach(self) -> None:
+        """Live no longer than the guard, as a child of it; end if it is gone."""
+        linux.die_with_parent(signal.SIGKILL)
+        if os.getppid() != self.pid:
+            os._exit(1)
+        os.setsid()
+
+    def follow(self, heir: int) -> None:
+        """Have it look after another process when this one ends."""
+        os.write(self.heirs, b"%d\n" % heir)
+
+    def send_away(self) -> None:
+        """Have no guard any more, but the agent as parent."""
+        linux.die_with_parent(signal.SIGCONT)
+        os.close(self.heirs)
+        os.kill(self.pid, signal.SIGKILL)
+        while os.getppid() == self.pid:
+            time.sleep(_LOOK_S)
+
+
+def stand_guard(control: int) -> Guard:
+    """Go on in a child, and stay above it; return, in the child, what it is to know of the guard.
 
     Args:
         control: the descriptor of the socket to the agent, which is the parent of this process.
@@ -32,28 +64,21 @@ def stand_guard(control: int) -> Callable[[], None]:
     Raises:
         OSError: no process or no descriptor is to be had.
     """
-    agent, guard = os.getppid(), os.getpid()
+    agent = os.getppid()
     linux.become_subreaper()
+    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    guard = Guard(os.getpid(), write)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control)
-    linux.die_with_parent(signal.SIGKILL)
-    if os.getppid() != guard:
-        os._exit(1)
-    os.setsid()
+        _watch(pid, agent, control, read)
+    os.close(read)
+    guard.attach()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-
-    def send_away() -> None:
-        linux.die_with_parent(signal.SIGCONT)
-        os.kill(guard, signal.SIGKILL)
-        while os.getppid() == guard:
-            time.sleep(_LOOK_S)
-
-    return send_away
+    return guard
 
 
-def _watch(pid: int, agent: int, control: int) -> NoReturn:
+def _watch(pid: int, agent: int, control: int, heirs: int) -> NoReturn:
     """See to it that nothing outlives the agent; end as the child does."""
     try:
         linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
@@ -67,11 +92,24 @@ def _watch(pid: int, agent: int, control: int) -> NoReturn:
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
-                linux.end_children(_END_LIMIT_S)
-                _end_as(status)
+                pid = _heir(heirs)
+                linux.end_children(_END_LIMIT_S, keep=pid)
+                if pid not in linux.children():
+                    _end_as(status)
+                poll.unregister(child)
+                os.close(child)
+                child = os.pidfd_open(pid)
+                poll.register(child, select.POLLIN)
         linux.end_children(_END_LIMIT_S)
     finally:
         os._exit(1)
+
+
+def _heir(heirs: int) -> int:
+    try:
+        return int(os.read(heirs, 1 << 16).split()[-1])
+    except BlockingIOError:
+        return 0
 
 
 def _end_as(status: int) -> NoReturn:

@@ -1,87 +1,69 @@
-"""Imports modules in a process that will be forked, and finds out whether it may be.
+"""Imports modules in a process that will be forked, and does without those that can't be.
 
 What was imported must not have left more than memory of its own: one thread, no descriptors, no
-children, nothing shared, no timer; it must not have looked at what is different for each worker, or
-changed what the interpreter still needs; and the script would have got the same.
+children, nothing shared, no timer; nothing in it may depend on what is different for each worker,
+or change what the interpreter still needs; and the script would have got the same. Each name is
+imported on trial (`worker/trial.py`): if it does not fit, it is as if it had not been imported.
 """
 
 import os
 import signal
 import site
 import sys
-from collections.abc import Callable
+from collections.abc import Collection
 from importlib.machinery import PathFinder
 
 from relight.host import linux, priority
 from relight.typed import Any
+from relight.worker.guard import Guard
+from relight.worker.trial import UnfitError, attempt
+from relight.worker.watch import Watch
 
 _MOST_PRINTED = 65536
+_SPARED = ("jemalloc_bg_thd",)
+"""Threads of jemalloc (pyarrow has it), which purges without them in a forked process."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
-
-
-class UnfitError(Exception):
-    """This process must not be forked for workers; the message says why, for which module."""
-
-    def __init__(self, module: str, message: str) -> None:
-        super().__init__(message)
-        self.module = module
 
 
 def preload(
     setup: dict[str, Any],
     loaded: set[str],
     control: int,
-    watched: Callable[[], tuple[str, str] | None],
+    watch: Watch,
+    guard: Guard,
 ) -> tuple[bytes, bytes]:
     """Import the modules; return what they have printed to stdout and stderr.
 
+    Tells the agent `importing MODULE`, `without MODULE SECONDS REASON` if that had to be undone,
+    and `left_out PACKAGES`, which are not installed.
+
     Args:
         setup: `modules`; `learned`: these are what a worker was seen to import, some in vain;
-            `gently`: take no time from others; `own`: the variables that each worker has for
-            itself; `argv`: the workers' command line.
+            `gently`: take no time from others; `argv`: the workers' command line.
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
-        watched: says who has read a variable that each worker has for itself.
+        watch: says who depends on a variable that each worker has for itself.
+        guard: is above this process.
 
     Raises:
         UnfitError: the process can't be used.
     """
-    before = _Before({0, 1, 2, control})
-    before.check("the start of the interpreter")
     outputs = [os.memfd_create("printed") for _ in range(2)]
+    before = _Before({0, 1, 2, control, guard.heirs, *outputs}, setup, loaded, watch)
+    before.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
-    before.descriptors.update(outputs)
     restore = priority.lower() if setup["gently"] else None
     main = sys.modules["__main__"]
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries ask whether there is one.
         main.__file__ = os.path.abspath(setup["argv"][2])
-    modules = setup["modules"]
-    if setup["learned"]:
-        modules = _installed(modules)
-        names = _packages(setup["modules"]) - _packages(modules) - {"relight"}
-        left_out = [n for n in sorted(names) if n.isidentifier() and PathFinder.find_spec(n)]
-        os.write(control, f"left_out {' '.join(left_out)}\n".encode(errors="replace"))
-    for name in modules:
-        if name in sys.modules:
-            continue
-        os.write(control, f"importing {name}\n".encode(errors="replace"))
-        try:
-            __import__(name)
-        except BaseException as error:
-            if not setup["learned"]:
-                why = f"{name} can't be imported: {error!r}{_hint(error, setup['argv'])}"
-                raise UnfitError(name, why) from None
-        before.check(name)
+    _import_all(_wanted(setup, control), before, outputs, control, guard)
     if hasattr(main, "__file__"):
         del main.__file__
     if restore is not None:
         restore()
-    if reader := watched():
-        raise UnfitError(reader[0], "{} reads {} when it is imported".format(*reader))
-    if signal.getsignal(signal.SIGCHLD) is None:
-        raise UnfitError("", "a library has its own handler of SIGCHLD")
+    watch.end()
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
     for fd, output in enumerate(outputs, 1):
@@ -89,10 +71,61 @@ def preload(
         os.dup2(null, fd)
         os.close(output)
     os.close(null)
-    _check_shadows(setup["argv"], loaded)
-    if setup["learned"]:
-        _check_files()
     return printed[0], printed[1]
+
+
+def _wanted(setup: dict[str, Any], control: int) -> list[str]:
+    names: list[str] = setup["modules"]
+    if setup["learned"]:
+        names = _installed(names)
+        others = _packages(setup["modules"]) - _packages(names) - {"relight"}
+        left_out = [n for n in sorted(others) if n.isidentifier() and PathFinder.find_spec(n)]
+        os.write(control, f"left_out {' '.join(left_out)}\n".encode(errors="replace"))
+    return names
+
+
+def _import_all(
+    names: list[str], before: "_Before", outputs: list[int], control: int, guard: Guard
+) -> None:
+    """Import what fits of these modules, and what does not need what does not fit."""
+    culprits = _Culprits()
+    unfit: list[str] = []
+    for name in names:
+        if name in sys.modules or name.startswith(tuple(f"{other}." for other in unfit)):
+            continue
+        os.write(control, f"importing {name}\n".encode(errors="replace"))
+        printed = [os.fstat(output).st_size for output in outputs]
+
+        def step(copy: int, pipe: int, name: str = name) -> None:
+            before.descriptors.add(pipe)
+            before.load(name, copy, culprits)
+
+        spoiled = attempt(step, guard)
+        if spoiled is not None:
+            for output, size in zip(outputs, printed, strict=True):
+                os.ftruncate(output, size)
+                os.lseek(output, size, os.SEEK_SET)
+            unfit.append(name)
+            culprits.names.add(spoiled.culprit or name)
+            line = f"without {name} {spoiled.seconds:.3f} {spoiled.reason}\n"
+            os.write(control, line.encode(errors="replace"))
+    if unfit and not any(name in sys.modules for name in names):
+        raise UnfitError("", "no module is left")
+
+
+class _Culprits:
+    """A finder that lets nobody have modules that don't fit; who needs one does not fit either."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.wanted = ""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing, or stop the import."""
+        del path, target
+        if name in self.names:
+            self.wanted = name
+            raise UnfitError(name, f"it needs {name}")
 
 
 class _Before:
@@ -102,13 +135,34 @@ class _Before:
         descriptors: those that may be open.
     """
 
-    def __init__(self, descriptors: set[int]) -> None:
+    def __init__(
+        self, descriptors: set[int], setup: dict[str, Any], loaded: set[str], watch: Watch
+    ) -> None:
         self.descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
         self._path = list(sys.path)
+        self._setup = setup
+        self._known = set(loaded)
+        self._watch = watch
 
-    def check(self, name: str) -> None:
-        """Raise UnfitError if the import of this module has left something."""
+    def load(self, name: str, child: int, culprits: _Culprits) -> None:
+        """Import a module; raise UnfitError if it does not fit."""
+        self._watch.begin()
+        sys.meta_path.insert(0, culprits)
+        try:
+            __import__(name)
+        except BaseException as error:
+            if not self._setup["learned"] and not culprits.wanted:
+                hint = _hint(error, self._setup["argv"])
+                raise UnfitError(name, f"it can't be imported: {error!r}{hint}") from None
+        if culprits in sys.meta_path:
+            sys.meta_path.remove(culprits)
+        if culprits.wanted:
+            raise UnfitError(culprits.wanted, f"it needs {culprits.wanted}")
+        self.check(name, child)
+
+    def check(self, name: str, child: int) -> None:
+        """Raise UnfitError if the import of this module has left something but this child."""
         for fd, target in _descriptors().items():
             if fd not in self.descriptors:
                 raise UnfitError(name, f"{name} opens {target}")
@@ -120,7 +174,7 @@ class _Before:
             os.waitpid(pid, 0)
             if _threads() > 1:
                 raise UnfitError(name, f"{name} starts a thread")
-        if linux.children():
+        if set(linux.children()) - {child}:
             raise UnfitError(name, f"{name} starts a process")
         if _shares_memory():
             raise UnfitError(name, f"{name} makes memory that processes share")
@@ -131,6 +185,16 @@ class _Before:
         if sys.path[: len(self._path)] != self._path:
             # The script's directory would come before what was put there.
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
+        if signal.getsignal(signal.SIGCHLD) is None:
+            raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
+        culprit, reason = self._watch.problem()
+        if reason:
+            raise UnfitError(culprit, reason)
+        new = sys.modules.keys() - self._known
+        _check_shadows(self._setup["argv"], new)
+        if self._setup["learned"]:
+            _check_files(new)
+        self._known.update(new)
 
 
 def _shares_memory() -> bool:
@@ -141,7 +205,15 @@ def _shares_memory() -> bool:
 
 
 def _threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    """Return how many threads there are but those that libraries do without after a fork."""
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{thread}/comm") as file:
+                count += file.read().rstrip("\n") not in _SPARED
+        except FileNotFoundError:
+            pass  # it has ended
+    return count
 
 
 def _descriptors() -> dict[int, str]:
@@ -155,11 +227,11 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _check_shadows(argv: list[str], loaded: set[str]) -> None:
+def _check_shadows(argv: list[str], modules: Collection[str]) -> None:
     """The script would find modules beside itself first."""
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
-    for name in sorted({name.partition(".")[0] for name in sys.modules} - loaded):
+    for name in sorted(_packages(modules)):
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is None or not spec.has_location:
             continue  # built in: nothing goes before it
@@ -216,7 +288,7 @@ def _installed(names: list[str]) -> list[str]:
     return [name for name in names if fits[name.partition(".")[0]]]
 
 
-def _packages(names: list[str]) -> set[str]:
+def _packages(names: Collection[str]) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
@@ -227,10 +299,10 @@ def _is_installed(top: str, places: tuple[str, ...]) -> bool:
     return spec is not None and bool(spec.origin) and str(spec.origin).startswith(places)
 
 
-def _check_files() -> None:
+def _check_files(modules: Collection[str]) -> None:
     places = _places()
-    for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None) or ""
+    for name in modules:
+        path = getattr(sys.modules[name], "__file__", None) or ""
         ours = name.partition(".")[0] in ("relight", "sitecustomize", "__main__")
         # Some libraries have modules without a file that say otherwise (torch.ops: "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):

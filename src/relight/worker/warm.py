@@ -4,8 +4,8 @@ It is started with the workers' command line and environment, and `serve` is cal
 interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
 returns. The process itself never runs code of the user; it serves one generation after the other.
 
-Lines to the agent: `importing MODULE`, then `ready PID MODULES SECONDS MIB`, or `culprit MODULE`,
-`unfit REASON`, the end. From the agent, for each generation: a number of descriptors and these
+Lines to the agent: those of `preload`, then `ready PID MODULES SECONDS MIB`, or `unfit REASON`, the
+end. From the agent, for each generation: a number of descriptors and these
 (`host/warm.py`), the first of them a socket on which this process is then the spawner of
 `host/spawner.py`; at its end it says `ended` and waits for the next generation. When the agent is
 gone, it kills all workers and goes.
@@ -31,7 +31,9 @@ from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
 from relight.worker.guard import stand_guard
-from relight.worker.preload import UnfitError, preload
+from relight.worker.preload import preload
+from relight.worker.trial import UnfitError
+from relight.worker.watch import Watch
 
 COUNT = struct.Struct("!I")
 """How many descriptors come for a generation."""
@@ -100,7 +102,7 @@ def serve(
     control_fd: int,
     loaded: set[str],
     variables: Mapping[str, str],
-    watched: Callable[[], tuple[str, str] | None],
+    watch: Watch,
 ) -> None:
     """Import the modules, then fork workers as the agent says. Returns in workers only.
 
@@ -109,7 +111,7 @@ def serve(
         control_fd: the socket to the agent.
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with.
-        watched: says who has read a variable that each worker has for itself.
+        watch: says who depends on a variable that each worker has for itself.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
@@ -119,19 +121,19 @@ def serve(
     # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
     atexit.register(gc.unfreeze)
     try:
-        send_guard_away = stand_guard(control_fd)
+        guard = stand_guard(control_fd)
         linux.become_subreaper()
-        printed = preload(setup, loaded, control_fd, watched)
+        printed = preload(setup, loaded, control_fd, watch, guard)
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
-        culprit, why = (error.module, error) if isinstance(error, UnfitError) else ("", repr(error))
-        control.sendall(f"culprit {culprit}\nunfit {why}\n".encode(errors="replace"))
+        why = str(error) if isinstance(error, UnfitError) else repr(error)
+        control.sendall(f"unfit {why}\n".encode(errors="replace"))
         os._exit(0)
     linux.rename_process(f"warm spawner of {agent}")
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
     # From here on, this process ends in good order, also when stopped.
-    send_guard_away()
+    guard.send_away()
     raise_limit()  # for the descriptors of all workers
     mib = linux.memory(os.getpid()) / 2**20
     control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())

@@ -1,42 +1,217 @@
-"""Notices who reads a variable that each worker has for itself, before there are workers."""
+"""Notices what imports take from the environment, before there are workers.
 
+A variable that each worker has for itself (`RANK`, …) has a value that occurs nowhere else while
+modules are imported. Who reads one by its name depends on it. Who looks through all variables, say
+for a prefix, depends on it only if such a value is then found in what the import has left behind.
+"""
+
+import gc
 import os
+import random
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from itertools import chain, compress, repeat
+from operator import is_
+from types import CodeType
 
 from relight.typed import Any
 
+_PASS = ("os", "collections.abc", "_collections_abc")
+_NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
+_CALLERS = 4
+_DIGITS = 18
 
-def watch_environment(own: set[str]) -> Callable[[], tuple[str, str] | None]:
-    """Watch `os.environ` and `os.environb`; return what ends that and tells who was the first to
-    read one of these variables, and which.
+
+class Watch:
+    """Watches `os.environ` and `os.environb` from now on.
+
+    Args:
+        own: the variables that each worker has for itself.
+
+    Attributes:
+        reads: the variables that were read by name, by the modules that did it.
+        looks: beginnings of names, by the modules that looked through all variables.
     """
-    readers: list[tuple[str, str]] = []
 
-    def note(name: str) -> None:
-        frame = sys._getframe(2)
-        while frame.f_back and frame.f_globals.get("__name__") in ("os", "collections.abc"):
-            frame = frame.f_back
-        readers.append((str(frame.f_globals.get("__name__")), name))
+    def __init__(self, own: Collection[str]) -> None:
+        self.reads: dict[str, set[str]] = {}
+        self.looks: dict[str, set[str]] = {}
+        # The values themselves must not be found; hence the negative numbers.
+        draw = random.Random(os.urandom(16)).randrange  # noqa: S311
+        self._marks = {name: -draw(10 ** (_DIGITS - 1), 10**_DIGITS) for name in own}
+        self._first = ("", "")
+        self._looked = ""
+        self._place: tuple[Any, int] = (None, 0)
+        self._yielded = ""
+        self._seen: set[Any] = set()
+        self._kind: Any = type(os.environ)
+        watched = _watched(self._kind, self._note, self._note_look)
+        for environment in (os.environ, os.environb):
+            environment.__class__ = watched
+        self._had = self._set_marks()
 
-    kind: Any = type(os.environ)
+    def end(self) -> None:
+        """Leave the environment as it was."""
+        self._remove_marks()
+        for environment in (os.environ, os.environb):
+            environment.__class__ = self._kind
+        self._place = (None, 0)
+        self._seen.clear()
 
+    def begin(self) -> None:
+        """Something new begins."""
+        self._first, self._looked = ("", ""), ""
+
+    def problem(self) -> tuple[str, str]:
+        """Return which module depends on a variable of its own of each worker, and how, in words;
+        empty if none does. It is about what was done since `begin`.
+        """
+        if self._first[0]:
+            module, name = self._first
+            return module, f"{module} reads {name} when it is imported"
+        if self._looked:
+            self._place = (None, 0)  # a frame that has ended holds the last value that it saw
+            self._remove_marks()
+            found = _search(self._marks)
+            if found and gc.collect():
+                found = _search(self._marks)
+            self._set_marks()
+            if found:
+                return self._looked, f"{self._looked} keeps {found} when it reads all variables"
+        return "", ""
+
+    def _set_marks(self) -> dict[Any, Any]:
+        # Not in the C library's copy: programs that an import runs get what they always got.
+        data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        had = {name: data.get(os.fsencode(name)) for name in self._marks}
+        data.update((os.fsencode(name), b"%d" % -mark) for name, mark in self._marks.items())
+        return had
+
+    def _remove_marks(self) -> None:
+        data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+        for name, value in self._had.items():
+            key = os.fsencode(name)
+            mark = b"%d" % -self._marks[name]
+            if data.get(key) == mark:
+                del data[key]
+                if value is not None:
+                    data[key] = value
+
+    def _note(self, name: str) -> None:
+        """A variable is read."""
+        frame = _caller()
+        iterated, at = self._place
+        if name in self._marks:
+            if frame is iterated and (frame.f_lasti == at or name == self._yielded):
+                return  # a part of a look at all of them
+            if not self._first[0]:
+                self._first = _module(frame), name
+        elif frame is iterated and frame.f_lasti == at:
+            return
+        self.reads.setdefault(_module(frame), set()).add(name)
+
+    def _note_look(self, names: Iterator[Any]) -> Iterator[Any]:
+        """All variables are looked through."""
+        frame = _caller()
+        module = _module(frame)
+        self._looked = self._looked or module
+        self._place = frame, frame.f_lasti
+        if frame.f_code not in self._seen:
+            self._seen.add(frame.f_code)
+            prefixes = self.looks.setdefault(module, {module.partition(".")[0].upper() + "_"})
+            for _ in range(_CALLERS):
+                prefixes.update(_names_in(frame))
+                if frame.f_back is None:
+                    break
+                frame = frame.f_back
+        for name in names:
+            self._yielded = os.fsdecode(name)
+            yield name
+
+
+def _watched(kind: Any, note: Callable[[str], None], note_look: Callable[..., Any]) -> Any:
     class Watched(kind):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:
-            if isinstance(name, (str, bytes)) and os.fsdecode(name) in own:
+            if isinstance(name, (str, bytes)):
                 note(os.fsdecode(name))
             return super().__getitem__(name)
 
+        def __contains__(self, name: Any) -> bool:
+            # That there is a variable is the same for all workers, and a value is not seen.
+            try:
+                return self.encodekey(name) in self._data
+            except TypeError:
+                return bool(super().__contains__(name))
+
         def __iter__(self) -> Iterator[Any]:
-            note("all variables")
-            return super().__iter__()  # type: ignore[no-any-return]
+            names: Iterator[Any] = note_look(super().__iter__())
+            return names
 
-    for environment in (os.environ, os.environb):
-        environment.__class__ = Watched
+    return Watched
 
-    def end() -> tuple[str, str] | None:
-        for environment in (os.environ, os.environb):
-            environment.__class__ = kind
-        return readers[0] if readers else None
 
-    return end
+def _caller() -> Any:
+    """Return the frame that has used the environment."""
+    frame: Any = sys._getframe(2)
+    while frame.f_back and frame.f_globals.get("__name__") in (*_PASS, __name__):
+        frame = frame.f_back
+    return frame
+
+
+def _module(frame: Any) -> str:
+    """Return the module on whose behalf a frame runs: not one of the standard library, if it was
+    called by another.
+    """
+    first = ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        top = name.partition(".")[0]
+        if top == "relight":
+            break
+        first = first or name
+        if top not in sys.stdlib_module_names and top != "_frozen_importlib_external":
+            return name
+        frame = frame.f_back
+    return first
+
+
+def _names_in(frame: Any) -> set[str]:
+    """Return what is like a part of a variable's name, of the constants and locals of a frame."""
+    values: list[Any] = list(frame.f_code.co_consts)
+    if frame.f_code.co_name != "<module>":
+        values += frame.f_locals.values()
+    values += [item for value in values if isinstance(value, (tuple, frozenset)) for item in value]
+    return {value for value in values if isinstance(value, str) and _NAME.fullmatch(value)}
+
+
+def _search(marks: dict[str, int]) -> str:
+    """Return which of these values is found in what modules have left behind, or nothing.
+
+    Values inside of objects that the collector can't look into are not found.
+    """
+    found: list[Any] = gc.get_objects()
+    kinds: dict[type, set[Any]] = {str: set(), bytes: set(), int: set()}
+    seen: set[int] = set()
+    while found:
+        referents = gc.get_referents(*found)
+        held = list(dict(zip(map(id, referents), referents, strict=True)).values())
+        types = list(map(type, held))
+
+        def of(kind: type, held: list[Any] = held, types: list[type] = types) -> Iterator[Any]:
+            return compress(held, map(is_, types, repeat(kind)))
+
+        for kind, values in kinds.items():
+            values.update(of(kind))
+        # All that the collector knows of was there from the start, and most of the rest is empty.
+        inner = [x for x in chain(of(dict), of(tuple)) if not gc.is_tracked(x)]
+        found = list({id(x): x for x in inner if id(x) not in seen}.values())
+        seen.update(map(id, found))
+        found += [code.co_consts for code in of(CodeType) if id(code) not in seen]
+        seen.update(map(id, of(CodeType)))
+    text, data = "\0".join(kinds[str]), b"\0".join(kinds[bytes])
+    for name, mark in marks.items():
+        digits = str(-mark)
+        if -mark in kinds[int] or digits in text or digits.encode() in data:
+            return name
+    return ""

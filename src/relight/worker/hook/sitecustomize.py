@@ -92,16 +92,16 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
             check(setup)
         sys.path.insert(0, setup["relight"])
         from relight.worker import warm
-        from relight.worker.watch import watch_environment
+        from relight.worker.watch import Watch
 
         sys.path.remove(setup["relight"])
         sys.path_importer_cache.pop(setup["relight"], None)
         os.close(described)
         variables = passed()
         step_aside(variables)
-        watched = watch_environment(set(setup["own"]))
+        watch = Watch(setup["own"])
         problem = customize()
-        warm.serve(setup, control, loaded, variables, watched)
+        warm.serve(setup, control, loaded, variables, watch)
     except RuntimeError as error:
         reason = str(error)
     except BaseException as error:
