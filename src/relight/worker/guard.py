@@ -29,11 +29,14 @@ class Guard:
     Args:
         pid: the guard.
         heirs: the descriptor of a pipe to it.
+        word: the descriptor of a pipe from it.
     """
 
-    def __init__(self, pid: int, heirs: int) -> None:
+    def __init__(self, pid: int, heirs: int, word: int) -> None:
         self.pid = pid
-        self.heirs = heirs
+        self._heirs = heirs
+        self._word = word
+        self.descriptors = heirs, word
 
     def attach(self) -> None:
         """Live no longer than the guard, as a child of it; end if it is gone."""
@@ -44,12 +47,18 @@ class Guard:
 
     def follow(self, heir: int) -> None:
         """Have it look after another process when this one ends."""
-        os.write(self.heirs, b"%d\n" % heir)
+        os.write(self._heirs, b"%d\n" % heir)
+
+    def inherit(self) -> None:
+        """Be that process, when what the other has left is gone."""
+        self.attach()
+        os.read(self._word, 1)
 
     def send_away(self) -> None:
         """Have no guard any more, but the agent as parent."""
         linux.die_with_parent(signal.SIGCONT)
-        os.close(self.heirs)
+        for fd in self.descriptors:
+            os.close(fd)
         os.kill(self.pid, signal.SIGKILL)
         while os.getppid() == self.pid:
             time.sleep(_LOOK_S)
@@ -67,18 +76,20 @@ def stand_guard(control: int) -> Guard:
     agent = os.getppid()
     linux.become_subreaper()
     read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    guard = Guard(os.getpid(), write)
+    heard, word = os.pipe()
+    guard = Guard(os.getpid(), write, heard)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control, read)
+        _watch(pid, agent, control, read, word)
     os.close(read)
+    os.close(word)
     guard.attach()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return guard
 
 
-def _watch(pid: int, agent: int, control: int, heirs: int) -> NoReturn:
+def _watch(pid: int, agent: int, control: int, heirs: int, word: int) -> NoReturn:
     """See to it that nothing outlives the agent; end as the child does."""
     try:
         linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
@@ -94,15 +105,25 @@ def _watch(pid: int, agent: int, control: int, heirs: int) -> NoReturn:
                 _, status = os.waitpid(pid, 0)
                 pid = _heir(heirs)
                 linux.end_children(_END_LIMIT_S, keep=pid)
-                if pid not in linux.children():
+                if not _is_child(pid):
                     _end_as(status)
                 poll.unregister(child)
                 os.close(child)
                 child = os.pidfd_open(pid)
                 poll.register(child, select.POLLIN)
+                os.write(word, b"\n")
         linux.end_children(_END_LIMIT_S)
     finally:
         os._exit(1)
+
+
+def _is_child(pid: int) -> bool:
+    """Return whether this is a child of ours; /proc may leave one out while another ends."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except OSError:
+        return False
+    return pid > 0
 
 
 def _heir(heirs: int) -> int:

@@ -49,7 +49,7 @@ def preload(
         UnfitError: the process can't be used.
     """
     outputs = [os.memfd_create("printed") for _ in range(2)]
-    before = _Before({0, 1, 2, control, guard.heirs, *outputs}, setup, loaded, watch)
+    before = _Before({0, 1, 2, control, *guard.descriptors, *outputs}, setup, loaded, watch)
     before.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)

@@ -88,7 +88,7 @@ def _take_over(process: int, read: int, guard: Guard) -> Spoiled:
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
-    guard.attach()
+    guard.inherit()
     linux.become_subreaper()
     os.set_blocking(read, False)
     try:
