@@ -28,6 +28,18 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what can't hold without Linux, where that is played."""
+    if not PORTABLE:
+        return
+    from portable import exceptions
+
+    for item in items:
+        if why := exceptions.reason(item.nodeid):
+            item.add_marker(pytest.mark.skip(reason=why))
+
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 

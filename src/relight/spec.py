@@ -139,7 +139,11 @@ class Flag(NamedTuple):
         return self.name.replace("-", "_")
 
 
-DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+DEFAULT_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    if hasattr(signal, name)  # jobs are submitted from Windows too, which has the first two
+)
 _BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
 
 FLAGS: tuple[Flag, ...] = (

@@ -44,6 +44,8 @@ OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "desc
             "components", "schedulers", "configure", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _OF_AGENTS = ("run", "launch")
+_HERE = ("run", "launch", "coordinator", "doctor")
+"""Commands for the machine that trains."""
 _TORCHX = {"log": "logs", "runopts": "schedulers", "builtins": "components"}
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
@@ -102,6 +104,8 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     name = argv[0] if argv else "--help"
     if name not in _OF_AGENTS:
         leaving.as_usual()
+    if name in _HERE:
+        from relight.host import system  # noqa: F401  # which is not to be had everywhere
     if name == "run":
         from relight.cli import run
 

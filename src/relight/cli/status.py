@@ -1,6 +1,6 @@
 """`relight status`: how a job is; or, without one, which agents run on this machine."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relight.cli.arguments import parse
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
@@ -8,10 +8,12 @@ from relight.core.messages import printable
 from relight.core.waiting import duration
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
-from relight.host import agents
 from relight.job import handles
 from relight.job.runner import Runner
 from relight.spec import Flag
+
+if TYPE_CHECKING:
+    from relight.host.agents import Running
 
 PAGE = Page(
     "status [flags] [JOB]",
@@ -94,6 +96,8 @@ def _list(names: set[str]) -> str:
 
 
 def _here(*, as_json: bool) -> int:
+    from relight.host import agents
+
     found = [agent._replace(run_id=agent.run_id or _asked_for(agent)) for agent in agents.running()]
     if as_json:
         show([_as_object(agent) for agent in found])
@@ -117,16 +121,18 @@ def _here(*, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _asked_for(agent: agents.Running) -> str:
+def _asked_for(agent: "Running") -> str:
     """Return the --rdzv-id of an agent whose workers, which would know it, are not there yet."""
+    from relight.host.agents import arguments
+
     try:
-        parsed = parse(agents.arguments(agent.command) or [], Environment({}))
+        parsed = parse(arguments(agent.command) or [], Environment({}))
     except UsageError:
         return ""
     return str(parsed.values["rdzv_id"]) if "rdzv-id" in parsed.given else ""
 
 
-def _as_object(agent: agents.Running) -> dict[str, Any]:
+def _as_object(agent: "Running") -> dict[str, Any]:
     warm = {"pid": agent.warm_pid, "memory": agent.warm_memory} if agent.warm_pid else None
     fields = agent._asdict()
     del fields["warm_pid"], fields["warm_memory"]

@@ -1,7 +1,7 @@
 """What touches this machine, one resource a file.
 
 `system` is what differs between systems: `linux`, or `portable`, which does with what macOS has. It
-is chosen here and nowhere else.
+is chosen here and nowhere else. On any other system there is none, and who asks for it is told so.
 """
 
 import sys
@@ -18,7 +18,12 @@ if TYPE_CHECKING or (sys.platform == "linux" and not _portable):
 elif sys.platform in ("linux", "darwin"):
     from relight.host import portable as system
 else:
-    raise UsageError(
-        f"workers run on Linux, and those of one node on macOS; this is {sys.platform}",
-        hint="on Windows, relight runs in WSL; docs/macos.md",
-    )
+
+    def __getattr__(name: str) -> object:
+        if name != "system":
+            raise AttributeError(name)
+        raise UsageError(
+            f"workers run on Linux, and those of one node on macOS; this is {sys.platform}",
+            hint="jobs can be sent to a cluster from here (relight submit); in WSL, all of relight "
+            "works",
+        )

@@ -9,6 +9,7 @@ left out, but not for root.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 
+from relight.errors import UsageError
 from relight.host import system
 from relight.typed import NamedTuple
 
@@ -43,7 +44,11 @@ class _Process(NamedTuple):
 
 
 def running() -> list[Running]:
-    """Return this user's agents, in the order of their pids."""
+    """Return this user's agents, in the order of their pids.
+
+    Raises:
+        UsageError: there is no proc(5).
+    """
     processes = {process.pid: process for process in _processes()}
     children: dict[int, list[_Process]] = {}
     for process in processes.values():
@@ -108,7 +113,12 @@ def _tree(pid: int, children: dict[int, list[_Process]]) -> Iterator[int]:
 
 def _processes() -> Iterator[_Process]:
     user = os.geteuid()
-    since_boot = float(_read("/proc/uptime").split()[0])
+    try:
+        since_boot = float(_read("/proc/uptime").split()[0])
+    except FileNotFoundError:
+        raise UsageError(
+            "this system does not show which agents run: it has no /proc", hint="name a job"
+        ) from None
     ticks = os.sysconf("SC_CLK_TCK")
     for name in os.listdir("/proc"):
         if not name.isdecimal():

@@ -22,6 +22,11 @@ def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) 
         store: the store of the generation, if it is here.
     """
     place, port = form.place, form.generation.master_port
+    if not os.path.isdir("/proc/self/net"):  # how many have come is known, but not who
+        come = store.clients if isinstance(store, TCPStore) else 0
+        if not 0 < come < place.world_size:
+            return ""
+        return f"{come} of {place.world_size} workers have reached init_process_group"
     here = arrived(workers.pids.values(), port)
     late = [
         f"rank {workers.ranks[local_rank]} (pid {pid})"

@@ -1,7 +1,5 @@
 """How many files this process may have open: more for a coordinator, no more for its workers."""
 
-from relight.host import system
-
 _soft: int | None = None
 
 
@@ -9,6 +7,8 @@ def raise_limit() -> None:
     """Let this process open as many files as the system allows (setrlimit(2), RLIMIT_NOFILE)."""
     global _soft
     import resource
+
+    from relight.host import system
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = system.most_open_files(hard)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from relight.job.runner import Prepared
 
 Record = dict[str, Any]
+_USER = ("USER", "LOGNAME", "USERNAME")
+"""Variables with the name of the user; the last is that of Windows."""
 
 
 def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
@@ -128,7 +130,7 @@ def _record(job: "Prepared", env: Environment) -> Record:
         "cfg": _without_secrets(dict(job.request.cfg)),
         "app": serial.to_json(privacy.of_app(job.app)),
         "environment": privacy.of_environment(env.variables),
-        "user": env.get("USER", env.get("LOGNAME")) or str(os.getuid()),
+        "user": next(filter(None, map(env.get, _USER)), "") or str(os.getuid()),
         "host": socket.gethostname(),
         "directory": os.getcwd(),
         "workspace": job.workspace,

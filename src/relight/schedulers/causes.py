@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from relight.core.excerpts import cut
 from relight.errors import EXIT_SIGNAL_BASE
-from relight.host import reports
 
 _LIMIT = 1000
 _TAIL = 8192
@@ -20,6 +19,8 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
         stderr: the file of the stream.
         exitcode: how it has ended.
     """
+    from relight.host import reports
+
     report = reports.read(error_file)
     if report is not None:
         text = f"{report.type}: {report.message}" if report.type else report.message

@@ -87,6 +87,8 @@ def refusal(where: str) -> int:
     """
     if not where.startswith(("unix://", "/")):
         return 0
+    if not hasattr(socket, "AF_UNIX"):  # Windows, without a DOCKER_HOST
+        return errno.ENOENT
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:

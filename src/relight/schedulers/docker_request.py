@@ -7,7 +7,6 @@ published ports.
 
 import fnmatch
 import os
-import pwd
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +144,12 @@ def text(body: Mapping[str, Any]) -> str:
 
 def user_name() -> str:
     """Return the name of the user of this process, or its number."""
+    try:
+        import pwd
+    except ImportError:  # Windows
+        import getpass
+
+        return getpass.getuser()
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:

@@ -46,7 +46,13 @@ _AT_LEAST_S = 3.0
 
 
 def make() -> "Local":
-    """Return the scheduler."""
+    """Return the scheduler.
+
+    Raises:
+        UsageError: no workers can run on this system.
+    """
+    from relight.host import system  # noqa: F401  # which is not to be had everywhere
+
     return Local()
 
 

@@ -8,7 +8,6 @@ In the directory of the job, below `local/`:
     runner.log   what the runner itself had to say, normally nothing
 """
 
-import fcntl
 import json
 import os
 import signal
@@ -18,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import UsageError
-from relight.host import system
 from relight.job.app import AppState
 
 POLL_S = 0.05
@@ -87,12 +85,16 @@ class LocalRecord:
 
     def hold(self) -> int:
         """Lock the job for this process, until it ends; return the descriptor."""
+        import fcntl  # clients of other systems have none
+
         fd = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
     def is_held(self) -> bool:
         """Return whether the runner lives."""
+        import fcntl
+
         try:
             fd = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
@@ -180,6 +182,8 @@ class LocalRecord:
         if state is None or state["state"] != "RUNNING":
             return True
         try:
+            from relight.host import system
+
             # Still held: the pid is the runner's.
             system.signal_if(state["pid"], signal.SIGTERM, self.is_held)
         except ProcessLookupError:

@@ -1,0 +1,46 @@
+"""The tests that can't hold without Linux, each with the reason; `make portable` skips them.
+
+A name is that of a file, a test, or a test with its parameters. docs/macos.md says the same to
+users.
+"""
+
+SEVERAL_NODES = "only jobs of one node run there"
+HANDLERS = "the system does not tell which signals a process has handlers for"
+PROC = "there is no /proc"
+NUMA = "there is no --numa-binding"
+OOM = "no counter tells what was killed for lack of memory"
+AFFINITY = "a process can't be bound to CPUs, and there are no cgroups: all CPUs count"
+INOTIFY = "files that are shown while they are written are looked at ten times a second"
+LAUNCH_PATH = "the launch path there has the portable layer instead"
+PRELOAD = "there is no --preload"
+
+REASONS = {
+    "test_startup.py": LAUNCH_PATH,
+    "test_teardown.py::test_who_has_nothing_to_save_is_not_waited_for[ignores SIGTERM]": HANDLERS,
+    "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
+    "host/test_agents.py": PROC,
+    "host/test_arrivals.py": PROC,
+    "host/test_connection.py": SEVERAL_NODES,
+    "host/test_connection_hostile.py": SEVERAL_NODES,
+    "host/test_devices.py::test_the_gpu_inside_an_intel_processor": AFFINITY,
+    "host/test_devices.py::test_auto_prefers_accelerators": AFFINITY,
+    "host/test_devices.py::test_cpus_are_the_mask_or_the_quota": AFFINITY,
+    "host/test_memory.py::test_out_of_memory_is_named": OOM,
+    "host/test_numa.py": NUMA,
+    "host/test_readers.py::test_a_file_is_shown_while_it_is_written": INOTIFY,
+    "host/test_tls.py": SEVERAL_NODES,
+}
+
+
+def reason(nodeid: str) -> str:
+    """Return why a test can't hold, or nothing.
+
+    Args:
+        nodeid: pytest's name of it, with `tests/` or without.
+    """
+    name = nodeid.removeprefix("tests/")
+    return (
+        REASONS.get(name)
+        or REASONS.get(name.partition("[")[0])
+        or REASONS.get(name.partition("::")[0], "")
+    )

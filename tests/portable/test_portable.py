@@ -1,0 +1,258 @@
+"""What runs where there is no Linux, on a Linux that plays macOS or Windows."""
+
+import ast
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone, wait_until_up
+
+import relight
+from portable import exceptions
+from relight.core.messages import Form
+from relight.core.ranks import Generation, Place
+from relight.host import arrivals, linux, portable
+from relight.host.process import Workers
+from relight.host.tcp_store import TCPStore
+
+__all__ = ["marker"]
+
+HERE = Path(__file__).parent
+MACOS = (sys.executable, str(HERE / "fake_macos.py"))
+WINDOWS = (sys.executable, str(HERE / "fake_windows.py"))
+TREE = (CHILD + ELSEWHERE + END).format
+OF_TWO = 10
+
+
+def used() -> set[str]:
+    """The names of `system` that the launcher uses."""
+    found = set()
+    for path in Path(relight.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                found |= {node.attr} if node.value.id == "system" else set()
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(used()))
+def test_both_layers_have_it(name: str) -> None:
+    """Whatever the launcher asks of `system`, linux and portable have, with the same arguments."""
+    one, other = getattr(linux, name), getattr(portable, name)
+    if inspect.isfunction(one):
+        assert str(inspect.signature(one)) == str(inspect.signature(other))
+    if inspect.isclass(one) and one.__module__ == linux.__name__:
+        public = {name for name in vars(one) if not name.startswith("_")}
+        assert public == {name for name in vars(other) if not name.startswith("_")}
+
+
+STRICT = """
+import os, select, sys
+sys.path.insert(0, {here!r})
+import fake_macos
+fake_macos.become_macos()
+def refused(what):
+    try:
+        what()
+    except (AttributeError, FileNotFoundError, ImportError) as error:
+        return type(error).__name__
+import importlib
+for what in (
+    lambda: os.pipe2(0), lambda: os.pidfd_open(1), lambda: os.memfd_create("x"),
+    lambda: os.sched_getaffinity(0), lambda: select.epoll(), lambda: open("/proc/self/stat"),
+    lambda: os.open("/proc/self/stat", 0), lambda: os.listdir("/proc"),
+    lambda: importlib.import_module("relight.host.linux"),
+    lambda: importlib.import_module("_ctypes"),
+):
+    print(refused(what))
+print(sys.platform, os.path.exists("/proc/self"), os.path.exists("/"))
+"""
+
+
+def test_the_fake_has_nothing_of_linux() -> None:
+    """What a job on the fake macOS uses is not there by mistake."""
+    program = STRICT.format(here=str(HERE))
+    command = [sys.executable, "-c", program]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.stdout.split() == [
+        *["AttributeError"] * 5, *["FileNotFoundError"] * 3, *["ModuleNotFoundError"] * 2,
+        "darwin", "False", "True",
+    ], result.stderr  # fmt: skip
+
+
+FAILS_ONCE = """
+import os, sys
+print("rank", os.environ["RANK"], "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"])
+if os.environ["TORCHELASTIC_RESTART_COUNT"] < os.environ["GOOD"] and os.environ["RANK"] == "1":
+    raise ValueError("no luck")
+"""
+
+
+@pytest.mark.parametrize(("good", "code"), [("1", 0), ("2", 1)])
+def test_a_job_on_macos(good: str, code: int, tmp_path: Path, launch: Launch) -> None:
+    """A job of one node runs, restarts, writes its logs and says why it failed."""
+    script = tmp_path / "train.py"
+    script.write_text(FAILS_ONCE)
+    result = launch(
+        "run", "--nproc-per-node=2", "--max-restarts=1", "--tee=3", "--log-dir=logs", script,
+        command=MACOS, GOOD=good,
+    )  # fmt: skip
+    assert result.returncode == code, result.stderr
+    for attempt in (0, 1):  # rank 0 may be stopped before it has said anything
+        assert f"[default1]:rank 1 attempt {attempt}\n" in result.stdout
+        (log,) = tmp_path.glob(f"logs/*/attempt_{attempt}/1/stdout.log")
+        assert log.read_text() == f"rank 1 attempt {attempt}\n"
+    assert "rank 1 raised ValueError: no luck" in result.stderr
+    assert "Traceback" not in result.stderr.partition("relight: rank 1 raised")[0].replace(
+        "[default1]:Traceback", ""
+    )
+
+
+@pytest.mark.parametrize("flag", ["--nnodes=2", "--nnodes=1:2", "--numa-binding=node"])
+def test_what_needs_linux_is_refused_by_name(flag: str, launch: Launch) -> None:
+    """Nothing is started, and one line says which flag needs Linux."""
+    result = launch("run", flag, "--no-python", "echo", "started", command=MACOS)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, hint = result.stderr.splitlines()
+    assert first.startswith("relight: error: --n") and first.endswith(" Linux")
+    assert hint.startswith("hint: ")
+
+
+def test_preload_is_noted(launch: Launch, tmp_path: Path) -> None:
+    """--preload makes restarts quicker, so without it a job runs all the same."""
+    (tmp_path / "train.py").write_text("print('trained')")
+    result = launch("run", "--preload=json", "train.py", command=MACOS)
+    assert (result.returncode, result.stdout) == (0, "trained\n")
+    assert "note: --preload has no effect" in result.stderr
+
+
+@pytest.mark.parametrize("name", exceptions.REASONS)
+def test_each_exception_is_a_test(name: str) -> None:
+    """What `make portable` leaves out is there."""
+    file, _, test = name.partition("[")[0].partition("::")
+    assert f"def {test}" in (HERE.parent / file).read_text()
+
+
+def holders(agent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("who", ["agent", "holder", "both", "all of their name", "one is stopped"])
+def test_the_guardian_ends_what_is_left(
+    who: str, start: Start, tmp_path: Path, marker: str
+) -> None:
+    """Whoever of the agent and the process that holds its workers is killed or stopped: workers
+    and what they have started are gone within a second, and the guardian too.
+    """
+    program = tmp_path / "tree.sh"
+    program.write_text(TREE(marker=marker, lifetime="600", code=0))
+    agent = start("run", "--nproc-per-node=2", "--no-python", "sh", program, command=MACOS)
+    wait_until_up(marker, OF_TWO)
+    (holder,) = holders(agent.pid)
+    guardian = guardian_of(holder)
+    if who == "one is stopped":
+        os.kill(holder, signal.SIGSTOP)
+        agent.kill()
+    elif who == "all of their name":
+        for pid in marked("fake_macos.py"):
+            if os.getpgid(pid) in (agent.pid, holder):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        for pid in {"agent": [agent.pid], "holder": [holder]}.get(who, [agent.pid, holder]):
+            os.kill(pid, signal.SIGKILL)
+    wait_until_gone(marker, 1.0)
+    _, errors = agent.communicate(timeout=30)
+    if who == "holder":
+        assert agent.returncode == 137
+        assert b"the process that holds the workers" in errors
+    deadline = time.monotonic() + 10
+    while pipes(guardian):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def pipes(pid: int) -> set[str]:
+    try:
+        found = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    except OSError:  # it has ended
+        return set()
+    return {name for name in found if name.startswith("pipe:")}
+
+
+def guardian_of(holder: int) -> int:
+    """The process that the holder of workers tells of them."""
+    (pid,) = [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]
+    return pid
+
+
+LAUNCHES = """
+import os, sys, time
+import relight
+def work(marker):
+    import subprocess
+    subprocess.run(["sleep", marker])
+relight.launch(work, sys.argv[1])
+"""
+
+
+def test_launch_ends_with_the_process_that_called_it(
+    start: Start, tmp_path: Path, marker: str
+) -> None:
+    """A killed process leaves nothing of its relight.launch."""
+    script = tmp_path / "launches.py"
+    script.write_text(LAUNCHES)
+    variables = {"RELIGHT_HOST": "portable"}
+    caller = start(script, marker, command=(sys.executable,), variables=variables)
+    wait_until_up(marker, 2)
+    caller.kill()
+    caller.wait()
+    wait_until_gone(marker, 5.0)
+
+
+@pytest.mark.parametrize("command", ["run", "launch", "coordinator", "doctor"])
+def test_other_systems_are_told_in_one_line(command: str, launch: Launch) -> None:
+    """On a system without a host layer, one line says what is supported."""
+    result = launch(command, "train.py", command=WINDOWS)
+    assert (result.returncode, result.stdout) == (2, "")
+    first, hint = result.stderr.splitlines()
+    assert first == (
+        "relight: error: workers run on Linux, and those of one node on macOS; this is win32"
+    )
+    assert hint.startswith("hint: ")
+
+
+def test_a_client_needs_no_linux(launch: Launch, tmp_path: Path) -> None:
+    """What only asks and sends works wherever Python does; what would run here says so."""
+    home = {"HOME": str(tmp_path), "RELIGHT_HOME": str(tmp_path), "USERNAME": "ann"}
+    job = ("dist.ddp", "-j", "1x1", "--image", "mine:1", "-m", "train")
+    dryrun = launch("submit", "-s", "docker", "--dryrun", *job, command=WINDOWS, **home)
+    assert dryrun.returncode == 0, dryrun.stderr
+    assert "relight run" in dryrun.stdout
+    listed = launch("schedulers", command=WINDOWS, **home)
+    assert listed.returncode == 0, listed.stderr
+    local = launch("submit", "-s", "local", *job, command=WINDOWS, **home)
+    assert local.returncode == 2
+    assert local.stderr.startswith("relight: error: workers run on Linux")
+
+
+class Come(TCPStore):
+    clients = 3
+
+    def __init__(self) -> None:
+        pass
+
+
+def test_without_proc_arrivals_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell who has a connection, the store still knows how many."""
+    monkeypatch.setattr(arrivals.os.path, "isdir", lambda path: False)
+    place = Place(0, 1, 0, 4, 4, "default", 0, 4)
+    form = Form(Generation(0, 0, "127.0.0.1", 1, ""), place)
+    workers = Workers.__new__(Workers)
+    text = "3 of 4 workers have reached init_process_group"
+    assert arrivals.explain(workers, form, Come()) == text
+    assert arrivals.explain(workers, form, None) == ""
