@@ -15,6 +15,7 @@ effects come out and are carried out here.
 
 import errno
 import os
+import signal
 import socket
 from collections.abc import Sequence
 
@@ -83,7 +84,8 @@ class Job(NamedTuple):
     """What this agent is to run: the workers' command and number, and how the nodes meet.
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
-    of one node. `cpus` has one affinity mask a worker, or is empty. `run_directory` is where logs
+    of one node. A worker that is stuck in the system for `stuck_after_s`, unless that is 0, has
+    failed. `cpus` has one affinity mask a worker, or is empty. `run_directory` is where logs
     are kept, `scratch` where a directory may be made that is removed at the end; either may be
     empty. `workplace` is for --preload.
     """
@@ -94,6 +96,7 @@ class Job(NamedTuple):
     store_port: int
     cpus: tuple[frozenset[int], ...]
     grace_s: float
+    stuck_after_s: float
     run_directory: str
     scratch: str
     settings: Settings
@@ -124,6 +127,7 @@ class Agent:
         self._stop: Stop | None = None
         self._done = False
         self._failed = ""
+        self._stuck = False
         self._lease: float | None = None
         self._restart = 0
         self._supervision: Supervision | None = None
@@ -183,8 +187,11 @@ class Agent:
             self.loop.run_until(lambda: bool(self._form or self._end or self._signals))
             if self._form and not (self._end or self._signals):
                 self._live, self._form = self._form, None
+                began = self.loop.now()
                 ends = self._run_generation(self._live)
                 outcome = self._what_happened(ends)
+                if self._stuck and outcome[0]:
+                    return self._give_up(outcome, began)
                 if not (outcome[0] or self._stop or self._signals):
                     self._wait_for_others()
                 self._live, self._done, self._failed = None, False, ""
@@ -246,6 +253,17 @@ class Agent:
         reason = f"agent got {signal_name(self._signals[0])}"
         self.link.send(Leave(f"its {reason}"))
         return exit_code_of_signal(self._signals[0]), f"the {reason}"
+
+    def _give_up(self, outcome: Outcome, began: float) -> tuple[int, str]:
+        """Leave the job, without a restart here, as the system does not let go of a worker."""
+        from relight.core import verdict
+
+        failures, left = outcome
+        now = self.loop.now()
+        self.link.send(Leave(f"the system of {self.host} does not let go of a worker"))
+        self._ready = Ready(self._last, 0, failures, left, self._restart)
+        story = verdict.Story([(failure, now) for failure in failures], left, "", began)
+        return self._finish(verdict.end(story, "no restart: what it holds may not be free", now))
 
     def _finish(self, end: End) -> tuple[int, str]:
         if end.exit_code:
@@ -354,6 +372,11 @@ class Agent:
         self.lease(self._lease)
         if self._stop is not None:  # it came while a warm process forked the workers
             self._stop_workers(self._stop)
+        watch = None
+        if self.job.stuck_after_s:
+            from relight.host.stuck import StuckWatch
+
+            watch = StuckWatch(self.loop, workers.pids, self.job.stuck_after_s, self._on_stuck)
         arrivals = self.loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
         if self._signals:  # one that came before there were workers
             self._step(SignalReceived(self._signals[0]), self.loop.now())
@@ -364,6 +387,8 @@ class Agent:
         arrivals.cancel()
         if timers is not None:
             timers.close()
+        if watch is not None:
+            watch.close()
         logs.finish(lambda: len(self._signals) > 1)
         if place.group_rank == 0 and self._store is not None:
             self._store.close()
@@ -413,6 +438,18 @@ class Agent:
             system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
         except OSError:
             pass  # it has just ended, or has become another user's
+
+    def _on_stuck(self, local_rank: int) -> None:
+        """A worker is in an uninterruptible call: it counts as dead, whether it can be killed."""
+        workers, supervision = self._workers, self._supervision
+        assert workers is not None and supervision is not None
+        if supervision.state is State.RUNNING:
+            self._stuck = True
+            workers.evidence[local_rank] = (
+                f"it was in an uninterruptible call (state D) for {self.job.stuck_after_s:g} s"
+            )
+            workers.signal([local_rank], signal.SIGKILL)
+            self._step(WorkerExited(local_rank, -signal.SIGKILL), self.loop.now())
 
     def _plan(self, generation: Generation, assignment: Assignment, logs: Logs) -> WorkerPlan:
         local_rank, command = assignment.local_rank, self.job.command

@@ -217,6 +217,30 @@ def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
     assert "which local rank 0 has started, gets SIGKILL: its timer step ran out" in line
 
 
+STUCK = """
+import ctypes, os, platform, probe, signal, time
+probe.main()
+clone, vfork = {"x86_64": 56, "aarch64": 220}[platform.machine()], 0x4000
+if os.environ["RANK"] == "0":  # it waits in state D until the child ends, with vfork
+    ctypes.CDLL(None).syscall(clone, vfork | signal.SIGCHLD, 0, 0, 0, 0)
+time.sleep(60)
+"""
+
+
+@shows("stuck-worker")
+def test_a_worker_that_the_system_holds_fails_the_job(tmp_path: Path) -> None:
+    """TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT ends the job without a restart, and says why."""
+    (script := tmp_path / "stuck.py").write_text(STUCK)
+    case = two("", "--max-restarts=2", script=(str(script),), variables={
+        "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "0.3", "PYTHONPATH": "{work}"})  # fmt: skip
+    found = record(case, RELIGHT, tmp_path / "ours")
+    assert (found.exit_code, set(found.workers)) == (137, {"0.0", "0.1"}), found.says
+    said = "\n".join(found.says)
+    assert "rank 0 was killed by SIGKILL: it was in an uninterruptible call (state D)" in said
+    assert "no restart: " in said
+    assert found.left == []
+
+
 @shows("grace-time")
 def test_the_grace_time_counts_after_a_failure(tmp_path: Path) -> None:
     """--shutdown-timeout holds when a failed worker's peers are stopped, not only at the end."""

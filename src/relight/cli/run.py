@@ -144,6 +144,7 @@ def _job(
         store_port=master.port or 0,
         cpus=_bind_cpus(spec, env, nproc),
         grace_s=_grace(spec, env),
+        stuck_after_s=_stuck_after(env, notes),
         run_directory=_run_directory(spec, env, command.run_id, notes),
         scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
         settings=settings,
@@ -192,6 +193,17 @@ def _grace(spec: RunSpec, env: Environment) -> float:
         raise UsageError(
             f"{name}={text}: {error}", hint="--shutdown-timeout goes before it"
         ) from None
+
+
+def _stuck_after(env: Environment, notes: list[str]) -> float:
+    """Return the seconds that a worker may be in an uninterruptible call, 0 for no limit."""
+    name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    text = env.get(name, "0")
+    try:
+        return max(0.0, float(text))  # also what is not a number
+    except ValueError:
+        notes.append(f"{name}={text} has no effect: it is no number of seconds")
+        return 0.0
 
 
 def _timer_file(env: Environment) -> str:

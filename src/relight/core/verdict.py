@@ -38,10 +38,25 @@ def judge(story: Story, used: int, budget: int, now: float) -> str | End:
     decision, diagnosis = restarts.after_failure(used, budget), _diagnose(story, now)
     if isinstance(decision, Restart):
         return f"{diagnosis.headline() if diagnosis else story.otherwise}; {decision.reason}"
+    return _end(story, diagnosis, decision.reason, now)
+
+
+def end(story: Story, reason: str, now: float) -> End:
+    """Return the end of a job that must not restart, whatever is left of `--max-restarts`.
+
+    Args:
+        story: what happened.
+        reason: why not.
+        now: the time.
+    """
+    return _end(story, _diagnose(story, now), reason, now)
+
+
+def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> End:
     if diagnosis is None:
-        return End(1, story.otherwise, (f"{story.otherwise}; {decision.reason}",), None)
+        return End(1, story.otherwise, (f"{story.otherwise}; {reason}",), None)
     root = diagnosis.root
-    report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=decision.reason)
+    report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=reason)
     record = failures.to_record(root, now)
     return End(diagnosis.exit_code, "the workers failed", tuple(report), record)
 

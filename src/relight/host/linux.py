@@ -244,11 +244,21 @@ def end_children(limit_s: float, keep: int = 0) -> None:
 
 def is_stopped(pid: int) -> bool:
     """Return whether a process stands still, by a signal or a debugger."""
+    return _state(pid) in (b"T", b"t")
+
+
+def is_uninterruptible(pid: int) -> bool:
+    """Return whether a process waits in a system call that no signal ends."""
+    return _state(pid) == b"D"
+
+
+def _state(pid: int) -> bytes:
+    """Return the letter of proc(5), nothing for a process that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+            return file.read().rpartition(b")")[2].split()[0]
     except OSError:
-        return False
+        return b""
 
 
 def memory(pid: int) -> int:

@@ -1,0 +1,52 @@
+"""Workers that the system does not let go: in an uninterruptible call for too long.
+
+That is what TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT asks for (torch 2.13,
+elastic/agent/server/local_elastic_agent.py). No system tells when it begins, so this is the one
+thing that is polled, as often as torchrun does, and only where the variable is set.
+"""
+
+from collections.abc import Callable, Mapping
+
+from relight.host import system
+from relight.host.loop import Loop, Timer
+
+_EVERY_S = 0.1
+
+
+class StuckWatch:
+    """Looks at the workers of one generation.
+
+    Args:
+        loop: the agent's loop.
+        pids: the workers, by local rank; may grow.
+        limit_s: how long a worker may be in state D of proc(5) at every look.
+        on_stuck: is told the local rank of one that has been so for longer, once.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        pids: Mapping[int, int],
+        limit_s: float,
+        on_stuck: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._pids = pids
+        self._limit_s = limit_s
+        self._on_stuck = on_stuck
+        self._since: dict[int, float] = {}
+        self._timer: Timer = loop.call_after(_EVERY_S, self._look)
+
+    def close(self) -> None:
+        """Look no more."""
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        now = self._loop.now()
+        self._timer = self._loop.call_after(_EVERY_S, self._look)
+        for local_rank, pid in list(self._pids.items()):
+            if not system.is_uninterruptible(pid):
+                self._since.pop(local_rank, None)
+            elif now - self._since.setdefault(local_rank, now) >= self._limit_s:
+                self._since[local_rank] = float("inf")
+                self._on_stuck(local_rank)
