@@ -3,7 +3,9 @@
 Layout, as torchrun's: `<base>/<run id>_<random>/`, made by each agent for itself.
 """
 
+import errno
 import os
+import stat
 import sys
 import time
 
@@ -62,6 +64,35 @@ def make_run_directory(base: str, run_id: str) -> str:
 def temporary_base(env: Environment) -> str:
     """Return where temporary files go."""
     return env.get("TMPDIR", "/tmp")  # noqa: S108  # as torchrun; names in it are random
+
+
+def replace(path: str, text: str, mode: int = 0o600) -> None:
+    """Write a file as a whole, where others may write too: no link of theirs is followed, and what
+    they have put there is neither read nor changed.
+
+    Args:
+        path: a file, or where one shall be.
+        text: what shall be in it.
+        mode: its permissions, less the umask.
+
+    Raises:
+        OSError: it can't be written, or something else than a file is there.
+    """
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # /dev/null, which root could replace
+            raise OSError(errno.EINVAL, "not a regular file", path)
+    except FileNotFoundError:
+        pass
+    new = os.path.join(os.path.dirname(path), f".relight-{os.urandom(8).hex()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(new, flags, mode)
+    try:
+        with open(fd, "w") as file:
+            file.write(text)
+        os.replace(new, path)
+    except BaseException:
+        _try(os.unlink, new)
+        raise
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:

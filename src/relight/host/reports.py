@@ -12,6 +12,7 @@ import time
 
 from relight.core.failures import Failure, what_happened
 from relight.core.tracebacks import Report, from_error_file
+from relight.host import files
 
 _LIMIT = 16 * 1024 * 1024
 
@@ -48,15 +49,7 @@ def write(path: str, failure: Failure, source: str) -> None:
     if isinstance(message, dict):
         message["errorCode"] = failure.exitcode
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-    temporary = f"{path}.{os.getpid()}"
-    try:
-        with open(temporary, "w") as file:
-            json.dump(record, file)
-        os.replace(temporary, path)
-    except OSError:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    files.replace(path, json.dumps(record), 0o666)
 
 
 def _message(failure: Failure) -> str:

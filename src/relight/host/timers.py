@@ -43,7 +43,7 @@ class WorkerTimers:
             pass
         os.mkfifo(path, 0o600)
         # Open for writing as well, or the FIFO is at its end whenever no worker has it open.
-        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         loop.on_readable(self._fd, self._read)
 
     def close(self) -> None:

@@ -5,6 +5,7 @@
 Directories and files are the user's alone.
 """
 
+import errno
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -82,15 +83,12 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
     """
     import json  # 2 ms that a dry run need not pay
 
+    from relight.host import files
+
     file = os.path.join(directory(app_id), FILE)
-    temporary = f"{file}.{os.getpid()}"
     try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            json.dump(record, out, indent=1)
-        os.replace(temporary, file)
+        files.replace(file, json.dumps(record, indent=1))
     except OSError as error:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
         raise MachineError(f"can't write {file}: {error.strerror}") from None
 
 
@@ -158,7 +156,10 @@ def token() -> str:
 
     file = os.path.join(os.path.dirname(root()), "token")
     try:
-        with open(os.open(file, os.O_RDWR | os.O_CREAT, 0o600), "r+") as opened:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        with open(os.open(file, flags, 0o600), "r+") as opened:
+            if os.fstat(opened.fileno()).st_uid not in (os.geteuid(), 0) and os.geteuid():
+                raise PermissionError(errno.EPERM, "it belongs to somebody else", file)
             fcntl.flock(opened, fcntl.LOCK_EX)
             known = opened.read().strip()
             if not known:

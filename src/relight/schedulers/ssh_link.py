@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from relight import env
 from relight.errors import EXIT_SIGNAL_BASE, MachineError, RelightError
+from relight.host import files
 from relight.host.loop import Loop
 from relight.schedulers import ssh_frames as frames
 from relight.schedulers import ssh_hosts
@@ -172,8 +173,7 @@ def _write(fd: int, data: bytes) -> None:
 def _report(path: str, text: str) -> None:
     """Write the error file of the replica."""
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
+        files.replace(path, text)
     except OSError:
         pass  # the exit code says it as well
 

@@ -5,6 +5,8 @@ import json
 import os
 import sys
 
+from relight.host import files
+
 
 def main(argv: list[str] | None = None) -> int:
     """Evaluate it, print the value and write it below the tracker's directory."""
@@ -17,8 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     value = (given.x1 + 2 * given.x2 - 7) ** 2 + (2 * given.x1 + given.x2 - 5) ** 2
     folder = os.path.join(given.tracker_base, str(given.trial_idx))
     os.makedirs(folder, exist_ok=True)
-    with open(os.path.join(folder, "result"), "w") as file:
-        json.dump({"booth_eval": value}, file)
+    files.replace(os.path.join(folder, "result"), json.dumps({"booth_eval": value}), 0o666)
     print(f"booth({given.x1}, {given.x2}) = {value}")
     return 0
 

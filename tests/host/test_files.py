@@ -1,0 +1,59 @@
+"""Files in directories where others may write."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from relight.core.failures import Failure
+from relight.host import files, reports
+
+
+def test_no_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link that somebody has put at the name of the file, or at the one that is guessed for its
+    temporary, is replaced or refused: what it leads to stays.
+    """
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / "error.json"
+    path.symlink_to(victim)
+    files.replace(str(path), "new")
+    assert (victim.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(os, "urandom", bytes)
+    for link in (tmp_path / f".relight-{'0' * 16}", tmp_path / f"error.json.{os.getpid()}"):
+        link.symlink_to(victim)
+        with pytest.raises(FileExistsError):
+            files.replace(str(path), "newer")
+        assert (victim.read_text(), path.read_text()) == ("mine", "new")
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a link to /dev/null"])
+def test_what_is_no_file_stays(kind: str, tmp_path: Path) -> None:
+    """A device or a directory at the place is not replaced, and a FIFO keeps nobody waiting."""
+    path = tmp_path / "error.json"
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null")
+    before = path.lstat()
+    with pytest.raises(OSError, match="not a regular file"):
+        files.replace(str(path), "new")
+    assert path.lstat() == before
+    assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
+
+
+def test_the_error_file_of_a_job_follows_no_link(tmp_path: Path) -> None:
+    """TORCHELASTIC_ERROR_FILE in a shared directory is written for the program that reads it."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    path = tmp_path / "shared" / "error.json"
+    path.parent.mkdir()
+    for name in (path.name, f"{path.name}.{os.getpid()}"):
+        (path.parent / name).symlink_to(victim)
+    failure = Failure(0, 0, "h", 1, 3, 0.0, 0, None, (), "", "")
+    reports.write(str(path), failure, "")
+    assert victim.read_text() == "mine"
+    assert '"errorCode": 3' in path.read_text()
