@@ -70,7 +70,10 @@ SUBMIT = [
     ("-cfg prepend_cwd=maybe utils.echo", "prepend_cwd=maybe: expected true or false"),
     ("-cfg prepend_cwd utils.echo", "-cfg prepend_cwd: expected key=value"),
     ("-cfg log_dir=a,logDir=b utils.echo", "are the same option"),
-    ("--workspace /no/where utils.echo", "--workspace=/no/where: there is no such directory"),
+    (
+        "--workspace /no/where utils.echo",
+        "--workspace=/no/where: the workspace /no/where is not a directory",
+    ),
     ("--launcher torchrn utils.echo", "--launcher=torchrn: expected relight or torchrun"),
     ("dist.ddp", "exactly one of --script and -m is needed: none is there"),
     ("dist.ddp --script a.py -m a", "exactly one of --script and -m is needed: both are there"),
@@ -181,7 +184,10 @@ STDIN: list[tuple[Any, str]] = [
     ({"component_args": {}, "component_args_str": []}, "are both there"),
     ({"scheduler": "nosuch"}, "there is no scheduler nosuch"),
     ({"component_name": "a\0b"}, "there is no component"),
-    ({"workspace": "/no/where"}, "--workspace=/no/where: there is no such directory"),
+    (
+        {"workspace": "/no/where"},
+        "--workspace=/no/where: the workspace /no/where is not a directory",
+    ),
 ]
 WHOLE = {"component_name": "utils.echo", "scheduler": "local", "scheduler_args": {}}
 

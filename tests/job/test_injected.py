@@ -90,6 +90,19 @@ def test_trackers() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
+def test_trackers_of_the_environment() -> None:
+    """TORCHX_TRACKERS goes before the settings, and so does a tracker's own variable."""
+    (found, _) = injected(
+        {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
+        TORCHX_TRACKERS="files,other",
+        TORCHX_TRACKER_OTHER_CONFIG="/o.txt",
+    )
+    assert found["TORCHX_TRACKERS"] == found["RELIGHT_TRACKERS"] == "files,other"
+    assert found["TORCHX_TRACKER_FILES_CONFIG"] == "/c.txt"
+    assert found["TORCHX_TRACKER_OTHER_CONFIG"] == "/o.txt"
+    assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
+
+
 def test_a_tracker_that_is_no_word() -> None:
     """Its name becomes part of a variable's."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):

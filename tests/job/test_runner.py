@@ -135,7 +135,7 @@ def test_a_job_that_is_refused_leaves_no_record(
         ({"app": "utils.echo", "cfg": {"queue": 1}}, "queue=1: expected a text"),
         ({"app": "utils.echo", "args": ["--mgs", "a"]}, "utils.echo has no parameter --mgs"),
         ({"app": "utils.echo", "args": {"msg": 1}}, "msg of the arguments: expected str, not 1"),
-        ({"app": "utils.echo", "workspace": "/no"}, "--workspace=/no: there is no such directory"),
+        ({"app": "utils.echo", "workspace": "/no"}, "the workspace /no is not a directory"),
         ({"app": "utils.echo", "launcher": "x"}, "--launcher=x: expected relight or torchrun"),
         ({"app": specs.AppDef("a")}, "the app a has no roles"),
         ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),

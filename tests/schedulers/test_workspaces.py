@@ -119,7 +119,7 @@ def test_a_second_copy_replaces_the_first(tmp_path: Path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
-@pytest.mark.parametrize("name", workspaces.IGNORE_FILES)
+@pytest.mark.parametrize("name", [".relightignore", ".dockerignore"])
 def test_ignore_files(name: str, tmp_path: Path) -> None:
     """What an ignore file names stays behind; `!` takes it back in."""
     here = tmp_path / "here"
@@ -127,6 +127,62 @@ def test_ignore_files(name: str, tmp_path: Path) -> None:
     (here / name).write_text("# what stays behind\n*.log\n!keep.log\n\ndata/*\n!data/*.csv\n")
     found = packed(here, tmp_path / "there")
     assert found == {"main.py", "data/small.csv", "keep.log", name}
+
+
+# What TorchX's own walk of a workspace leaves of these files (nightly 2026-10).
+THERE = (
+    "data/a",
+    "x/data/b",
+    "a.log",
+    "x/b.log",
+    "keep.log",
+    "x/keep.log",
+    "in dented",
+    "deep/k/l",
+)
+TORCHX = {
+    "data\n": {"x/data/b", "a.log", "x/b.log", "keep.log", "x/keep.log", "in dented", "deep/k/l"},
+    "*.log  # of runs\n!keep.log\n": {"data/a", "x/data/b", "keep.log", "in dented", "deep/k/l"},
+    "   in dented\n\tdeep/*\n": {*THERE} - {"in dented", "deep/k/l"},
+    "data/\n/a.log\n": {*THERE},
+    "x\n!x/keep.log\n": {*THERE} - {"x/data/b", "x/b.log", "x/keep.log"},
+    "*\n!deep\n!deep/*\n": {"deep/k/l"},
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TORCHX.items())
+def test_patterns_of_torchx(tmp_path: Path, text: str, expected: set[str]) -> None:
+    """In .torchxignore a pattern is matched with the whole path, as TorchX does, and not as git
+    does; .relightignore has git's rules.
+    """
+    here = tmp_path / "here"
+    fill(here, *THERE)
+    (here / ".torchxignore").write_text(text)
+    assert packed(here, tmp_path / "there") - {".torchxignore"} == expected
+
+
+def test_several_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`a;b:c`, or TorchX's mapping, puts b into the directory c of the copy; each has its own
+    ignore file.
+    """
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path, "a/main.py", "a/x", "b/lib.py", "b/x")
+    (tmp_path / "b" / ".relightignore").write_text("x\n.relightignore\n")
+    expected = {"main.py", "x", "c/d/lib.py"}
+    for number, text in enumerate(("a;b:c/d", "{a: , b: c/d}", "{a: '', 'b': \"c/d\"}")):
+        there = tmp_path / f"there{number}"
+        workspaces.pack(text, str(there))
+        assert tree(there) == expected
+        buffer = io.BytesIO()
+        workspaces.archive(text, buffer)
+        buffer.seek(0)
+        with tarfile.open(fileobj=buffer) as tar:
+            assert {each.name for each in tar if each.isfile()} == expected
+    assert workspaces.absolute("a;b:c") == f"{tmp_path}/a;{tmp_path}/b:c"
+    assert workspaces.find("a;b:c", "c/lib.py") == f"{tmp_path}/b/lib.py"
+    for text in ("a;b:../c", "a;nope:c"):
+        with pytest.raises(UsageError):
+            workspaces.projects(text)
 
 
 def test_the_first_ignore_file_counts(tmp_path: Path) -> None:

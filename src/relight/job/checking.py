@@ -69,11 +69,19 @@ def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
     script = job.script
     if not script or "${" in script or scheduler.capabilities.images or not cfg.get("sync", True):
         return ""
-    copied = job.workspace.removeprefix("file://") or cfg.get("workspace")
-    bases = (copied, cfg.get("job_dir"), os.getcwd())
+    copied = job.workspace or cfg.get("workspace")
+    bases = (cfg.get("job_dir"), os.getcwd())
+    if copied and _travels(copied, script):
+        return ""
     if any(os.path.exists(os.path.join(base, script)) for base in bases if base):
         return ""
     return f"there is no file {script}"
+
+
+def _travels(workspace: str, script: str) -> bool:
+    from relight.job import workspaces
+
+    return workspaces.find(workspace, script) is not None
 
 
 def _check_type(whose: str, name: str, value: object, kind: type | UnionType) -> None:

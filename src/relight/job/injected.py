@@ -30,10 +30,11 @@ def with_variables(
         scheduler: the name that is in the handle.
         session: of the handle.
         parent_run_id: of the run that this one is part of, or empty.
-        runner: its settings say which trackers there are, its environment may know the parent.
+        runner: its settings say which trackers there are, and before them its environment, which
+            may know the parent, too.
 
     Raises:
-        UsageError: a tracker of the settings is not described.
+        UsageError: a tracker has no name that can be part of a variable's.
     """
     env = runner.env
     foreign = _TORCHX_SESSION if session == SESSION else session
@@ -66,14 +67,19 @@ def _own_session() -> str:
 
 
 def _trackers(runner: "Runner") -> dict[str, str]:
-    trackers = runner.settings.section("torchx:tracker")
+    """Return what says which trackers there are: those of the settings, or of the environment."""
+    said = runner.env.get("TORCHX_TRACKERS")
+    where = f"TORCHX_TRACKERS={said}" if said else "the settings"
+    trackers = said.split(",") if said else list(runner.settings.section("torchx:tracker"))
     if not trackers:
         return {}
     found = {"TORCHX_TRACKERS": ",".join(trackers)}
     for name in trackers:
         if not name.isidentifier():
-            raise UsageError(f"the settings have a tracker named {name!r}: expected a word")
+            raise UsageError(f"{where} has a tracker named {name!r}: expected a word")
+        variable = f"TORCHX_TRACKER_{name.upper()}_CONFIG"
         config = runner.settings.section(f"tracker:{name}").get("config", "")
+        config = runner.env.variables.get(variable, config)
         if config:
-            found[f"TORCHX_TRACKER_{name.upper()}_CONFIG"] = config
+            found[variable] = config
     return found

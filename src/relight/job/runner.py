@@ -7,7 +7,6 @@
 All errors for the user are RelightErrors: one line and a hint.
 """
 
-import os
 import re
 import time
 from collections import deque
@@ -413,13 +412,16 @@ class Runner:
         where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
         values, notes = options.resolve(name, found.options, given, file, where)
         if workspace:
-            folder = workspace.removeprefix("file://")
-            if not os.path.isdir(folder):
-                raise UsageError(f"--workspace={workspace}: there is no such directory")
+            from relight.job import workspaces
+
+            try:
+                folders = workspaces.absolute(workspace)
+            except UsageError as error:
+                raise UsageError(f"--workspace={workspace}: {error.message}") from None
             if "workspace" not in values:
                 notes.append(f"{name} takes no workspace: the job runs where the files are")
             elif "workspace" not in given:
-                values["workspace"] = os.path.abspath(folder)
+                values["workspace"] = folders
         return values, notes
 
     def _component(

@@ -114,9 +114,9 @@ def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, 
 
 def _record(job: "Prepared", env: Environment) -> Record:
     from relight import __version__
-    from relight.job.workspaces import git_state
+    from relight.job.workspaces import git_state, projects
 
-    folder = job.workspace.removeprefix("file://") or os.getcwd()
+    folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
     return {
         "id": job.app_id,
         "app_id": job.app_id,

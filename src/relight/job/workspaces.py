@@ -1,8 +1,11 @@
 """The working directory of a job: what of it travels, and what git says of it.
 
 Files named in `.relightignore` stay behind, or in `.torchxignore` or `.dockerignore` where there is
-none, in the syntax of .gitignore (`patterns`). So do, unless such a file takes them back with `!`:
-`.git`, `.venv` and `__pycache__`.
+none: in the syntax of .gitignore (`patterns`), or TorchX's own (`torchxignore`). So do, unless such
+a file takes them back with `!`: `.git`, `.venv` and `__pycache__`.
+
+A workspace is one directory, or several, each with the directory of the copy that it becomes, as
+TorchX writes and reads it: `a;b:sub`, or `{a: , b: sub}`.
 """
 
 import io
@@ -11,27 +14,92 @@ import shutil
 import stat
 import subprocess
 import tarfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from relight.errors import MachineError, UsageError
-from relight.job import patterns, records
+from relight.job import patterns, records, torchxignore
 from relight.job.app import NOTHING
 
 IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
 STAYS_BEHIND = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
+Stays = Callable[[str, bool], bool]
+"""Whether a path stays behind; the second argument says whether it is a directory."""
 
 
 class Entry(NamedTuple):
-    """One file, directory or symbolic link. `path` is relative to the working directory."""
+    """One file, directory or symbolic link. `path` is where it is in the copy, `here` where it is
+    now.
+    """
 
     path: str
     status: os.stat_result
+    here: str
+
+
+class Project(NamedTuple):
+    """One directory of a workspace, and the one of the copy that it becomes, or nothing."""
+
+    directory: str
+    below: str
+
+
+def projects(text: str) -> list[Project]:
+    """Return the directories of a workspace, absolute.
+
+    Raises:
+        UsageError: one is no directory, or would leave the copy.
+    """
+    found = []
+    for path, below in _pairs(text):
+        folder = os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+        if not os.path.isdir(folder):
+            raise UsageError(f"the workspace {path} is not a directory")
+        inside = os.path.normpath(below) if below else ""
+        if os.path.isabs(inside) or inside.split("/")[0] == "..":
+            raise UsageError(f"the workspace {path}:{below} would be outside of the copy")
+        found.append(Project(folder, inside.removeprefix(".")))
+    if not found:
+        raise UsageError(f"the workspace {text!r} names no directory")
+    return found
+
+
+def absolute(text: str) -> str:
+    """Return a workspace with absolute directories, which says the same anywhere.
+
+    Raises:
+        UsageError: as for `projects`.
+    """
+    return ";".join(f"{path}:{below}" if below else path for path, below in projects(text))
+
+
+def find(text: str, path: str) -> str | None:
+    """Return where a file is now that has a path in the copy, None if it is not there."""
+    for folder, below in reversed(projects(text)):
+        inside = os.path.relpath(path, below) if below else path
+        if not inside.startswith("..") and os.path.exists(os.path.join(folder, inside)):
+            return os.path.join(folder, inside)
+    return None
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    plain = text.removeprefix("file://")
+    if os.path.isdir(os.path.expanduser(plain)) or not any(mark in plain for mark in ";:{"):
+        return [(plain, "")]
+    if text.startswith("{") and text.endswith("}"):  # the mapping of YAML that TorchX reads
+        parts = [part.partition(": " if ": " in part else ":") for part in text[1:-1].split(",")]
+    else:
+        parts = [
+            (part, "", "") if part.startswith("file://") else part.partition(":")
+            for part in text.split(";")
+        ]
+    found = [(name.strip(" '\""), below.strip(" '\"")) for name, _, below in parts]
+    return [(name, below) for name, below in found if name]
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """Yield what of a directory travels, each directory before what is in it, in sorted order.
+    """Yield what of a workspace travels, each directory before what is in it, in sorted order.
 
     Sockets, pipes and devices are left out, and what relight keeps of jobs.
 
@@ -39,12 +107,15 @@ def entries(source: str) -> Iterator[Entry]:
         UsageError: it is no directory.
         MachineError: a part of it can't be read.
     """
-    if not os.path.isdir(source):
-        raise UsageError(f"the workspace {source} is not a directory")
     jobs = records.root()
     state = os.path.dirname(jobs)
     own = [_file(each) for each in (state, jobs, os.path.join(state, "token"))]
-    yield from _below(source, "", _patterns(source), own)
+    for folder, below in projects(source):
+        parts = below.split("/") if below else []
+        for depth in range(len(parts)):
+            yield Entry("/".join(parts[: depth + 1]), os.stat(folder), folder)
+        for path, status, here in _below(folder, "", _stays(folder), own):
+            yield Entry(os.path.join(below, path), status, here)
 
 
 def pack(source: str, destination: str) -> None:
@@ -60,11 +131,11 @@ def pack(source: str, destination: str) -> None:
     """
     own = os.path.realpath(destination)
     directories = []
-    found = [e for e in entries(source) if not _is_in(own, source, e.path)]
+    found = [each for each in entries(source) if not _is_in(own, each.here)]
     try:
         os.makedirs(destination, exist_ok=True)
-        for path, status in found:
-            here, there = os.path.join(source, path), os.path.join(destination, path)
+        for path, status, here in found:
+            there = os.path.join(destination, path)
             if stat.S_ISDIR(status.st_mode):
                 os.makedirs(there, exist_ok=True)
                 directories.append((here, there))
@@ -100,9 +171,9 @@ def archive(
             directory = tarfile.TarInfo(prefix)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(directory)
-        for path, _ in entries(source):
+        for path, _, here in entries(source):
             try:
-                _add(tar, os.path.join(source, path), os.path.join(prefix, path))
+                _add(tar, here, os.path.join(prefix, path))
             except FileNotFoundError:
                 pass  # an editor's temporary file, gone in the meantime
             except OSError as error:
@@ -138,19 +209,33 @@ def git_state(path: str) -> dict[str, Any]:
     }
 
 
-def _patterns(source: str) -> tuple[patterns.Pattern, ...]:
-    lines = list(STAYS_BEHIND)
+def _stays(source: str) -> Stays:
     for name in IGNORE_FILES:
         path = os.path.join(source, name)
         try:
             with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-                lines += file.read().split("\n")
-            break
+                lines = file.read().split("\n")
         except FileNotFoundError:
             continue
         except OSError as error:
             raise _unreadable(source, error) from None
-    return patterns.parse(lines)
+        return _of_torchx(lines) if name == ".torchxignore" else _of_git(lines)
+    return _of_git(())
+
+
+def _of_git(lines: Sequence[str]) -> Stays:
+    rules = patterns.parse([*STAYS_BEHIND, *lines])
+    return lambda path, is_directory: patterns.ignored(rules, path, is_directory)
+
+
+def _of_torchx(lines: Sequence[str]) -> Stays:
+    rules, usual = torchxignore.parse(lines), _of_git(())
+
+    def stays(path: str, is_directory: bool) -> bool:
+        found = torchxignore.verdict(rules, path)
+        return usual(path, is_directory) if found is None else found
+
+    return stays
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -165,7 +250,7 @@ def _file(path: str) -> tuple[int, int] | None:
 def _below(
     source: str,
     directory: str,
-    rules: tuple[patterns.Pattern, ...],
+    stays: Stays,
     own: Collection[tuple[int, int] | None],
 ) -> Iterator[Entry]:
     try:
@@ -176,22 +261,23 @@ def _below(
         raise _unreadable(source, error) from None
     for name in names:
         path = os.path.join(directory, name)
+        here = os.path.join(source, path)
         try:
-            status = os.lstat(os.path.join(source, path))
+            status = os.lstat(here)
         except FileNotFoundError:
             continue
         is_directory = stat.S_ISDIR(status.st_mode)
-        if (status.st_dev, status.st_ino) in own or patterns.ignored(rules, path, is_directory):
+        if (status.st_dev, status.st_ino) in own or stays(path, is_directory):
             continue
         if is_directory or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
-            yield Entry(path, status)
+            yield Entry(path, status, here)
         if is_directory:
-            yield from _below(source, path, rules, own)
+            yield from _below(source, path, stays, own)
 
 
-def _is_in(own: str, source: str, path: str) -> bool:
+def _is_in(own: str, here: str) -> bool:
     """Return whether a path is the destination itself or in it."""
-    real = os.path.join(os.path.realpath(source), path)
+    real = os.path.join(os.path.realpath(os.path.dirname(here)), os.path.basename(here))
     return real == own or real.startswith(own + os.sep)
 
 

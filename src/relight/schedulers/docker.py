@@ -56,6 +56,7 @@ class Docker:
             "pull", str, "missing", "when to pull images", False, ("missing", "always", "never")
         ),
         Option("quiet", bool, False, "do not show the progress of pulls and builds"),
+        Option("image_repo", str, None, "of TorchX, without effect: no image is pushed"),
         Option("workspace", str, None, "directory that is added to the images, as a layer"),
     )
     capabilities = Capabilities(

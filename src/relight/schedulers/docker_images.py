@@ -1,6 +1,5 @@
 """The images of a job: pulled if the daemon does not have them, with the workspace as a layer."""
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -76,10 +75,10 @@ class Images:
 
     def _build(self, build: Mapping[str, str], app_id: str) -> None:
         workspace, base = build["workspace"], build["base"]
-        own = next((n for n in _DOCKERFILES if os.path.isfile(os.path.join(workspace, n))), "")
+        own = next((name for name in _DOCKERFILES if workspaces.find(workspace, name)), "")
         with tempfile.TemporaryFile() as context:
             if own:  # even if it is ignored
-                with open(os.path.join(workspace, own), "rb") as file:
+                with open(workspaces.find(workspace, own) or own, "rb") as file:
                     text = file.read()
                 workspaces.archive(workspace, context, more={own: text})
             else:

@@ -15,7 +15,7 @@ from typing import Any
 from relight import __version__
 from relight.env import Environment
 from relight.errors import UsageError, nearest
-from relight.job import macros, privacy
+from relight.job import macros, privacy, workspaces
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
 from relight.job.components import IMAGE
 from relight.schedulers import needs
@@ -118,6 +118,8 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 def notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     """Say what of an app has no effect, and what may be too little."""
     yield from needs.too_little(app)
+    if cfg.get("image_repo"):
+        yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"
     network = cfg.get("network") or NETWORK
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas do not find each other by name in the network {network}"
@@ -225,15 +227,14 @@ def _builds(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> list[dict[str, 
     workspace = cfg.get("workspace")
     if not workspace:
         return []
-    if not os.path.isdir(workspace):
-        raise UsageError(f"the workspace {workspace} is not a directory")
+    workspace = workspaces.absolute(workspace)
     bases = list(dict.fromkeys(role.image for role in app.roles))
     tag = re.sub(r"[^A-Za-z0-9_.-]", "-", app_id)[-100:].lstrip(".-")
     return [
         {
             "image": f"relight-workspace:{tag}" + (f"-{number}" if number else ""),
             "base": base,
-            "workspace": os.path.abspath(workspace),
+            "workspace": workspace,
         }
         for number, base in enumerate(bases)
     ]

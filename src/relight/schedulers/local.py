@@ -348,9 +348,14 @@ def _text(body: Mapping[str, Any]) -> str:
 def _check_command(replica: Mapping[str, Any], workspace: str | None) -> None:
     import shutil
 
-    name, where = replica["args"][0], workspace or replica["cwd"]
-    path = os.path.join(where, name) if "/" in name else name
+    name, where = replica["args"][0], replica["cwd"]
     search = f"{replica['env']['PATH']}:{where}"
+    path = os.path.join(where, name) if "/" in name else name
+    if workspace:
+        from relight.job import workspaces
+
+        path = (workspaces.find(workspace, name) or path) if "/" in name else name
+        search = ":".join([replica["env"]["PATH"], *(p for p, _ in workspaces.projects(workspace))])
     if shutil.which(path, path=search) is None:
         role = f"{replica['role']}/{replica['replica']}"
         what = "is not executable" if os.path.exists(path) else "is not there"

@@ -1,0 +1,47 @@
+"""The patterns of a .torchxignore file: which paths of a directory stay behind.
+
+The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched with
+the whole path, so that `data` is not for `x/data`, but `*` matches slashes, too; `#` begins a
+comment anywhere in a line; spaces around a pattern do not count. The last pattern that matches
+decides, `!` takes a path back in, and below a directory that was taken back only the patterns after
+that count.
+"""
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+ALWAYS = "Dockerfile.torchx"
+
+
+def parse(lines: Iterable[str]) -> list[str]:
+    """Return the patterns of the lines of a file."""
+    texts = (line.partition("#")[0].strip() for line in lines)
+    return [text for text in texts if text not in ("", ".")]
+
+
+def verdict(patterns: Sequence[str], path: str) -> bool | None:
+    """Return whether a path stays behind, None if no pattern says so.
+
+    Args:
+        patterns: in the order of the file.
+        path: relative to the directory of the file; the directories above it travel.
+    """
+    if path == ALWAYS:
+        return False
+    start, parts = 0, path.split("/")
+    for depth in range(1, len(parts)):
+        start += _last("/".join(parts[:depth]), patterns[start:]) + 1
+    number = _last(path, patterns[start:])
+    return None if number < 0 else not _takes_back(patterns[start + number], path)
+
+
+def _last(path: str, patterns: Sequence[str]) -> int:
+    """Return the number of the last pattern that matches, -1 if none does."""
+    for number in range(len(patterns) - 1, -1, -1):
+        if fnmatchcase(path, patterns[number]) or _takes_back(patterns[number], path):
+            return number
+    return -1
+
+
+def _takes_back(pattern: str, path: str) -> bool:
+    return pattern.startswith("!") and fnmatchcase(path, pattern[1:])
