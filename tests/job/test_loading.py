@@ -131,6 +131,28 @@ def test_components_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert built("team.one").name == "one"
 
 
+def test_components_of_packages_for_torchx(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The group torchx.components adds the functions of a package's modules as well; a package that
+    does not load is an error where one of its components is asked for, and there only.
+    """
+    (place / "theirs_x" / "more").mkdir(parents=True)
+    for path in ("__init__.py", "more/__init__.py", "more/deep.py"):
+        (place / "theirs_x" / path).write_text(GOOD)
+    (place / "no_torchx.py").write_text("import torchx.specs\n")
+    info = place / "p-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: p\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[torchx.components]\nteam = theirs_x\nbroken = no_torchx\n"
+    )
+    monkeypatch.syspath_prepend(str(place))
+    assert set(loading.registered()) == {"team.one", "team.more.one", "team.more.deep.one"}
+    assert built("team.more.deep.one").name == "one"
+    with pytest.raises(UsageError, match=r"the components broken \(no_torchx\) do not load") as no:
+        loading.find("broken.train")
+    assert "pip install torchx-nightly" in no.value.hint
+
+
 class Policy(Enum):
     APPLICATION = "APPLICATION"
 

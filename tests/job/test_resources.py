@@ -232,11 +232,15 @@ def test_names_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (folder / "entry_points.txt").write_text(
         "[relight.named_resources]\ntpu = their_machines:tpu\ngpu.small = their_machines:tpu\n"
+        "[torchx.named_resources]\ntheirs = their_machines:tpu\nbroken = no_such_module:a\n"
     )
     monkeypatch.syspath_prepend(str(place))
     try:
         found = own(Environment({}))
-        assert list(found) == ["tpu"]
+        assert list(found) == ["tpu", "theirs", "broken"]
+        assert NamedResources(found)["theirs"].memMB == 5
+        with pytest.raises(UsageError, match=r"the named resource broken .* does not load"):
+            NamedResources(found)["broken"]
         assert NamedResources(found)["tpu"].memMB == 5
     finally:
         sys.modules.pop("their_machines", None)

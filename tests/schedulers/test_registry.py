@@ -46,10 +46,18 @@ def test_schedulers_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     broken = Entry("broken", ImportError("no module\nanywhere"))
     entries = [Entry("module", docker), Entry("function", docker.make), broken]
-    monkeypatch.setattr(registry, "_entries", lambda: entries)
+    theirs = [Entry("theirs", ImportError("never loaded"))]
+    monkeypatch.setattr(
+        registry, "_entries", lambda group=registry.GROUP: entries if "relight" in group else theirs
+    )
     assert [registry.find(name).name for name in ("module", "function")] == ["docker", "docker"]
     assert registry.names()[-3:] == ["module", "function", "broken"]
     with pytest.raises(UsageError, match=r"the scheduler broken .* does not load") as caught:
         registry.find("broken")
     assert "\n" not in caught.value.message
     assert registry.choose() != "broken"
+    with pytest.raises(
+        UsageError, match=r"the scheduler theirs .* is written for TorchX"
+    ) as caught:
+        registry.find("theirs")
+    assert "torchx run -s theirs" in caught.value.hint

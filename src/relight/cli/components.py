@@ -2,10 +2,11 @@
 
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, read, show, table
-from relight.errors import EXIT_OK
+from relight.errors import EXIT_OK, UsageError
 from relight.job import arguments, components, loading
 from relight.job.arguments import Signature
 from relight.spec import Flag
@@ -48,8 +49,10 @@ def main(argv: list[str]) -> int:
             print(arguments.usage(signature, "relight submit [flags]"))
         return EXIT_OK
     found = {name: loading.find(name) for name in components.names()}
-    found |= loading.registered()
     signatures = [arguments.signature_of(name, each) for name, each in found.items()]
+    for name, each in loading.registered().items():
+        with suppress(UsageError):  # a function that is none, beside those that are
+            signatures.append(arguments.signature_of(name, each))
     if parsed.values["json"]:
         show([_object(signature) for signature in signatures])
         return EXIT_OK

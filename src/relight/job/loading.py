@@ -3,12 +3,13 @@
 dist.ddp                 built in
 path/file.py:function    in a file
 package.module:function  in a module; package.module.function as well
-alias.function           of a module that a package gives in the group `relight.components`
+alias.function           of a module that a package gives in the group `relight.components`, or
+                         TorchX's `torchx.components`; alias.module.function in a package of modules
 """
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from relight.errors import RelightError, UsageError, nearest
 from relight.job import components
 from relight.job.app import AppDef
 
-GROUP = "relight.components"
+GROUP, OF_TORCHX = "relight.components", "torchx.components"
 Component = Callable[..., Any]
 
 
@@ -38,7 +39,7 @@ def find(address: str) -> Component:
                 hint="path/file.py:function, package.module:function, or one of relight components",
             )
         return _of_place(place, name)
-    given = registered()
+    given = registered(address)
     if address in given:
         return given[address]
     module, _, name = address.rpartition(".")
@@ -55,9 +56,13 @@ def find(address: str) -> Component:
     raise UsageError(f"there is no component {address}", hint=hint)
 
 
-def registered() -> dict[str, Component]:
+def registered(asked: str = "") -> dict[str, Component]:
     """Return the components of other packages, by name; an alias that begins with `_` is not part
     of the name.
+
+    Args:
+        asked: the name of the one that is wanted. A package for TorchX that does not load, as where
+            there is no torchx, is an error only if it is of that package.
 
     Raises:
         UsageError: one of these packages does not load.
@@ -65,18 +70,32 @@ def registered() -> dict[str, Component]:
     from importlib.metadata import entry_points  # 14 ms
 
     found: dict[str, Component] = {}
-    for entry in entry_points(group=GROUP):
+    for entry in [*entry_points(group=OF_TORCHX), *entry_points(group=GROUP)]:
+        prefix = "" if entry.name.startswith("_") else f"{entry.name}."
         try:
-            module = entry.load()
-        except Exception as error:
+            with redirect_stdout(sys.stderr):
+                for below, module in _modules(entry.load()):
+                    found |= {prefix + below + n: getattr(module, n) for n in public(module)}
+        except (Exception, SystemExit) as error:
+            if entry.group == OF_TORCHX and not (prefix and asked.startswith(prefix)):
+                continue
             raise UsageError(
                 f"the components {entry.name} ({entry.value}) do not load: "
-                f"{type(error).__name__}: {error}"
+                f"{type(error).__name__}: {error}",
+                hint=_without_torchx(error),
             ) from None
-        prefix = "" if entry.name.startswith("_") else f"{entry.name}."
-        for name in public(module):
-            found[prefix + name] = getattr(module, name)
     return found
+
+
+def _modules(module: ModuleType) -> Iterator[tuple[str, ModuleType]]:
+    """Yield a module and, of a package, those below it, each with its name as a prefix."""
+    from importlib import import_module
+    from pkgutil import walk_packages
+
+    yield "", module
+    start = f"{module.__name__}."
+    for each in walk_packages(getattr(module, "__path__", ()), start):
+        yield each.name.removeprefix(start) + ".", import_module(each.name)
 
 
 def public(module: ModuleType) -> list[str]:
@@ -189,11 +208,15 @@ def _guarded(load: Callable[[], Any], path: str) -> Any:
     except (Exception, SystemExit) as error:
         from relight.job.source import line_of_error, one_line
 
-        hint = ""
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").startswith("torchx"):
-            hint = "import relight.job as specs has the same names; or pip install torchx-nightly"
+        hint = _without_torchx(error)
         where = line_of_error(error, path)
         raise UsageError(f"{where} does not load: {one_line(error)}", hint=hint) from None
+
+
+def _without_torchx(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torchx":
+        return "import relight.job as specs has the same names; or pip install torchx-nightly"
+    return ""
 
 
 def _exists(module: str) -> bool:

@@ -13,7 +13,7 @@ from relight.job.app import UNSAID, Resource
 
 NAME_TAG = "torchx/named_resources.name"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
-GROUP = "relight.named_resources"
+GROUPS = ("relight.named_resources", "torchx.named_resources")
 VARIABLES = ("RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES")
 EFA = "vpc.amazonaws.com/efa"
 NEURON = "aws.amazon.com/neurondevice"
@@ -132,7 +132,7 @@ class NamedResources(Mapping[str, Resource]):
         if maker is None:
             return _of_table(found)
         made = maker() if callable(maker) else maker
-        tags = {NAME_TAG: found, **made.tags}
+        tags = {NAME_TAG: found, **getattr(made, "tags", {})}
         return Resource(
             made.cpu, made.gpu, made.memMB, dict(made.capabilities), dict(made.devices), tags
         )
@@ -175,9 +175,10 @@ def resource(
 
 
 def own(env: Environment) -> Own:
-    """Return the user's named resources: those of the entry point group `relight.named_resources`,
-    then those of the module that RELIGHT_NAMED_RESOURCES (or TorchX's variable) names, which has a
-    mapping NAMED_RESOURCES of names to resources or to functions that return one.
+    """Return the user's named resources: those of the entry point groups `relight.named_resources`
+    and `torchx.named_resources`, then those of the module that RELIGHT_NAMED_RESOURCES (or TorchX's
+    variable) names, which has a mapping NAMED_RESOURCES of names to resources or to functions that
+    return one.
 
     Raises:
         UsageError: that module can't be imported or has no such mapping.
@@ -186,9 +187,9 @@ def own(env: Environment) -> Own:
     from importlib.metadata import entry_points
 
     found: dict[str, Callable[[], Resource] | Resource] = {}
-    for entry in entry_points(group=GROUP):
+    for entry in (entry for group in GROUPS for entry in entry_points(group=group)):
         if entry.name not in _TABLE:  # a package can't change what a known name means
-            found[entry.name] = entry.load()
+            found.setdefault(entry.name, _made_by(entry))
     for variable in VARIABLES:
         module = env.get(variable)
         if not module:
@@ -201,6 +202,23 @@ def own(env: Environment) -> Own:
                 hint="it names a module that has a mapping NAMED_RESOURCES",
             ) from None
     return found
+
+
+def _made_by(entry: Any) -> Callable[[], Resource]:
+    """Return what loads a package when its resource is asked for: many are there, few are used."""
+
+    def make() -> Resource:
+        try:
+            found = entry.load()
+            made: Resource = found() if callable(found) else found
+        except Exception as error:
+            why = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(
+                f"the named resource {entry.name} ({entry.value}) does not load: {why}"
+            ) from None
+        return made
+
+    return make
 
 
 def _has_own(env: Environment) -> bool:

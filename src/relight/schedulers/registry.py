@@ -7,7 +7,7 @@ from typing import Any
 from relight.errors import UsageError, nearest
 from relight.schedulers.api import Scheduler
 
-GROUP = "relight.schedulers"
+GROUP, OF_TORCHX = "relight.schedulers", "torchx.schedulers"
 _MODULES = {
     "local": "relight.schedulers.local",
     "docker": "relight.schedulers.docker",
@@ -40,6 +40,14 @@ def find(name: str) -> Scheduler:
                 raise UsageError(
                     f"the scheduler {name} ({entry.value}) does not load: {why}"
                 ) from None
+    theirs = {entry.name: entry for entry in _entries(OF_TORCHX)}
+    if name in theirs:
+        raise UsageError(
+            f"the scheduler {name} ({theirs[name].value}) is written for TorchX, whose schedulers "
+            "have other verbs than relight's",
+            hint=f"torchx run -s {name} sends jobs to it; CONTRIBUTING.md says how a scheduler of "
+            "relight is made (entry point group relight.schedulers)",
+        )
     known = names()
     meant = nearest(name, [*known, *ALIASES])
     hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
@@ -73,7 +81,7 @@ def _make(found: Any) -> Scheduler:
     return make()
 
 
-def _entries() -> list[Any]:
+def _entries(group: str = GROUP) -> list[Any]:
     from importlib.metadata import entry_points  # 14 ms
 
-    return list(entry_points(group=GROUP))
+    return list(entry_points(group=group))
