@@ -14,6 +14,9 @@ import pytest
 from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, prepare, record
+from relight.cli.arguments import parse, to_spec
+from relight.env import Environment
+from relight.values import Endpoint
 
 pytestmark = pytest.mark.slow
 
@@ -158,6 +161,13 @@ def test_an_endpoint_that_nobody_serves_is_given_up(tmp_path: Path) -> None:
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")
     assert found.exit_code == 3
     assert any("no coordinator at 127.0.0.1:" in line for line in found.says), found.says
+
+
+@shows("static-port")
+def test_a_static_endpoint_has_a_port_by_default() -> None:
+    """Workers meet at the host of the endpoint, and at torchrun's usual port."""
+    spec = to_spec(parse(["--rdzv-endpoint=node1", "train.py"], Environment({})))
+    assert spec.store_address() == Endpoint("node1", 29500)
 
 
 @shows("file-store")

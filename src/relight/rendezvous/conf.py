@@ -15,6 +15,8 @@ from relight.errors import UsageError, nearest
 from relight.typed import Any, NamedTuple
 from relight.values import BACKENDS, MOST_SECONDS
 
+_TIMEOUT_S = 900.0
+"""torchrun's `timeout`, where it has that in place of `join_timeout` (launcher/api.py)."""
 _MOST_ATTEMPTS = 1_000_000
 LEAST_LOST_AFTER_S = 0.5
 """A node that is only busy must not count as lost."""
@@ -199,7 +201,8 @@ KEYS: tuple[Key, ...] = (
         "answer of etcd", ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
     Key("rank", parse_rank, "as --node-rank",
         ("static",), "only the static rendezvous has node ranks"),
-    Key("timeout", parse_seconds, "as join_timeout", ("static", "etcd"), "join_timeout counts"),
+    Key("timeout", parse_seconds, "as join_timeout, which is 900 there", ("static", "etcd"),
+        "join_timeout counts"),
     Key("etcd_prefix", str, "where etcd keeps the keys of all jobs",
         ("etcd",), "only etcd has it"),
     Key("etcd_user", str, "a user of etcd; with etcd_password_file", _ETCD, "only etcd has users"),
@@ -268,6 +271,8 @@ def parse(
         if values.get("join_timeout", values["timeout"]) != values["timeout"]:
             notes.append("--rdzv-conf: timeout has no effect: join_timeout goes before it")
         values.setdefault("join_timeout", values["timeout"])
+    if has_key(backend, KEY_BY_NAME["timeout"]):
+        values.setdefault("join_timeout", _TIMEOUT_S)
     if "key" in values and "cert" not in values:
         key_name, cert_name = ("key", "cert") if backend == "etcd" else ("ssl_cert_key", "ssl_cert")
         notes.append(f"--rdzv-conf: {key_name} has no effect without {cert_name}")
