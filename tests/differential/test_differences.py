@@ -78,9 +78,11 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def rows() -> dict[str, list[str]]:
-    """The rows of the document by their names."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+def rows(nodes: str = "one") -> dict[str, list[str]]:
+    """The rows of one of the document's two tables by their names."""
+    one, several = DOCUMENT.read_text().split("## Jobs of several nodes")
+    text = one if nodes == "one" else several
+    lines = [line for line in text.splitlines() if line.startswith("| `")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return {name.strip("` "): rest for name, *rest in cells}
 
@@ -96,6 +98,17 @@ def test_the_document_has_a_line_for_each_difference() -> None:
     assert all(len(cells) == 3 and all(cells) for cells in documented.values())
     for name, difference in DIFFERENCES.items():
         assert documented[name][2] == difference.why
+
+
+def test_each_difference_of_several_nodes_has_a_test() -> None:
+    """The document names a test that there is, for each difference that takes several nodes."""
+    documented = rows("several")
+    assert len(documented) > 10
+    for name, cells in documented.items():
+        assert len(cells) == 4, name
+        path, _, function = cells[3].strip("`").partition("::")
+        source = (Path(__file__).parents[1] / path).read_text()
+        assert f"def {function}(" in source, name
 
 
 def test_each_difference_is_seen() -> None:
