@@ -133,9 +133,8 @@ def test_torch_is_missing(machine: Machine) -> None:
     place = machine.place
     done = machine.run(path="{mine}/bin")
     assert "No module named 'torch'" in done.stderr
-    assert (
-        f"workers ran {place}/tool/bin/python; PYTHON_EXEC={place}/mine/bin/python" in done.stderr
-    )
+    assert f"  workers ran {place}/tool/bin/python: activate the environment" in done.stderr
+    assert f"or set PYTHON_EXEC={place}/mine/bin/python\n" in done.stderr
     done = machine.run(path="{bare}/bin", VIRTUAL_ENV="{bare}")
     assert "No module named 'torch'" in done.stderr
     assert "PYTHON_EXEC" not in done.stderr

@@ -78,8 +78,9 @@ def test_a_second_signal_kills_at_once(second: int, start: Start, script: Script
     agent.send_signal(signal.SIGTERM)
     wait_for(agent, b"got SIGTERM\n", 2)
     agent.send_signal(second)
-    agent.communicate(timeout=30)
+    _, err = agent.communicate(timeout=30)
     assert agent.returncode == 143
+    assert b"they are killed in 600 s, or now by another" in err
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])

@@ -15,6 +15,7 @@ OWN = {
     "relight.cli.leaving",
     "relight.cli.main",
     "relight.cli.run",
+    "relight.cli.script",
     "relight.core",
     "relight.core.commands",
     "relight.core.group",

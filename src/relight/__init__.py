@@ -19,3 +19,7 @@ def __getattr__(name: str) -> "Any":
 
         return launch
     raise AttributeError(f"module 'relight' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "launch"]

@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from signal import SIGINT
 
 from relight.core import commands, ranks
 from relight.core.commands import Command
@@ -531,7 +532,10 @@ class Agent:
         self._record(event)
         if self._supervision is not None:
             self._step(event, self.loop.now())
-            self.say(f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}")
+            text = f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}"
+            if self._supervision.state is State.STOPPING:
+                text += ", or now by another ctrl-C" if number == SIGINT else ", or now by another"
+            self.say(text)
 
     def _on_resize(self, _: int) -> None:
         if self._logs is not None:

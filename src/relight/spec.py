@@ -157,7 +157,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("standalone", None, False, "", "one node, nobody to meet, any free port"),
     Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
     Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
-    Flag("master-port", parse_port, None, "PORT", f"its port (static; {DEFAULT_MASTER_PORT})"),
+    Flag("master-port", parse_port, None, "PORT",
+         f"its port (static only) [{DEFAULT_MASTER_PORT}]"),
     Flag("local-addr", parse_host, "", "HOST", "the address of this node that others shall use"),
     Flag("max-restarts", parse_count, 0, "N", "restarts of the job after failures"),
     Flag("monitor-interval", parse_interval, 0.1, "S", "accepted; nothing is polled here"),
@@ -170,7 +171,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("signals-to-handle", parse_signals, DEFAULT_SIGNALS, "NAMES",
          "signals that stop the job, passed on to the workers"),
     Flag("shutdown-timeout", parse_grace, None, "S",
-         f"time from asking the workers to stop to killing them ({DEFAULT_GRACE_S})"),
+         f"time from asking the workers to stop to killing them [{DEFAULT_GRACE_S}]"),
     Flag("virtual-local-rank", None, False, "", "LOCAL_RANK is 0; a worker sees one GPU"),
     Flag("numa-binding", one_of("node", "socket", "exclusive", "core-complex"), "", "NAME",
          "bind workers to CPUs: node, socket, exclusive, core-complex", from_env=False),
@@ -193,7 +194,8 @@ FLAGS: tuple[Flag, ...] = (
     Flag("event-log-handler", one_of("null", "console", "dynamic_rendezvous"), "null", "NAME",
          "where events go: null or dynamic_rendezvous (nowhere), console (stderr, a JSON line "
          "each); --log-dir keeps them in events.jsonl"),
-    Flag("help", None, False, "", "show this list", short="h", from_env=False),
+    Flag("help", None, False, "", "show this list; --version alone: the version", short="h",
+         from_env=False),
     Flag("verbose", None, False, "", "say what is done and why", short="v", from_env=False),
 )  # fmt: skip
 

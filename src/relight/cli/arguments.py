@@ -9,7 +9,7 @@ it, which is dropped if none stands before it.
 from collections.abc import Iterable, Mapping
 
 from relight.env import Environment
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError
 from relight.spec import FLAGS, Flag, RunSpec
 from relight.typed import Any, NamedTuple
 
@@ -75,7 +75,7 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
     """
     texts: dict[str, str] = {}
     shorts = {flag.short: flag for flag in table.values() if flag.short}
-    rest = list(argv)
+    rest, typed = list(argv), ""
     while rest:
         word = rest[0]
         if word == "--":
@@ -89,12 +89,14 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
         else:
             short_flag = shorts.get(word[1])
             if short_flag is None:
-                raise _unknown(word, table)
+                raise _unknown(typed or word, table)
             flag, text = short_flag, word[2:]
             equals, text = ("=", text.removeprefix("=")) if text else ("", "")
             if flag.parse is None and equals:  # -mr3: a switch followed by more short flags
                 rest.insert(0, "-" + text)
-                equals, text = "", ""
+                equals, text, typed = "", "", typed or word
+            else:
+                typed = ""
         if flag.parse is None:
             if equals:
                 raise UsageError(f"--{flag.name} is a switch and takes no value: {word}")
@@ -121,9 +123,9 @@ def _find(name: str, table: Mapping[str, Flag]) -> Flag:
 
 
 def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
-    meant = nearest(word.lstrip("-").partition("=")[0].replace("_", "-"), list(table))
-    hint = f"did you mean --{meant}?" if meant else "--help lists the flags"
-    return UsageError(f"unknown flag: {word}", hint=hint)
+    from relight.cli import mistakes
+
+    return mistakes.unknown_flag(word, table)
 
 
 def _is_number(text: str) -> bool:

@@ -15,7 +15,6 @@ from relight.errors import (
     EXIT_OK,
     EXIT_SIGNAL_BASE,
     RelightError,
-    UsageError,
     nearest,
 )
 from relight.typed import NoReturn
@@ -104,6 +103,8 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     name = argv[0] if argv else "--help"
     if name not in _OF_AGENTS:
         leaving.as_usual()
+    if name in COMMANDS and argv[1:] == ["--version"]:
+        return _version
     if name in _HERE:
         from relight.host import system  # noqa: F401  # which is not to be had everywhere
     if name == "run":
@@ -131,9 +132,9 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         return _version
     if name in ("help", "--help", "-h"):
         return _help
-    meant = _TORCHX.get(name) or nearest(name, list(COMMANDS))
-    hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(COMMANDS)}"
-    raise UsageError(f"unknown command: {name}", hint=hint)
+    from relight.cli import mistakes
+
+    raise mistakes.no_command(argv, _TORCHX.get(name) or nearest(name, list(COMMANDS)), COMMANDS)
 
 
 def _version(_: list[str]) -> int:

@@ -8,13 +8,13 @@ import sys
 
 from relight import env as environment
 from relight.agent import Agent, Job
-from relight.cli import leaving
+from relight.cli import leaving, script
 from relight.cli.arguments import parse, to_spec
-from relight.core.commands import Command, with_local_rank
+from relight.core.commands import Command
 from relight.core.group import Settings
 from relight.core.ranks import visible_device
 from relight.env import Environment
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.spec import DEFAULT_GRACE_S, FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
 from relight.values import BACKENDS, Endpoint, parse_grace
@@ -71,9 +71,9 @@ def launch(
     notes = found + check(spec, given)
     spec = system.fit(spec, notes)
     python = _find_python(spec, env)
-    _check_script(spec, env)
+    script.check(spec, env, python)
     nproc = _count_workers(spec, env)
-    notes += check_ranks(spec, nproc)
+    notes += check_ranks(spec, nproc) + script.late_flags(spec, given)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
     if spec.virtual_local_rank:
@@ -165,7 +165,7 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
     # The last worker has the longest arguments, so there is room for those of the others.
     argv = commands.argv(command, nproc - 1)
-    program = _find_program(command.python, command.env) or command.python
+    program = script.find_program(command.python, command.env) or command.python
     common = commands.common_variables(command)
     variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
     return Workplace(program, argv, variables, own)
@@ -239,28 +239,9 @@ def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[i
 
 def _find_python(spec: RunSpec, env: Environment) -> str:
     python = interpreter.choose(env)
-    if not spec.no_python and _find_program(python, env) is None:
+    if not spec.no_python and script.find_program(python, env) is None:
         raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
     return python
-
-
-def _check_script(spec: RunSpec, env: Environment) -> None:
-    if spec.module or spec.script == "-":
-        return
-    if spec.no_python and not spec.run_path:
-        if _find_program(spec.script, env) is None:
-            raise _no_program(spec.script)
-        return
-    script = with_local_rank(spec.script, 0)
-    if os.path.isdir(script):
-        if not os.path.isfile(os.path.join(script, "__main__.py")):
-            raise UsageError(
-                f"{script} is a directory without a __main__.py", hint="give the script's file"
-            )
-    elif not os.path.exists(script):
-        raise UsageError(f"there is no file {script}", hint=_similar_file(script))
-    elif not os.access(script, os.R_OK):
-        raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
 
 
 def _no_logs_specs(name: str) -> UsageError:
@@ -276,33 +257,3 @@ def _no_logs_specs(name: str) -> UsageError:
             hint=hint,
         )
     return UsageError(f"--logs-specs={name} is not one of default", hint=hint)
-
-
-def _no_program(name: str) -> UsageError:
-    if "/" in name and os.path.isdir(name):
-        return UsageError(f"{name} is a directory", hint="give the program's file")
-    if "/" in name and os.path.exists(name):
-        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
-    return UsageError(f"there is no program {name}", hint=_similar_file(name))
-
-
-def _find_program(name: str, env: Environment) -> str | None:
-    """Return the path of a program as execvp(3) finds it."""
-    folders = [""] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if os.path.isfile(path) and os.access(path, os.X_OK):
-            return path
-    return None
-
-
-def _similar_file(path: str) -> str:
-    folder, name = os.path.split(path)
-    if os.path.isfile(f"{path}.py"):
-        return f"did you mean {path}.py?"
-    try:
-        names = os.listdir(folder or ".")
-    except OSError:
-        return f"there is no directory {folder}"
-    meant = nearest(name, names)
-    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"

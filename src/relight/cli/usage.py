@@ -1,10 +1,24 @@
 """The help of commands that take flags, made from their table."""
 
+import textwrap
 from collections.abc import Iterable
 
+from relight.errors import signal_name
 from relight.spec import Flag
+from relight.values import Endpoint, Nodes, StreamChoice
 
 _WIDTH = 34
+_SCREEN = 80
+_GROUPS = {
+    "nnodes": "how many",
+    "rdzv-backend": "where nodes meet",
+    "max-restarts": "failures and restarts",
+    "role": "what workers are",
+    "signals-to-handle": "how workers are started and stopped",
+    "log-dir": "output",
+    "help": "others",
+}
+"""The flag that a group begins with -> its title; the groups follow the table of flags."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
@@ -17,17 +31,52 @@ def flag_lines(flags: Iterable[Flag]) -> list[str]:
     return lines
 
 
+def _grouped(flags: Iterable[Flag]) -> list[str]:
+    """Return the lines of flags under the titles of their groups, with their defaults."""
+    lines = []
+    for flag in flags:
+        if flag.name in _GROUPS:
+            lines += ["", f"{_GROUPS[flag.name]}:"]
+        (left,) = flag_lines([flag._replace(help="")])
+        default = _default(flag)
+        text = f"{flag.help} [{default}]" if default else flag.help
+        rows = textwrap.wrap(text, _SCREEN - _WIDTH, break_on_hyphens=False)
+        if len(left.rstrip()) > _WIDTH - 2:
+            rows.insert(0, "")
+        lines += [(left.rstrip().ljust(_WIDTH) + rows[0]).rstrip()]
+        lines += [" " * _WIDTH + row for row in rows[1:]]
+    return lines
+
+
+def _default(flag: Flag) -> str:
+    """Return the default of a flag as it would be typed, or nothing if that says nothing."""
+    value = flag.default
+    if flag.parse is None or value is None:
+        return ""
+    if flag.name == "local-ranks-filter":
+        return "all"
+    if isinstance(value, Nodes):
+        return str(value.most)
+    if isinstance(value, StreamChoice):
+        return str(value.default)
+    if isinstance(value, Endpoint):
+        return str(value) if value.host else "none"
+    if isinstance(value, tuple):
+        return ",".join(map(signal_name, value)) or "none"
+    return str(value) or "none"
+
+
 def run_help(flags: Iterable[Flag], command: str = "run") -> str:
     """Return the help of `relight run` or `relight launch`."""
     lines = [
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
-        "Starts the workers of this node and keeps them alive. Flags have torchrun's names and",
-        "meanings; dashes and underscores are the same. PET_<FLAG> variables give defaults, as",
-        "there; RELIGHT_PRELOAD gives that of --preload.",
-        "",
+        "Starts the workers of this node and keeps them alive. Flags have torchrun's",
+        "names and meanings; dashes and underscores are the same. They stand before",
+        "SCRIPT. In brackets: the default. PET_<FLAG> variables give other ones, as with",
+        "torchrun; RELIGHT_PRELOAD gives that of --preload.",
     ]
-    lines += flag_lines(flags)
+    lines += _grouped(flags)
     lines += [
         "",
         "examples:",
@@ -35,7 +84,8 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         f"  relight {command} --nproc-per-node=gpu --max-restarts=3 --tee=3 train.py",
         f"  relight {command} --nproc-per-node=2 -m package.train",
         "",
-        "exit code: the root cause's own, 128 + n for a signal; 0 if all ended well; 2 wrong usage",
+        "exit code: the root cause's own, 128 + n for a signal; 0 if all ended well;",
+        "2 wrong usage",
     ]
     return "\n".join(lines)
 

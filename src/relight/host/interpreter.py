@@ -43,9 +43,8 @@ def remedy(python: str, env: Environment) -> str:
     usual = shutil.which("python", path=places) or shutil.which("python3", path=places)
     if usual and _is_same(os.path.dirname(usual), os.path.dirname(python)):
         return ""
-    if usual:
-        return f"workers ran {python}; PYTHON_EXEC={usual} has them run the first Python on PATH"
-    return f"workers ran {python}; set PYTHON_EXEC to the Python that has it"
+    other = f"set PYTHON_EXEC={usual}" if usual else "name it in PYTHON_EXEC"
+    return f"workers ran {python}: activate the environment that has it, or {other}"
 
 
 def _active(env: Environment) -> str:

@@ -1,0 +1,154 @@
+"""What was probably meant by a command line that can't work; loaded on the way to an error."""
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+
+from relight.errors import UsageError, nearest
+
+_PER_NODE = "did you mean --nproc-per-node? It counts the workers of each node, not of all"
+_NODES = "did you mean --nnodes?"
+_HOSTS = (
+    "the same command is started on every host, with --nnodes and --rdzv-endpoint; "
+    "relight submit -s ssh -cfg 'hosts=node1;node2' starts it on all of them"
+)
+_SUBMIT = "relight run starts workers here; relight submit sends a job to a scheduler"
+_DEVICES = "CUDA_VISIBLE_DEVICES says which GPUs to use"
+_OF_OTHERS = {
+    **dict.fromkeys(
+        ("n", "np", "nprocs", "nproc", "num-processes", "num-procs", "ntasks", "workers",
+         "num-workers", "num-proc"), _PER_NODE,
+    ),
+    **dict.fromkeys(
+        ("g", "gpus", "gpu", "num-gpus", "ngpus", "gpus-per-node", "num-gpus-per-node",
+         "ntasks-per-node", "procs-per-node", "nproc-per-gpu", "devices", "multi-gpu"),
+        "did you mean --nproc-per-node? --nproc-per-node=gpu starts a worker for each GPU",
+    ),
+    **dict.fromkeys(("N", "nodes", "num-nodes", "num-machines", "nnode"), _NODES),
+    **dict.fromkeys(("machine-rank", "noderank", "node-id"), "did you mean --node-rank?"),
+    **dict.fromkeys(("main-process-ip", "main-address"), "did you mean --master-addr?"),
+    **dict.fromkeys(("main-process-port", "port"), "did you mean --master-port?"),
+    **dict.fromkeys(("H", "host", "hosts", "hostfile", "machinefile", "hostname"), _HOSTS),
+    **dict.fromkeys(("gpu-ids", "include", "exclude"), _DEVICES),
+    **dict.fromkeys(("s", "scheduler", "cfg", "j", "workspace", "dryrun"), _SUBMIT),
+    "world-size": "the world size is --nnodes times --nproc-per-node",
+    "rank": "ranks follow from --node-rank and --nproc-per-node",
+    "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
+}  # fmt: skip
+"""Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
+_STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
+
+
+def unknown_flag(word: str, known: Collection[str]) -> UsageError:
+    """Return the error for a flag that a command does not have.
+
+    Args:
+        word: as it was typed.
+        known: the flags of the command, without dashes.
+    """
+    name = word.lstrip("-").partition("=")[0].replace("_", "-")
+    if not word.startswith("--"):
+        name = name.rstrip("0123456789")
+    hint = _OF_OTHERS.get(name) if "nproc-per-node" in known else None
+    meant = "" if hint else nearest(name, list(known))
+    hint = hint or (f"did you mean --{meant}?" if meant else "--help lists the flags")
+    return UsageError(f"unknown flag: {word}", hint=hint)
+
+
+def no_command(argv: Sequence[str], meant: str, commands: Collection[str]) -> UsageError:
+    """Return the error for a first word that is no command.
+
+    Args:
+        argv: the whole command line.
+        meant: the command that it resembles, if any.
+        commands: all of them.
+    """
+    word = argv[0]
+    if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
+        line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
+        return UsageError(f"{word} is no command", hint=f"did you mean relight run {line}?")
+    hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
+    return UsageError(f"unknown command: {word}", hint=hint)
+
+
+def no_script(script: str, arguments: Sequence[str]) -> UsageError:
+    """Return the error for a script that is not there."""
+    name = os.path.basename(script)
+    if re.fullmatch(r"python[\d.]*", name):
+        rest = [word for word in arguments if word != "-u"]
+        shown = shlex.join(rest[:2] if rest[:1] == ["-m"] else rest[:1]) or "SCRIPT"
+        hint = f"relight starts Python itself: relight run [flags] {shown}"
+        return UsageError(f"{script} is no script", hint=hint)
+    if name in _STARTERS:
+        hint = f"relight takes the place of {name}: leave it out"
+        return UsageError(f"{script} is no script", hint=hint)
+    if script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
+        hint = f"components are submitted: relight submit {script} …"
+    elif os.path.isfile(script.replace(".", "/") + ".py"):
+        hint = f"did you mean -m {script}?"
+    else:
+        hint = similar_file(script)
+    return UsageError(f"there is no file {script}", hint=hint)
+
+
+def no_program(name: str) -> UsageError:
+    """Return the error for a program that can't be started."""
+    if "/" in name and os.path.isdir(name):
+        return UsageError(f"{name} is a directory", hint="give the program's file")
+    if "/" in name and os.path.exists(name):
+        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
+    if "/" not in name and os.path.isfile(name):
+        hint = f"a program of this directory is ./{name}"
+        return UsageError(f"there is no program {name} on PATH", hint=hint)
+    return UsageError(f"there is no program {name}", hint=similar_file(name))
+
+
+def no_module(name: str, package: str, missing: str, where: Sequence[str] | None) -> UsageError:
+    """Return the error for a module that is not there.
+
+    Args:
+        name: what stands after `-m`.
+        package: the part of it that was found.
+        missing: the first part that was not.
+        where: the package's directories; None outside of one.
+    """
+    if name.endswith(".py") and os.path.isfile(name):
+        module = os.path.normpath(name[:-3]).replace("/", ".")
+        hint = f"-m takes the name of a module: -m {module}; a file goes without -m: {name}"
+        return UsageError(f"-m {name} is a file", hint=hint)
+    part = missing.rpartition(".")[2]
+    folder = os.getcwd() if where is None else where[0]
+    meant = nearest(part, _modules(folder, packages=name != missing))
+    if meant:
+        whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
+        hint = f"did you mean -m {whole}?"
+    elif where is not None:
+        hint = f"{package} is in {where[0]}"
+    else:
+        hint = f"looked for it here, in PYTHONPATH and in the packages of {sys.executable}"
+    return UsageError(f"there is no module {missing}", hint=hint)
+
+
+def similar_file(path: str) -> str:
+    """Return a hint on the file that was probably meant."""
+    folder, name = os.path.split(path)
+    if os.path.isfile(f"{path}.py"):
+        return f"did you mean {path}.py?"
+    try:
+        names = os.listdir(folder or ".")
+    except OSError:
+        return f"there is no directory {folder}"
+    meant = nearest(name, names)
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"
+
+
+def _modules(folder: str, *, packages: bool) -> list[str]:
+    """Return the modules of a directory that can be named, or only the packages."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [each.name for each in entries if not packages or each.is_dir()]
+    except OSError:
+        return []
+    return [name.removesuffix(".py") for name in names if name.removesuffix(".py").isidentifier()]

@@ -1,0 +1,149 @@
+"""Whether there is what the workers shall run, seen before anything starts.
+
+What the workers alone can find out is left to them: nothing is refused that may work.
+"""
+
+import os
+import sys
+
+from relight.core.commands import with_local_rank
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.spec import RunSpec
+
+_SHELL = (".sh", ".bash")
+_OF_THE_LAUNCHER = {
+    "nnodes", "nproc-per-node", "node-rank", "max-restarts", "standalone", "tee", "redirects",
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "preload",
+}  # fmt: skip
+"""Flags that scripts seldom have; many have `--log-dir` or `--master-port`."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+
+
+def check(spec: RunSpec, env: Environment, python: str) -> None:
+    """Look for the script, the program or the module.
+
+    Raises:
+        UsageError: it is certain that the workers could not run it.
+    """
+    if spec.module:
+        if python == sys.executable and "$" not in spec.script:
+            _check_module(spec.script)
+        return
+    if spec.script == "-":
+        return
+    if spec.no_python and not spec.run_path:
+        if find_program(spec.script, env) is None:
+            from relight.cli import mistakes
+
+            raise mistakes.no_program(spec.script)
+        return
+    script = with_local_rank(spec.script, 0)
+    if os.path.isdir(script):
+        if not os.path.isfile(os.path.join(script, "__main__.py")):
+            raise UsageError(
+                f"{script} is a directory without a __main__.py", hint="give the script's file"
+            )
+    elif not os.path.exists(script):
+        from relight.cli import mistakes
+
+        raise mistakes.no_script(script, spec.script_args)
+    elif not os.access(script, os.R_OK):
+        raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
+    elif script.endswith(_SHELL) and _is_for_shells(script):
+        raise UsageError(
+            f"{script} is a shell script, and workers run Python",
+            hint=f"relight run [flags] --no-python bash {script} starts it for each worker",
+        )
+
+
+def late_flags(spec: RunSpec, given: "set[str]") -> list[str]:
+    """Return a note if flags of the launcher stand after the script, whose they are there."""
+    words = [word for word in spec.script_args if word.startswith("--")]
+    names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
+    late = [
+        word
+        for word, name in zip(words, names, strict=True)
+        if name in _OF_THE_LAUNCHER and name not in given
+    ]
+    if not late:
+        return []
+    return [
+        f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, after which it stands; "
+        "flags of relight go before the script"
+    ]
+
+
+def find_program(name: str, env: Environment) -> str | None:
+    """Return the path of a program as execvp(3) finds it."""
+    folders = [""] if "/" in name else env.get("PATH", os.defpath).split(os.pathsep)
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None
+
+
+def _is_for_shells(path: str) -> bool:
+    """Return whether a file is no Python, whatever its name says."""
+    if not os.path.isfile(path):
+        return False
+    with open(path, "rb") as file:
+        text = file.read()
+    try:
+        compile(text, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return True
+    return False
+
+
+def _check_module(name: str) -> None:
+    """Follow a module's name as far as no code has to run for that, in this Python, which is that
+    of the workers: with the same variables it looks in the same places, and they also look here.
+    """
+    flags = sys.flags
+    if flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site:
+        return
+    is_file = name.endswith(".py") and os.path.isfile(name) and not os.path.isdir(name[:-3])
+    parts = [] if is_file else name.split(".")
+    found, where = "", None
+    for part in parts:
+        package, found = found, f"{found}.{part}" if found else part
+        try:
+            spec = _find(found, where)
+        except Exception:  # a finder of somebody else's; the workers will tell
+            return
+        if spec is None:
+            break
+        if spec.submodule_search_locations is None or _has_code(spec):
+            return  # whatever it is: what comes after it is known to its code alone
+        package, where = found, list(spec.submodule_search_locations)
+    else:
+        if not is_file:
+            return
+    from relight.cli import mistakes
+
+    raise mistakes.no_module(name, package if parts else "", found, where)
+
+
+def _find(name: str, where: list[str] | None) -> "ModuleSpec | None":
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, where)
+        if spec is not None:
+            return spec
+    if where is not None:
+        return None
+    from _frozen_importlib_external import PathFinder  # importlib.machinery takes a millisecond
+
+    return PathFinder.find_spec(name, [os.getcwd()])
+
+
+def _has_code(spec: "ModuleSpec") -> bool:
+    """Return whether a package has an `__init__.py` with something in it."""
+    try:
+        return spec.origin is not None and os.path.getsize(spec.origin) > 0
+    except OSError:
+        return True

@@ -1,0 +1,154 @@
+"""What people type who come from elsewhere: refused before anything starts, with what to type."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import relight
+from relight.cli import script
+from relight.cli.arguments import parse, to_spec
+from relight.cli.main import main
+from relight.cli.usage import run_help
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.spec import FLAGS, RunSpec
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Refused:
+    """The two lines with which a command line is refused, in a directory with some scripts."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    for name in ("train.py", "pkg/train.py", "empty/train.py", "code/train.py", "name/space.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    (tmp_path / "empty" / "__init__.py").write_text("")
+    (tmp_path / "code" / "__init__.py").write_text("raise SystemExit")
+    (tmp_path / "go.sh").write_text("python train.py\n")
+    (tmp_path / "python.sh").write_text("print(1)\n")
+
+    def run(*argv: str) -> str:
+        assert main(list(argv)) == 2
+        return capsys.readouterr().err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("argv", "hint"),
+    [
+        (("train.py", "--lr", "1"), "relight run train.py --lr 1?"),
+        (("--nproc-per-node=2", "train.py"), "relight run --nproc-per-node=2 train.py?"),
+        (("-m", "pkg.train"), "relight run -m pkg.train?"),
+        (("runn", "train.py"), "relight run?"),
+        (("run", "python", "train.py"), "relight starts Python itself: relight run [flags] train"),
+        (("run", "python3.11", "-u", "-m", "pkg.train"), "relight run [flags] -m pkg.train"),
+        (("run", "torchrun", "train.py"), "takes the place of torchrun"),
+        (("run", "go.sh"), "--no-python bash go.sh"),
+        (("run", "--no-python", "go.sh"), "./go.sh"),
+        (("run", "pkg.train"), "did you mean -m pkg.train?"),
+        (("run", "dist.ddp", "-j", "2x2"), "relight submit dist.ddp"),
+        (("run", "-m", "train.py"), "-m train; a file goes without -m: train.py"),
+        (("run", "-m", "pkg/train.py"), "-m pkg.train; a file goes without -m: pkg/train.py"),
+        (("run", "-m", "trian"), "did you mean -m train?"),
+        (("run", "-m", "pgk.train"), "did you mean -m pkg.train?"),
+        (("run", "-m", "pkg.trian"), "did you mean -m pkg.train?"),
+        (("run", "-m", "empty.trian"), "did you mean -m empty.train?"),
+        (("run", "-m", "no_such_module.at_all"), "looked for it here, in PYTHONPATH"),
+    ],
+)
+def test_what_to_type_instead(argv: tuple[str, ...], hint: str, refused: Refused) -> None:
+    """A habit from elsewhere, or a slip, is answered with the command line that was meant."""
+    assert hint in refused(*argv)
+
+
+@pytest.mark.parametrize(
+    ("flags", "meant"),
+    [
+        ("--nprocs -n -np -np4 --num-processes --num_processes", "--nproc-per-node"),
+        ("--gpus --num_gpus --multi_gpu -g", "--nproc-per-node=gpu"),
+        ("--num-machines --num_nodes --nodes -N", "--nnodes"),
+        ("--world-size --world_size", "--nnodes times --nproc-per-node"),
+        ("--machine-rank --machine_rank", "--node-rank"),
+        ("--main_process_ip", "--master-addr"),
+        ("--main_process_port", "--master-port"),
+        ("--hostfile -hostfile -H --hosts", "relight submit -s ssh"),
+        ("-s --scheduler -cfg", "relight submit"),
+        ("--nproc-per-nodes", "--nproc-per-node"),
+    ],
+)
+def test_flags_of_other_launchers(flags: str, meant: str, refused: Refused) -> None:
+    """A flag of mpirun, srun, accelerate, deepspeed or torchx gets the right one suggested."""
+    for flag in flags.split():
+        found = refused("run", flag, "2", "train.py")
+        assert f"unknown flag: {flag}\n" in found or flag == "-cfg"
+        assert meant in found, flag
+
+
+def spec_of(*argv: str) -> tuple[RunSpec, set[str]]:
+    parsed = parse(list(argv), Environment({}))
+    return to_spec(parsed), parsed.given
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["train.py", "python.sh", "-", "-m train", "-m pkg.train", "-m name.space", "-m json.tool",
+     "-m code.made_by_its_code", "-m pkg", "-m train.py.more", "-m ${local_rank}", "-m .x"],
+)  # fmt: skip
+def test_what_may_work_is_not_refused(words: str, refused: Refused) -> None:
+    """Only what can't work is refused: a package's code, another Python or its flags may know
+    more than the launcher.
+    """
+    script.check(spec_of(*words.split())[0], Environment({}), sys.executable)
+
+
+def test_another_python_finds_its_modules_itself(refused: Refused) -> None:
+    """Where workers run another Python, -m is left to it."""
+    spec = spec_of("-m", "no_such_module")[0]
+    script.check(spec, Environment({}), "/usr/bin/python3")
+    with pytest.raises(UsageError, match="no module no_such_module"):
+        script.check(spec, Environment({}), sys.executable)
+
+
+def test_flags_after_the_script_are_noted_once() -> None:
+    """A launcher's flag behind the script reaches the script, and a note says so; not if it was
+    given to the launcher as well, or is one that scripts have.
+    """
+    words = ("--nproc_per_node=2", "--nnodes", "2", "--log-dir=x", "--lr=1", "--nnodes", "3")
+    spec, given = spec_of("train.py", *words)
+    assert spec.script_args == words
+    (note,) = script.late_flags(spec, given)
+    assert note.startswith("--nproc_per_node=2, --nnodes: passed on to train.py")
+    spec, given = spec_of("--nnodes=1", "--nproc-per-node=2", "train.py", *words)
+    assert script.late_flags(spec, given) == []
+
+
+@pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
+def test_version_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`relight COMMAND --version` prints the version."""
+    assert main([command, "--version"]) == 0
+    assert capsys.readouterr().out == f"relight {relight.__version__}\n"
+
+
+def test_help_has_groups_and_defaults() -> None:
+    """`relight run --help` has each flag under a title, with its default, in 80 columns."""
+    text = run_help(FLAGS)
+    assert max(map(len, text.splitlines())) <= 80
+    for flag in FLAGS:
+        assert f" --{flag.name}" in text
+    before = text.partition("  --nnodes")[0]
+    assert before.endswith("\n\nhow many:\n    ")
+    assert text.count(" [") + text.count("[1]") >= sum(flag.parse is not None for flag in FLAGS)
+    for default in ("[1]", "[static]", "[30]", "[29500]", "[SIGTERM,SIGINT,SIGHUP,SIGQUIT]"):
+        assert default in text
+
+
+def test_launch_can_be_completed() -> None:
+    """`relight.launch` is among the names that an editor or a notebook completes."""
+    assert "launch" in dir(relight)
