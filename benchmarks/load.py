@@ -18,9 +18,19 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from relight.core import messages, wire
-from relight.core.group import Settings
-from relight.core.messages import Confirm, End, Form, FromAgent, Join, Ready, Stop
+from relight.core import fields, wire
+from relight.core.exits import Failure
+from relight.core.group import Hello, Settings
+from relight.core.messages import (
+    Confirm,
+    End,
+    Form,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Ready,
+    Stop,
+)
 
 BEAT_S = 0.25
 _RETRY_S = 0.2
@@ -83,7 +93,7 @@ class Load:
         self.echoes: list[float] = []
         """Seconds from a beat to its echo."""
         self._address = address
-        self._hello = {"type": "hello", "job": job, "settings": settings.to_json()}
+        self._hello = fields.to_json(Hello(job=job, settings=settings))
         self._settings = settings
         self._facts = facts
         self._epoll = select.epoll()
@@ -218,7 +228,7 @@ class Load:
             self._beat(node)
             self._due.append((time.monotonic() + BEAT_S, node, node.sock))
             return
-        match messages.from_json(message):
+        match fields.message(FromCoordinator, message):
             case Form(generation, place):
                 self.formed.setdefault(generation.number, {})[node.name] = place.group_rank
             case Stop(generation=number):
@@ -249,25 +259,25 @@ class Load:
         )
 
     @staticmethod
-    def _ended(node: Node, rank: int) -> dict[str, Any]:
-        """Return what an agent tells of a worker that it has stopped (`failures.to_record`)."""
-        return {
-            "rank": rank,
-            "local_rank": 0,
-            "host": f"gpu-{node.number:05}",
-            "pid": 10_000 + node.number,
-            "exitcode": -15,
-            "at": 0.012345,
-            "asked": 15,
-            "report": None,
-            "last_lines": (),
-            "evidence": "",
-            "log": "",
-            "when": "2026-01-01 12:00:00+0000",
-        }
+    def _ended(node: Node, rank: int) -> Failure:
+        """Return what an agent tells of a worker that it has stopped (`failures.shared`)."""
+        return Failure(
+            rank=rank,
+            local_rank=0,
+            host=f"gpu-{node.number:05}",
+            pid=10_000 + node.number,
+            exitcode=-15,
+            at=-0.012345,
+            asked=15,
+            report=None,
+            last_lines=(),
+            evidence="",
+            log="",
+            when="2026-01-01 12:00:00+0000",
+        )
 
     def _say(self, node: Node, message: FromAgent) -> None:
-        self._write(node, wire.encode(messages.to_json(message)))
+        self._write(node, wire.encode(fields.to_json(message)))
 
     def _write(self, node: Node, data: bytes) -> None:
         self._sent[0] += 1

@@ -18,6 +18,7 @@ OWN = {
     "relight.cli.script",
     "relight.core",
     "relight.core.commands",
+    "relight.core.exits",
     "relight.core.group",
     "relight.core.membership",
     "relight.core.messages",

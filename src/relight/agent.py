@@ -22,6 +22,7 @@ from signal import SIGINT
 
 from relight.core import commands, ranks
 from relight.core.commands import Command
+from relight.core.exits import Failure
 from relight.core.group import Settings
 from relight.core.messages import (
     Announce,
@@ -41,14 +42,13 @@ from relight.core.messages import (
 from relight.core.ranks import Assignment, Generation, Place
 from relight.core.supervision import End as WorkerEnd
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import MachineError, exit_code_of_signal, many, signal_name
+from relight.errors import MachineError, exit_code_of_signal, many, signal_name, way_to
 from relight.events import (
     Ended,
     Event,
     Formed,
     GroupStopped,
-    PreloadUnfit,
-    PreloadWithout,
+    Mistake,
     Restarting,
     SignalReceived,
     Tick,
@@ -56,6 +56,7 @@ from relight.events import (
     WorkersFrozen,
     WorkerStarted,
     describe,
+    is_news,
 )
 from relight.host import system
 from relight.host.console import Consoles
@@ -68,7 +69,7 @@ from relight.host.scratch import Scratch
 from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.link import LocalLink, RemoteLink
-from relight.typed import Any, NamedTuple
+from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _ARRIVED_AFTER_S = 60
-Outcome = tuple[tuple[dict[str, Any], ...], tuple[int, ...]]
+Outcome = tuple[tuple[Failure, ...], tuple[int, ...]]
 """The failures of a generation on this node, and the ranks that had ended well before."""
 
 
@@ -113,6 +114,7 @@ class Agent:
         self.job = job
         self.spec = job.command.spec
         self.loop = Loop()
+        self.loop.on_mistake = lambda what, error: self._record(Mistake(what, way_to(error)))
         self.consoles = Consoles.open(self.loop)
         self.host = socket.gethostname()
         self._event_log = EventLog(
@@ -228,7 +230,7 @@ class Agent:
             Link = RemoteLink  # type: ignore[assignment,misc]  # noqa: N806
         return Link(self.loop, job.settings, join, meeting)
 
-    def _get_ready(self, failures: tuple[dict[str, Any], ...], left: tuple[int, ...]) -> None:
+    def _get_ready(self, failures: tuple[Failure, ...], left: tuple[int, ...]) -> None:
         """Bind a store for the next generation and say that no workers run here.
 
         The store is bound before its port is announced, and only a fresh one is announced.
@@ -263,7 +265,8 @@ class Agent:
         now = self.loop.now()
         self.link.send(Leave(f"the system of {self.host} does not let go of a worker"))
         self._ready = Ready(self._last, 0, failures, left, self._restart)
-        story = verdict.Story([(failure, now) for failure in failures], left, "", began)
+        ends = [failure._replace(at=failure.at + now) for failure in failures]
+        story = verdict.Story(ends, left, "", began)
         return self._finish(verdict.end(story, "no restart: what it holds may not be free", now))
 
     def _finish(self, end: End) -> tuple[int, str]:
@@ -271,8 +274,11 @@ class Agent:
             from relight.postmortem import report
 
             self.say(report(end, self._ready, self.job.command.env))
-        if end.root is not None:
-            self._tell_parent(end.root)
+        path = self.job.command.env.get("TORCHELASTIC_ERROR_FILE")
+        if path and end.root is not None:  # the program that started this agent wants to know
+            from relight.postmortem import tell_parent
+
+            tell_parent(path, end.root, self._logs, self._workers)
         return end.exit_code, end.reason
 
     # What the link asks and tells.
@@ -483,14 +489,6 @@ class Agent:
         command = self.job.command
         return gather(ends, self._logs, self._workers, command, self.host, self.loop.now())
 
-    def _tell_parent(self, record: dict[str, Any]) -> None:
-        """Tell the program that started this agent what the root cause was."""
-        path = self.job.command.env.get("TORCHELASTIC_ERROR_FILE")
-        if path:
-            from relight.postmortem import tell_parent
-
-            tell_parent(path, record, self._logs, self._workers, self.loop.now())
-
     def _on_process(self, event: ProcessEvent, at: float) -> None:
         self._record(event)
         if isinstance(event, WorkersFrozen):
@@ -553,6 +551,5 @@ class Agent:
 
     def _record(self, event: Event) -> None:
         self._event_log.write(event)
-        news = isinstance(event, (PreloadUnfit, PreloadWithout)) and event.asked
-        if self.spec.verbose or news:
+        if self.spec.verbose or is_news(event):
             self.say(describe(event))

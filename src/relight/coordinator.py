@@ -11,17 +11,29 @@ connection can make.
 import socket
 from collections.abc import Callable
 
-from relight.core import messages, wire
-from relight.core.group import Lost, Settings, Told
-from relight.core.messages import Form, FromAgent, FromCoordinator, Join, Malformed, Message
+from relight.core import fields, wire
+from relight.core.fields import Malformed, Message
+from relight.core.group import Hello, Lost, Settings, Told
+from relight.core.messages import (
+    Beat,
+    End,
+    Form,
+    FromAgent,
+    FromCoordinator,
+    Join,
+    Note,
+    Redirect,
+)
 from relight.errors import EXIT_USAGE
 from relight.group import Group, Sink
 from relight.host.beats import Address, Beats
-from relight.host.connection import Connection, Listener, Security
+from relight.host.connection import Connection, Security
 from relight.host.descriptors import raise_limit
+from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 
+_HEARD = FromAgent | Beat
 _JOBS_TOLD = 16
 _STALL_S = 0.5
 """An agent that was stopped, or a machine that was, must not take it for the silence of others."""
@@ -89,7 +101,7 @@ class Coordinator:
     def say(self, text: str) -> None:
         """Tell the users of all agents."""
         for connection in self._peers:
-            connection.send(messages.to_json(messages.Note(text)))
+            connection.send(fields.to_json(Note(text)))
             connection.drain()
 
     def resign(self) -> None:
@@ -115,18 +127,16 @@ class Coordinator:
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """An agent of some job has come."""
-        if hello.get("sender") == "elector":
+        sender, job, settings, _ = fields.record(Hello, hello)
+        if sender == "elector":
             self.on_elector(connection)
             return
         if not self.holds():
-            connection.send({"type": "redirect", "host": self.whereabouts()})
+            connection.send(fields.to_json(Redirect(self.whereabouts())))
             connection.close()
             return
-        job, given = str(hello.get("job")), hello.get("settings")
-        try:
-            settings = Settings.from_json(given if isinstance(given, dict) else {})
-        except Malformed as error:
-            self._turn_away(connection, str(error))
+        if settings is None or settings.least > settings.most:
+            self._turn_away(connection, "it asks for no number of nodes that can be")
             return
         group = self.group(job, settings)
         own = connection.own_address()
@@ -137,24 +147,15 @@ class Coordinator:
 
     def received(self, connection: Connection, message: Message) -> None:
         """An agent says something."""
-        peer = self._peers[connection]
-        if message["type"] == "beat":
-            number = message.get("number")
-            if type(number) is not int or not 0 <= number < 1 << 62:
-                connection.fail("it sent nonsense: a beat without a number")
-            elif self.holds():
-                peer.is_new(number)
-                connection.send({"type": "beat", "number": number})  # the echo is its lease
-            return
-        try:
-            told = messages.from_json(message)
-        except Malformed as error:
-            connection.fail(f"it sent nonsense: {error}")
+        peer, told = self._peers[connection], fields.message(_HEARD, message)
+        if isinstance(told, Beat):
+            if self.holds():
+                peer.is_new(told.number)
+                connection.send(message)  # the echo is its lease
             return
         if isinstance(told, Join):
             if peer.node not in ("", told.node):
-                connection.fail("it sent nonsense: a second node")
-                return
+                raise Malformed("a second node")
             older = self._by_node.get((peer.group, told.node))
             if older is not None and older is not peer:
                 self._forget(older.connection)  # it has come again before we saw it go
@@ -162,7 +163,7 @@ class Coordinator:
             peer.node = told.node
             self._by_node[peer.group, told.node] = peer
             peer.group.sinks[told.node] = self._sink(connection)
-        if peer.node and isinstance(told, FromAgent):
+        if peer.node:
             peer.group.step(Told(peer.node, told))
 
     def closed(self, connection: Connection, reason: str) -> None:
@@ -173,6 +174,8 @@ class Coordinator:
                 self._loop.call_at(self._patient_until, lambda: self._lose(connection, reason))
             else:
                 self._lose(connection, reason)
+        else:
+            self._log(f"{connection.peer}: {reason}")
 
     def sink_of_own(self, deliver: Sink) -> Sink:
         """Return the sink of the agent that is in this process."""
@@ -185,10 +188,7 @@ class Coordinator:
 
     def _sink(self, connection: Connection) -> Sink:
         def sink(message: FromCoordinator) -> None:
-            try:
-                connection.send(messages.to_json(self._with_address(message)))
-            except ValueError as error:
-                connection.fail(f"it can't be told: {error}")
+            connection.send(fields.to_json(self._with_address(message)))
 
         return sink
 
@@ -206,10 +206,8 @@ class Coordinator:
         return message._replace(generation=generation._replace(master_addr=address))
 
     def _turn_away(self, connection: Connection, reason: str) -> None:
-        end = messages.End(
-            EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None
-        )
-        connection.send(messages.to_json(end))
+        end = End(EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None)
+        connection.send(fields.to_json(end))
         connection.close()
         self._log(f"{connection.peer}: {reason}")
 
@@ -245,7 +243,7 @@ class Coordinator:
 
     def _hello(self) -> Message:
         """Say which jobs are here: who has another token sees whether it is that of its own job."""
-        hello: Message = {"type": "hello", "sender": "coordinator"}
+        hello: Message = {"sender": "coordinator"}
         if len(self.groups) > _JOBS_TOLD:  # a head node's agents would all have to read them
             return hello
         told: Message = {**hello, "jobs": list(self.groups)}

@@ -13,10 +13,11 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from relight.core import ballots
+from relight.core import election, fields
 from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
-from relight.core.group import Settings
-from relight.core.messages import Join, Malformed, Message
+from relight.core.fields import Message
+from relight.core.group import Hello, Settings
+from relight.core.messages import Beat, Join
 from relight.events import Tick
 from relight.host.connection import Connection, dial, resolve
 from relight.host.loop import Loop, Timer
@@ -26,7 +27,7 @@ from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
 _SILENT_S = 1.0
-_REDIAL_S = 0.2
+_HEARD = election.Message | Beat
 
 
 class ElectedLink(RemoteLink):
@@ -107,13 +108,10 @@ class ElectedLink(RemoteLink):
         self._asked = index
         self._dial(addresses[self._turn % len(addresses)], timeout_s=self._meeting.lease_s)
 
-    def received(self, connection: Connection, message: Message) -> None:
-        """The coordinator says something, or another host where it is."""
-        if message["type"] != "redirect":
-            super().received(connection, message)
-            return
-        host = message.get("host")
-        if isinstance(host, int) and -1 <= host < len(self._hosts):
+    def _redirected(self, connection: Connection, host: int) -> None:
+        """The host that was asked says where the coordinator is, if it knows."""
+        del connection
+        if host < len(self._hosts):
             self._hint = host
         self._disconnect()
         self._retry("the hosts of the endpoint have not chosen a coordinator yet")
@@ -233,14 +231,11 @@ class Elector:
 
     def received(self, connection: Connection, message: Message) -> None:
         """Another elector says something."""
-        if message["type"] == "beat":
-            if connection in self._in:
-                connection.send(message)
-            return
-        try:
-            self._step(Heard(ballots.from_json(message)))
-        except Malformed as error:
-            connection.fail(str(error))
+        heard = fields.message(_HEARD, message)
+        if not isinstance(heard, Beat):
+            self._step(Heard(heard))
+        elif connection in self._in:
+            connection.send(fields.to_json(heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """A connection is gone; it is made anew with the next ping."""
@@ -263,7 +258,7 @@ class Elector:
             if connection is None:
                 self._turn += 1
                 address = addresses[self._turn % len(addresses)]
-                hello = {"type": "hello", "sender": "elector"}
+                hello = fields.plain(Hello(sender="elector"))
                 security = self._meeting.security
                 try:
                     self._out[index] = dial(
@@ -272,7 +267,7 @@ class Elector:
                 except OSError:
                     continue
             elif connection.is_open:
-                connection.send({"type": "beat", "number": 0})
+                connection.send(fields.to_json(Beat(0)))
         self._ping_timer = self._loop.call_after(_PING_S, self._ping)
 
     def _step(self, event: Heard | Tick) -> None:
@@ -281,7 +276,7 @@ class Elector:
                 case Send(host, message):
                     connection = self._out.get(host)
                     if connection is not None and connection.is_open:
-                        connection.send(ballots.to_json(message))
+                        connection.send(fields.to_json(message))
                 case BecomeCoordinator():
                     self._elected_at = self._loop.now()
                 case Resign():

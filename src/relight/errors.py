@@ -23,6 +23,7 @@ EXIT_MACHINE = 4
 EXIT_INTERNAL = 70
 EXIT_SIGNAL_BASE = 128
 """A process that ended by signal n counts as exit code 128 + n, as in every shell."""
+_PLACES = 10
 
 
 class RelightError(Exception):
@@ -69,6 +70,21 @@ class InternalError(RelightError):
     """A state that must not occur."""
 
     exit_code = EXIT_INTERNAL
+
+
+def way_to(error: BaseException) -> str:
+    """Return an exception that is a mistake of ours in one line: what it says, and where in our
+    code it was raised, from the innermost place on.
+    """
+    places, trace = [], error.__traceback__
+    while trace is not None:
+        _, ours, path = trace.tb_frame.f_code.co_filename.rpartition("/relight/")
+        if ours or trace.tb_next is None:
+            places.append(f"{path}:{trace.tb_lineno}")
+        trace = trace.tb_next
+    text = " ".join(str(error).split())[:400]
+    said = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{said} (at {' < '.join(places[: -_PLACES - 1 : -1])})"
 
 
 def exit_code_of_signal(number: int) -> int:

@@ -106,6 +106,16 @@ class WorkersWarm(NamedTuple):
     reason: str
 
 
+class Mistake(NamedTuple):
+    """Something from outside has led relight to an exception that should not be; it was dropped.
+
+    `during` is from what, `error` says what, and where in relight's code.
+    """
+
+    during: str
+    error: str
+
+
 class Tick(NamedTuple):
     """A deadline has passed."""
 
@@ -138,6 +148,7 @@ Event = (
     | PreloadWithout
     | PreloadUnfit
     | WorkersWarm
+    | Mistake
     | Tick
     | Restarting
     | Ended
@@ -158,6 +169,7 @@ _TYPES: dict[str, Any] = {
         PreloadWithout,
         PreloadUnfit,
         WorkersWarm,
+        Mistake,
         Tick,
         Restarting,
         Ended,
@@ -203,12 +215,20 @@ def describe(event: Event) -> str:
             return f"preload: not used: {event.reason}"
         case WorkersWarm():
             return "preload: workers start " + ("warm" if event.warm else f"cold: {event.reason}")
+        case Mistake():
+            return f"a mistake in relight, please report it: {event.during}: {event.error}"
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case Ended():
             return f"the job ends with {event.exit_code}: {event.reason}"
         case Tick():
             return "a deadline has passed"
+
+
+def is_news(event: Event) -> bool:
+    """Return whether people are told of an event without `--verbose`."""
+    asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
+    return asked or isinstance(event, Mistake)
 
 
 def _left_out(packages: list[str]) -> str:

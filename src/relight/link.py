@@ -22,9 +22,10 @@ because the others may have gone on without us.
 import socket
 from collections.abc import Callable, Sequence
 
-from relight.core.group import Settings, Told
+from relight.core.group import Hello, Settings, Told
 from relight.core.messages import (
     Announce,
+    Beat,
     Confirm,
     End,
     Form,
@@ -32,6 +33,7 @@ from relight.core.messages import (
     FromCoordinator,
     Join,
     Leave,
+    Redirect,
 )
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.group import Group
@@ -42,7 +44,7 @@ from relight.typed import Protocol
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.coordinator import Coordinator
-    from relight.core.messages import Message
+    from relight.core.fields import Message
     from relight.host.beats import Address, Beats
     from relight.host.connection import Connection
     from relight.host.tcp_store import TCPStore
@@ -57,6 +59,7 @@ _UNFIT_S = 30.0
 _BURST_S = 0.05
 """Time between beats while the last one has no echo."""
 _LOG_EVERY_S = 10.0
+_HEARD = FromCoordinator | Beat | Redirect
 
 
 class Owner(Protocol):
@@ -153,7 +156,7 @@ class RemoteLink:
 
     def send(self, message: FromAgent) -> None:
         """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
-        from relight.core import messages
+        from relight.core import fields
 
         if self._group is not None:
             self._group.step(Told(self._join.node, message))
@@ -162,7 +165,7 @@ class RemoteLink:
                     f"{self._join.host}, which coordinates, left: {message.reason}"
                 )
         elif self._connection is not None and self._connection.is_open:
-            self._connection.send(messages.to_json(message))
+            self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "TCPStore") -> int:
         """Let workers reach `store` at the endpoint's port; return that, or 0 if it is not ours."""
@@ -236,10 +239,11 @@ class RemoteLink:
         self._dial(self._addresses[self._turn % len(self._addresses)])
 
     def _dial(self, address: tuple[str, int], timeout_s: float = 0.0) -> None:
+        from relight.core.fields import plain
         from relight.host.connection import dial
         from relight.host.names import sock_address
 
-        hello = {"type": "hello", "job": self._meeting.job, "settings": self._settings.to_json()}
+        hello = plain(Hello(job=self._meeting.job, settings=self._settings))
         self._target = sock_address(*address)[1]
         try:
             self._connection = dial(
@@ -360,26 +364,27 @@ class RemoteLink:
 
     def received(self, connection: "Connection", message: "Message") -> None:
         """The coordinator says something."""
-        from relight.core import messages
-        from relight.core.messages import Malformed
+        from relight.core import fields
 
-        if message["type"] == "beat":
-            self._echo(message.get("number"))
+        told = fields.message(_HEARD, message)
+        if isinstance(told, Beat):
+            self._echo(told.number)
             return
-        if message["type"] == "redirect":
-            connection.fail("it coordinates no longer")
+        if isinstance(told, Redirect):
+            self._redirected(connection, told.host)
             return
-        try:
-            told = messages.from_json(message)
-        except Malformed as error:
-            connection.fail(f"the coordinator sent nonsense: {error}")
-            return
+        if isinstance(told, Form) and told.place.local_world_size != self._join.slots:
+            raise fields.Malformed(f"a place for {told.place.local_world_size} workers")
         self._told.clear()
         if isinstance(told, Confirm | Form):
             self._confirmed = True
             self._lease(self._echoed_at + self._meeting.lease_s)
-        if isinstance(told, FromCoordinator):
-            self._tell(told)
+        self._tell(told)
+
+    def _redirected(self, connection: "Connection", host: int) -> None:
+        """Number `host` of the endpoint's list coordinates; here there is one only."""
+        del host
+        connection.fail("it coordinates no longer")
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """The connection is gone, or could not be made."""
@@ -461,8 +466,8 @@ class RemoteLink:
         if self._connection is not None and self._beats is not None:
             self._echo(self._beats.number_of(data, self._connection.session_key))
 
-    def _echo(self, number: object) -> None:
-        sent_at = self._sent.get(number) if isinstance(number, int) else None
+    def _echo(self, number: int | None) -> None:
+        sent_at = self._sent.get(number or 0)
         if sent_at is None:
             return
         self._echoed_at = max(self._echoed_at, sent_at)

@@ -7,18 +7,18 @@ judging in `core/failures`.
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from relight.core import tracebacks
 from relight.core.commands import Command
-from relight.core.failures import Failure, from_record, to_record
+from relight.core.exits import Failure
+from relight.core.failures import shared
 from relight.core.messages import End, Ready
 from relight.core.supervision import End as WorkerEnd
 from relight.env import Environment
 from relight.host import interpreter, reports
 from relight.host.logs import Logs
 from relight.host.process import Workers
-from relight.typed import Any
 
 JOB = "RELIGHT_JOB_ID"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -33,15 +33,14 @@ def gather(
     command: Command,
     host: str,
     now: float,
-) -> tuple[tuple[dict[str, Any], ...], tuple[int, ...]]:
-    """Return the failures of this node in a generation, at least one, as records, and the ranks
-    that had ended well before the first.
+) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
+    """Return the failures of this node in a generation, at least one, as other nodes are told them,
+    and the ranks that had ended well before the first.
     """
     failures = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
     left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
-    records = tuple(to_record(failure, now) for failure in failures)
-    return records, tuple(workers.ranks[end.local_rank] for end in left)
+    return shared(failures, now), tuple(workers.ranks[end.local_rank] for end in left)
 
 
 def report(end: End, ready: Ready | None, env: Environment) -> str:
@@ -56,19 +55,17 @@ def report(end: End, ready: Ready | None, env: Environment) -> str:
     root = end.root
     if not end.report or root is None:
         return "\n".join(end.report or (f"error: {end.reason}",))
-    keys, own = ("rank", "pid", "host"), ready.failures if ready is not None else ()
-    ours = any(all(each.get(key) == root.get(key) for key in keys) for each in own)
+    own = ready.failures if ready is not None else ()
+    of = root.rank, root.pid, root.host
+    ours = any((each.rank, each.pid, each.host) == of for each in own)
     if ours or not env.get(JOB):
         return "\n".join(end.report)
     return f"{end.report[0]}; its own node reports it. Exit code {end.exit_code}"
 
 
-def tell_parent(
-    path: str, record: Mapping[str, Any], logs: Logs | None, workers: Workers | None, now: float
-) -> None:
+def tell_parent(path: str, root: Failure, logs: Logs | None, workers: Workers | None) -> None:
     """Write the root cause to the error file of the program that started this agent."""
     try:
-        root = from_record(record, now)
         ours = workers is not None and workers.pids.get(root.local_rank) == root.pid
         reports.write(path, root, logs.error_file(root.local_rank) if ours and logs else "")
     except (OSError, ValueError):

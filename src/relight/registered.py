@@ -21,8 +21,9 @@ answer, nobody else can be written down, and a running group goes on.
 import socket
 from collections.abc import Callable, Iterable
 
+from relight.core.fields import Message
 from relight.core.group import Settings
-from relight.core.messages import End, Join, Message
+from relight.core.messages import End, Join
 from relight.errors import UsageError
 from relight.group import Group
 from relight.host import names

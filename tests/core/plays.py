@@ -16,6 +16,7 @@ verbs:
 A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
+from relight.core.exits import Failure
 from relight.core.group import Event, Lost, Send, Settings, Tick, Told
 from relight.core.membership import Membership
 from relight.core.messages import (
@@ -34,13 +35,12 @@ from relight.core.messages import (
 )
 
 
-def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> dict:
+def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> Failure:
     """How a worker ended, as a node reports it."""
-    return {
-        "rank": rank, "local_rank": 0, "host": host, "pid": 100 + rank, "exitcode": exitcode,
-        "at": 0.5, "asked": asked, "report": None, "last_lines": (), "evidence": "", "log": "",
-        "when": "12:00:00",
-    }  # fmt: skip
+    return Failure(
+        rank=rank, local_rank=0, host=host, pid=100 + rank, exitcode=exitcode, at=-0.5,
+        asked=asked, report=None, last_lines=(), evidence="", log="", when="12:00:00",
+    )  # fmt: skip
 
 
 class Table:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.excerpts import cut, rows_of
-from relight.core.failures import Class, Failure, classify, diagnose, what_happened
-from relight.core.tracebacks import Kind, Report
+from relight.core.exits import Failure, Kind, Report
+from relight.core.failures import Class, classify, diagnose, what_happened
 
 TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")

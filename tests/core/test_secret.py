@@ -5,7 +5,7 @@ import json
 import pytest
 
 from relight.core import secret, wire
-from relight.core.messages import Malformed
+from relight.core.fields import Malformed
 from relight.core.secret import Opening, Refused, Seal, Transcript
 
 TOKEN = b"correct horse"

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.excerpts import excerpt, rows_of
-from relight.core.tracebacks import Kind, clean, from_error_file, from_stderr, last_lines
+from relight.core.exits import Kind
+from relight.core.tracebacks import clean, from_error_file, from_stderr, last_lines
 
 SAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
 RAISED, CRASHED, PRINTED = Kind.RAISED, Kind.CRASHED, Kind.PRINTED

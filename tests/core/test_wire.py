@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.messages import Malformed
+from relight.core.fields import Malformed
 from relight.core.wire import (
     GREETING,
     MAX_FRAME,

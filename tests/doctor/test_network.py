@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.messages import Malformed
+from relight.core.fields import Malformed
 from relight.doctor import findings, network
 from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
 from relight.doctor.network import (

@@ -5,8 +5,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from relight.core.messages import Message
-from relight.host.connection import Connection, Listener, Security, dial
+from relight.core.fields import Message
+from relight.host.connection import Connection, Security, dial
+from relight.host.listener import Listener
 from relight.host.loop import Loop
 
 DEADLINE_S = 30.0

@@ -13,7 +13,8 @@ from ends import DEADLINE_S, Ends, Log
 
 from relight.core import wire
 from relight.host import connection as connections
-from relight.host.connection import Connection, Listener, Security, dial, resolve
+from relight.host.connection import Connection, Security, dial, resolve
+from relight.host.listener import Listener
 
 WITH_TOKEN = Security(b"token")
 

@@ -15,6 +15,7 @@ from ends import Ends, read_all
 
 from relight.core import secret, wire
 from relight.host import connection as connections
+from relight.host import listener as listeners
 from relight.host.connection import Security
 
 TOKEN = Security(b"token")
@@ -269,14 +270,14 @@ def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends:
     ends.until(lambda: len(ends.server.messages) == 50)
     for _ in range(10):
         ends.pair(TOKEN)
-    ends.until(lambda: len(ends.refused) >= 2500 - connections.MAX_STRANGERS)
+    ends.until(lambda: len(ends.refused) >= 2500 - listeners.MAX_STRANGERS)
     assert "dropped for a newer one" in ends.refused[0]
     assert not log.reasons and not ends.server.reasons
 
 
 def test_the_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     """When all places are taken the oldest stranger goes; who is open stays."""
-    monkeypatch.setattr(connections, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(listeners, "MAX_STRANGERS", 3)
     ends.listen()
     connection, log, _ = ends.pair()
     clients = [ends.raw() for _ in range(5)]

@@ -11,8 +11,9 @@ import pytest
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
+from relight.core.fields import plain, to_json
 from relight.core.group import Settings
-from relight.core.messages import Join, Ready, to_json
+from relight.core.messages import Join, Ready
 
 pytestmark = pytest.mark.slow
 
@@ -325,7 +326,7 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     """Say something to the coordinator from another host, as a peer that it lets in; a number means
     to wait for so many seconds.
     """
-    (tmp_path / "messages.json").write_text(json.dumps([Settings(2, 3, 0).to_json(), connections]))
+    (tmp_path / "messages.json").write_text(json.dumps([plain(Settings(2, 3, 0)), connections]))
     command = [sys.executable, "-c", LIAR, str(tmp_path / "messages.json")]
     assert lab["node4"].start(command).wait(60) == 0
 

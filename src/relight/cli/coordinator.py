@@ -14,7 +14,8 @@ from relight import env as environment
 from relight.cli.arguments import Parsed, parse
 from relight.coordinator import Coordinator
 from relight.env import Environment
-from relight.errors import UsageError
+from relight.errors import UsageError, way_to
+from relight.events import Mistake, describe
 from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
@@ -54,6 +55,7 @@ def main(argv: list[str]) -> int:
         )
     meeting, notes = _meeting(parsed, env)
     loop = Loop()
+    loop.on_mistake = lambda what, error: _say(describe(Mistake(what, way_to(error))))
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)

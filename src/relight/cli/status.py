@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.cli.arguments import parse
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
-from relight.core.messages import printable
+from relight.core.fields import printable
 from relight.core.waiting import duration
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many

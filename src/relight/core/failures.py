@@ -15,13 +15,14 @@ loaded only after a failure.
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
-from relight.core.tracebacks import Kind, Report
+from relight.core.exits import CRASHES, Failure, Kind, Report
+from relight.core.fields import fit
 from relight.errors import exit_code_of_signal, signal_name
-from relight.typed import Any, NamedTuple
+from relight.typed import NamedTuple
 
 _ROWS = 25
 """How much of a terminal the report takes, at `WIDTH` columns."""
@@ -30,9 +31,9 @@ _WHAT = 2 * WIDTH - 40
 _MAX_CONSEQUENCES = 4
 _RECORDED = 1000
 """Characters of each text of a failure that other nodes are told."""
-_AT_EXIT = "terminate called without an active exception"
-"""libstdc++ of a thread that still runs when a process exits; torch's do at times."""
-_CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_MAX_LINES, _MAX_LAST = 200, 10
+_SHARED = 256 * 1024
+"""Characters of all failures of a node, so that they fit into a message."""
 
 
 class Class(IntEnum):
@@ -42,46 +43,6 @@ class Class(IntEnum):
     REPORTED = 1
     VICTIM = 2
     STOPPED = 3
-
-
-class Failure(NamedTuple):
-    """How one worker ended, and all that is known about it.
-
-    `exitcode` is negative for a signal; `at` is monotonic; `asked` is the signal that the agent had
-    sent before, or 0; `evidence` are findings of the machine, such as an out-of-memory kill;
-    `last_lines` is the end of stderr; `when` is the time of day on that host, as text.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    pid: int
-    exitcode: int
-    at: float
-    asked: int
-    report: Report | None
-    last_lines: tuple[str, ...]
-    evidence: str
-    log: str
-    when: str = ""
-
-    @property
-    def told(self) -> bool:
-        """Whether the report tells why the worker ended, not merely what it printed."""
-        if self.report is None or self.report.kind is Kind.PRINTED:
-            return False
-        if self.report.kind is Kind.CRASHED:
-            return -self.exitcode in _CRASHES
-        if self.report.kind is Kind.RECORDED or self.asked:
-            return True
-        interrupted = self.report.type == "KeyboardInterrupt" and self.exitcode == -signal.SIGINT
-        return self.exitcode == 1 or interrupted or self.aborted_at_exit
-
-    @property
-    def aborted_at_exit(self) -> bool:
-        """Whether an exception had ended the program before a signal ended the process."""
-        raised = self.report is not None and self.report.kind is Kind.RAISED
-        return raised and self.exitcode == -signal.SIGABRT and _AT_EXIT in self.last_lines
 
 
 class Diagnosis(NamedTuple):
@@ -99,7 +60,7 @@ class Diagnosis(NamedTuple):
     def exit_code(self) -> int:
         """The root cause's own exit code, as a shell would give it."""
         root = self.root
-        stopped = root.asked and root.told and -root.exitcode not in _CRASHES
+        stopped = root.asked and root.told and -root.exitcode not in CRASHES
         if stopped or root.aborted_at_exit:
             return 1  # the exception would have ended it so
         return shell_exit_code(root.exitcode)
@@ -126,15 +87,16 @@ class Diagnosis(NamedTuple):
             lines.append(f"  {cut_left(root.report.where, 2 * WIDTH - 2)}")
             if root.report.source:
                 lines.append(cut(f"    {root.report.source}", WIDTH))
-        lines.append(
+        where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
             f"local rank {root.local_rank}, "
             f"pid {root.pid}; {ended}, after {_duration(root.at - formed_at)}"
         )
+        lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
-        lines += [f"  {hint}"] if hint else []
+        lines += [cut(f"  {hint}", 2 * WIDTH)] if hint else []
         end = _consequences(self.consequences, root.at)
-        end += [f"log: {root.log}"] if root.log else []
+        end += [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
@@ -159,7 +121,7 @@ class Diagnosis(NamedTuple):
             return f"{text}; {named_ranks(running)} still ran" if running else text
         if -root.exitcode == signal.SIGBUS:
             return "SIGBUS is often a full /dev/shm"
-        if -root.exitcode in _CRASHES and not (root.report and root.report.where):
+        if -root.exitcode in CRASHES and not (root.report and root.report.where):
             return "with PYTHONFAULTHANDLER=1 Python says where it crashed"
         return ""
 
@@ -185,64 +147,6 @@ _BY_REQUEST = re.compile(
 )
 # Where in torch's own sources it was noticed, `[/pytorch/…/pair.cc:553] `.
 _NATIVE_PLACE = re.compile(r"\[/[^\]\s]+:\d+\] ")
-
-
-def to_record(failure: Failure, now: float) -> dict[str, Any]:
-    """Return a failure as a JSON object. Instead of the time there is its age, which needs no
-    common clock.
-    """
-    record = {
-        **failure._asdict(),
-        "at": round(now - failure.at, 6),
-        "last_lines": [cut(line, _RECORDED) for line in failure.last_lines],
-    }
-    report = failure.report
-    if report is not None:
-        record["report"] = {
-            "kind": report.kind.name,
-            "type": cut(report.type, _RECORDED),
-            "message": cut(report.message, _RECORDED),
-            "where": cut_left(report.where, _RECORDED),
-            "source": cut(report.source, _RECORDED),
-            "lines": [cut(line, _RECORDED) for line in report.lines[-200:]],
-        }
-    return record
-
-
-def from_record(record: Mapping[str, Any], now: float) -> Failure:
-    """Return the failure of a JSON object.
-
-    Raises:
-        ValueError: a field is missing or of the wrong type.
-    """
-    try:
-        report = record["report"]
-        if report is not None:
-            lines = tuple(map(str, report["lines"]))
-            report = Report(
-                kind=Kind[report["kind"]],
-                type=str(report["type"]),
-                message=str(report["message"]),
-                where=str(report["where"]),
-                source=str(report["source"]),
-                lines=lines,
-            )
-        return Failure(
-            rank=int(record["rank"]),
-            local_rank=int(record["local_rank"]),
-            host=str(record["host"]),
-            pid=int(record["pid"]),
-            exitcode=int(record["exitcode"]),
-            at=now - float(record["at"]),
-            asked=int(record["asked"]),
-            report=report,
-            last_lines=tuple(map(str, record["last_lines"])),
-            evidence=str(record["evidence"]),
-            log=str(record["log"]),
-            when=str(record["when"]),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"no record of a failure: {error!r}") from None
 
 
 def shell_exit_code(exitcode: int) -> int:
@@ -272,12 +176,67 @@ def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis
         failures: those ends.
         left: ranks that had ended with 0, unasked, before.
     """
-    ordered = sorted(failures, key=lambda failure: (classify(failure), failure.at, failure.rank))
-    root, *rest = ordered
+    root, *rest = sorted(failures, key=_likeliest_first)
     symptoms = _symptoms(root)
-    same = [f for f in rest if symptoms is not None and _symptoms(f) == symptoms]
-    consequences = [f for f in rest if f not in same]
-    return Diagnosis(root, tuple(sorted(same)), tuple(consequences), tuple(sorted(left)))
+    same: list[Failure] = []
+    consequences: list[Failure] = []
+    for failure in rest:
+        alike = symptoms is not None and _symptoms(failure) == symptoms
+        (same if alike else consequences).append(failure)
+    same.sort(key=lambda failure: failure.rank)
+    return Diagnosis(root, tuple(same), tuple(consequences), tuple(sorted(left)))
+
+
+def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
+    """Return failures of this node as all nodes are told them: their times count from now, their
+    texts are short, and of many the least likely causes have none.
+    """
+    told, room = [], _SHARED
+    for failure in sorted(failures, key=_likeliest_first):
+        report = failure.report
+        short = failure._replace(
+            host=fit(failure.host, "host"),
+            at=round(failure.at - now, 6),
+            report=report and _shortened(report),
+            last_lines=tuple(_short(line) for line in failure.last_lines[-_MAX_LAST:]),
+            evidence=_short(failure.evidence),
+            log=_short(failure.log),
+            when=_short(failure.when),
+        )
+        size = _size(short)
+        if size > room:
+            short = short._replace(report=None, last_lines=(), evidence="", log="")
+        else:
+            room -= size
+        told.append(short)
+    return tuple(told)
+
+
+def _likeliest_first(failure: Failure) -> tuple[Class, float, int]:
+    return classify(failure), failure.at, failure.rank
+
+
+def _shortened(report: Report) -> Report:
+    return Report(
+        kind=report.kind,
+        type=_short(report.type),
+        message=_short(report.message),
+        where=fit(cut_left(report.where, _RECORDED)),
+        source=_short(report.source),
+        lines=tuple(_short(line) for line in report.lines[-_MAX_LINES:]),
+    )
+
+
+def _short(text: str) -> str:
+    return cut(fit(text[: _RECORDED + 1]), _RECORDED)
+
+
+def _size(failure: Failure) -> int:
+    report = failure.report
+    texts = [failure.evidence, failure.log, *failure.last_lines]
+    if report is not None:
+        texts += [report.type, report.message, report.where, report.source, *report.lines]
+    return sum(map(len, texts))
 
 
 def what_happened(failure: Failure, *, many: bool = False) -> str:
@@ -289,14 +248,14 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
     if failure.exitcode >= 0:
         number = failure.exitcode - 128
         text = f"exited with code {failure.exitcode}"
-        if number in (*_CRASHES, signal.SIGKILL, signal.SIGTERM):
+        if number in (*CRASHES, signal.SIGKILL, signal.SIGTERM):
             text += f", as a shell reports {signal_name(number)}"
     else:
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
         if failure.told and report is not None and report.message != signal.strsignal(number):
             evidence = f"{report.type}: {_first_line(report)}"
-        elif not (evidence or failure.asked or number in _CRASHES):
+        elif not (evidence or failure.asked or number in CRASHES):
             evidence = "relight did not send it"
     return cut(f"{text}: {evidence}" if evidence else text, _WHAT)
 

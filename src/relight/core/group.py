@@ -4,10 +4,8 @@ goes out.
 
 from enum import Enum
 
-from relight.core.messages import FromAgent, FromCoordinator, Malformed, Message
-from relight.typed import Any, NamedTuple
-
-_MOST = 1e9  # of anything
+from relight.core.messages import FromAgent, FromCoordinator
+from relight.typed import NamedTuple
 
 
 class Settings(NamedTuple):
@@ -28,32 +26,23 @@ class Settings(NamedTuple):
     ordered: bool = False
     gently: bool = False
 
-    def to_json(self) -> Message:
-        """Return the settings as an object for the wire."""
-        return self._asdict()
-
-    @classmethod
-    def from_json(cls, message: Message) -> "Settings":
-        """Return the settings of an object from the wire.
-
-        Raises:
-            Malformed: a setting is missing or can't be.
-        """
-        values: list[Any] = [message.get(name) for name in cls._fields]
-        for name, value in zip(cls._fields, values, strict=True):
-            kind = cls.__annotations__[name]
-            allowed = (int, float) if kind is float else (kind,)
-            if type(value) not in allowed or not 0 <= value < _MOST:
-                raise Malformed(f"settings with {name}={value!r}")
-        settings = cls(*values)
-        if not 1 <= settings.least <= settings.most:
-            raise Malformed(f"settings with {settings.least} to {settings.most} nodes")
-        return settings
-
     @property
     def needed(self) -> int:
         """How many nodes a generation takes at least."""
         return self.most if self.ordered else self.least
+
+
+class Hello(NamedTuple):
+    """What a peer says of itself before anything else, and before it has proved who it is.
+
+    `sender` is empty for an agent, which names its `job` and the `settings` of it. `jobs` are those
+    that a coordinator serves, if they are few.
+    """
+
+    sender: str = ""
+    job: str = ""
+    settings: Settings | None = None
+    jobs: tuple[str, ...] = ()
 
 
 class State(Enum):

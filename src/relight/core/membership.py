@@ -30,9 +30,8 @@ Rules:
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
 
-from collections.abc import Mapping
-
 from relight.core import ranks, waiting
+from relight.core.exits import Failure
 from relight.core.group import Event, Lost, Send, Settings, State, Told
 from relight.core.messages import (
     Announce,
@@ -104,7 +103,7 @@ class Membership:
         self._cause = "start"
         self._trouble = ""  # a worker has failed, and why
         self._changed = False  # a node was lost or let in during this stop
-        self._failures: list[tuple[Mapping[str, object], float]] = []  # and when we heard of it
+        self._failures: list[Failure] = []  # `at` on our clock
         self._left: list[int] = []
         self._recover_until: float | None = None  # lost nodes may still come back as they were
         self._untold = False  # those who wait do not know the latest reason
@@ -288,9 +287,9 @@ class Membership:
         node = member.node
         if node in self._active or node in self._done:
             if current:
-                self._failures += [(record, now) for record in ready.failures]
+                self._failures += [f._replace(at=f.at + now) for f in ready.failures]
                 self._left += ready.left
-                if any(not record.get("asked") for record in ready.failures):
+                if any(not failure.asked for failure in ready.failures):
                     self._trouble = self._trouble or f"a worker failed on {member.join.host}"
             if self.state is State.RUNNING:
                 self._stop(self._trouble or f"workers ended on {member.join.host}")

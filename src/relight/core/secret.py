@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable
 
 from relight.core import wire
-from relight.core.messages import Malformed, Message
+from relight.core.fields import Malformed, Message
 
 NONCE_BYTES = 32
 TAG_BYTES = 16

@@ -17,33 +17,9 @@ Any text may come in: nothing here raises, and the time is linear in the text.
 import json
 import re
 from collections.abc import Sequence
-from enum import Enum
 
+from relight.core.exits import Kind, Report
 from relight.typed import NamedTuple
-
-
-class Kind(Enum):
-    """What a report says about the end of its process."""
-
-    RECORDED = "it is in the error file: this exception ended the script"
-    RAISED = "nobody caught this exception, as far as the text shows"
-    CRASHED = "Python or the C++ runtime says why it aborts"
-    PRINTED = "it was printed, but something else may have ended the process"
-
-
-class Report(NamedTuple):
-    """An exception as the worker told it.
-
-    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source`
-    what stands there.
-    """
-
-    kind: Kind
-    type: str
-    message: str
-    where: str
-    source: str
-    lines: tuple[str, ...]
 
 
 class _Traceback(NamedTuple):

@@ -3,16 +3,13 @@
 Loaded only after a failure.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from relight.core import failures, restarts
-from relight.core.failures import Diagnosis
+from relight.core.exits import Failure
 from relight.core.messages import End
 from relight.core.restarts import Restart
-from relight.typed import Any, NamedTuple
-
-Heard = tuple[Mapping[str, Any], float]
-"""A failure as a node reports it, with its age (`failures.to_record`), and when we heard of it."""
+from relight.typed import NamedTuple
 
 
 class Story(NamedTuple):
@@ -20,7 +17,7 @@ class Story(NamedTuple):
     in words if no failure tells more, and when the generation was formed.
     """
 
-    heard: Sequence[Heard]
+    failures: Sequence[Failure]
     left: Sequence[int]
     otherwise: str
     formed_at: float
@@ -35,7 +32,8 @@ def judge(story: Story, used: int, budget: int, now: float) -> str | End:
         budget: `--max-restarts`.
         now: the time.
     """
-    decision, diagnosis = restarts.after_failure(used, budget), _diagnose(story, now)
+    decision = restarts.after_failure(used, budget)
+    diagnosis = _diagnose(story)
     if isinstance(decision, Restart):
         return f"{diagnosis.headline() if diagnosis else story.otherwise}; {decision.reason}"
     return _end(story, diagnosis, decision.reason, now)
@@ -49,7 +47,7 @@ def end(story: Story, reason: str, now: float) -> End:
         reason: why not.
         now: the time.
     """
-    return _end(story, _diagnose(story, now), reason, now)
+    return _end(story, _diagnose(story), reason, now)
 
 
 def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> End:
@@ -57,20 +55,10 @@ def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> 
         return End(1, story.otherwise, (f"{story.otherwise}; {reason}",), None)
     root = diagnosis.root
     report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=reason)
-    record = failures.to_record(root, now)
-    return End(diagnosis.exit_code, "the workers failed", tuple(report), record)
+    told = root._replace(at=root.at - now)
+    return End(diagnosis.exit_code, "the workers failed", tuple(report), told)
 
 
-def _diagnose(story: Story, now: float) -> Diagnosis | None:
-    known = []
-    for record, heard_at in story.heard:
-        try:
-            known.append(failures.from_record({**record, "at": _age(record) + now - heard_at}, now))
-        except (ValueError, OverflowError):
-            continue  # that node is of another version; others may tell
-    return failures.diagnose(known, story.left) if known else None
-
-
-def _age(record: Mapping[str, Any]) -> float:
-    age = record.get("at")
-    return float(age) if isinstance(age, int | float) and abs(age) < 1e9 else 0.0
+def _diagnose(story: Story) -> Diagnosis | None:
+    ends = [failure for failure in story.failures if failure.exitcode]  # a peer may say anything
+    return failures.diagnose(ends, story.left) if ends else None

@@ -12,8 +12,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 
-from relight.core.messages import Malformed, Message
-from relight.typed import NoReturn
+from relight.core.fields import Malformed, Message, decode
 
 PROTOCOL = 1
 GREETING = b"relight %d\n" % PROTOCOL
@@ -115,18 +114,10 @@ def _cut_greeting(buffer: bytearray) -> bool:
 
 
 def _parse(body: bytes) -> Message:
-    try:
-        message = _decode(body.decode())
-    except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
+    message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise Malformed("not an object with a type")
     return message
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
-
-
 _encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-_decode = json.JSONDecoder(parse_constant=_refuse).decode

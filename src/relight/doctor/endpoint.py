@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from relight.core import wire
-from relight.core.messages import Malformed, printable
+from relight.core.fields import Malformed, printable
 from relight.core.secret import NONCE_BYTES
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, lines_of
 from relight.doctor.inspection import addresses_of, open_files, within

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from relight.core.messages import Malformed, printable
+from relight.core.fields import Malformed, printable
 from relight.core.ranks import natural
 
 OK, WARNING, ERROR = "ok", "warning", "error"

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.core.messages import Malformed, Message, printable
+from relight.core.fields import Malformed, Message, printable
 from relight.doctor import endpoint, findings
 from relight.doctor.endpoint import COORDINATOR, DOCTOR
 from relight.doctor.findings import ERROR, WARNING, Finding

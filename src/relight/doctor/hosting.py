@@ -10,12 +10,13 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.core.messages import Malformed, Message
+from relight.core.fields import Malformed, Message
 from relight.doctor import network
 from relight.doctor.findings import ERROR, WARNING, Finding, bounded
 from relight.doctor.network import Node, Probe
 from relight.doctor.probes import Station, mtu_to, new_cookie
-from relight.host.connection import Connection, Listener, Security
+from relight.host.connection import Connection, Security
+from relight.host.listener import Listener
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback
 from relight.values import Nodes

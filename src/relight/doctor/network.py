@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.core import mismatches
-from relight.core.messages import Malformed, Message
+from relight.core.fields import Malformed, Message
 from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
 
 PASSED, SILENT, REFUSED, NO_ROUTE, MUTE = "ok", "silent", "refused", "no route", "mute"

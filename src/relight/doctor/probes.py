@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from relight.core.messages import Malformed
+from relight.core.fields import Malformed
 from relight.doctor.network import MUTE, NO_ROUTE, PASSED, REFUSED, SILENT, STUCK, Probe
 from relight.host.loop import Loop, Timer
 from relight.host.names import sock_address

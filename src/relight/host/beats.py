@@ -8,6 +8,7 @@ import hashlib
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 
 from relight.host.loop import Loop
 from relight.typed import Any
@@ -95,4 +96,4 @@ class Beats:
                 data, sender = self._socket.recvfrom(SIZE + 1)
             except OSError:
                 return
-            self._on_datagram(data, sender)
+            self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from relight.errors import RelightError
 from relight.host import system
 from relight.typed import Protocol
 
@@ -50,9 +51,14 @@ class Loop:
 
     Signal handlers only write a byte to a pipe; what was registered with `on_signal` runs in the
     loop.
+
+    Attributes:
+        on_mistake: is told of an exception that something from outside has led to, though nothing
+            should: from what, and the exception. Raises it, unless another is set.
     """
 
     def __init__(self) -> None:
+        self.on_mistake: Callable[[str, Exception], None] = _raise
         self._selector = system.Selector()
         self._callbacks: dict[int, list[Callback | None]] = {}
         self._timers: list[Timer] = []
@@ -99,6 +105,21 @@ class Loop:
         """Call back with the signal's number, inside the loop, each time the signal arrives."""
         self._signals[number] = callback
         self._previous.setdefault(number, signal.signal(number, _only_wake))
+
+    def attempt(self, act: Callback, what: str) -> bool:
+        """Do what somebody outside asks for; return whether it went well.
+
+        What comes from another machine must never end this process: an exception is a mistake of
+        ours and goes to `on_mistake`, but for those that are meant for the user.
+        """
+        try:
+            act()
+        except RelightError:
+            raise
+        except Exception as error:
+            self.on_mistake(what, error)
+            return False
+        return True
 
     def run_until(self, done: Callable[[], bool]) -> None:
         """Handle what happens until `done()` is true."""
@@ -160,6 +181,11 @@ class Loop:
             callback = self._signals.get(number)
             if callback is not None:
                 callback(number)
+
+
+def _raise(what: str, error: Exception) -> None:
+    del what
+    raise error
 
 
 def _only_wake(number: int, frame: FrameType | None) -> None:

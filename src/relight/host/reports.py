@@ -10,8 +10,9 @@ import json
 import os
 import time
 
-from relight.core.failures import Failure, what_happened
-from relight.core.tracebacks import Report, from_error_file
+from relight.core.exits import Failure, Report
+from relight.core.failures import what_happened
+from relight.core.tracebacks import from_error_file
 from relight.host import files
 
 _LIMIT = 16 * 1024 * 1024

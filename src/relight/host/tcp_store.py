@@ -379,6 +379,10 @@ class _Client:
             self._answer(data)
 
     def _answer(self, data: bytes) -> None:
+        if not self._loop.attempt(lambda: self._answer_all(data), "a request to the store"):
+            self.close()
+
+    def _answer_all(self, data: bytes) -> None:
         """Answer the requests that `data` completes; keep what can't be answered yet."""
         if self._unread:
             data = bytes(self._unread + data)

@@ -1,0 +1,75 @@
+"""How a worker ended, and what it said: what the nodes of a job tell each other of a failure."""
+
+import signal
+from enum import Enum
+
+from relight.typed import NamedTuple
+
+CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+_AT_EXIT = "terminate called without an active exception"
+"""libstdc++ of a thread that still runs when a process exits; torch's do at times."""
+
+
+class Kind(Enum):
+    """What a report says about the end of its process."""
+
+    RECORDED = "it is in the error file: this exception ended the script"
+    RAISED = "nobody caught this exception, as far as the text shows"
+    CRASHED = "Python or the C++ runtime says why it aborts"
+    PRINTED = "it was printed, but something else may have ended the process"
+
+
+class Report(NamedTuple):
+    """An exception as the worker told it.
+
+    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source`
+    what stands there.
+    """
+
+    kind: Kind
+    type: str
+    message: str
+    where: str
+    source: str
+    lines: tuple[str, ...]
+
+
+class Failure(NamedTuple):
+    """How one worker ended, and all that is known about it.
+
+    `exitcode` is negative for a signal; `at` is monotonic, and in a message it counts from when
+    that was sent, which needs no common clock; `asked` is the signal that the agent had sent
+    before, or 0; `evidence` are findings of the machine, such as an out-of-memory kill;
+    `last_lines` is the end of stderr; `when` is the time of day on that host, as text.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exitcode: int
+    at: float
+    asked: int
+    report: Report | None
+    last_lines: tuple[str, ...]
+    evidence: str
+    log: str
+    when: str = ""
+
+    @property
+    def told(self) -> bool:
+        """Whether the report tells why the worker ended, not merely what it printed."""
+        if self.report is None or self.report.kind is Kind.PRINTED:
+            return False
+        if self.report.kind is Kind.CRASHED:
+            return -self.exitcode in CRASHES
+        if self.report.kind is Kind.RECORDED or self.asked:
+            return True
+        interrupted = self.report.type == "KeyboardInterrupt" and self.exitcode == -signal.SIGINT
+        return self.exitcode == 1 or interrupted or self.aborted_at_exit
+
+    @property
+    def aborted_at_exit(self) -> bool:
+        """Whether an exception had ended the program before a signal ended the process."""
+        raised = self.report is not None and self.report.kind is Kind.RAISED
+        return raised and self.exitcode == -signal.SIGABRT and _AT_EXIT in self.last_lines

@@ -1,0 +1,228 @@
+"""What another process says -> a record of ours, each field checked. There is no other place where
+that is done.
+
+A record is a NamedTuple, and the annotations of its fields say what may stand in them:
+
+    bool
+    int, float              finite, within the bounds of the field's name or those of all numbers
+    str                     bounded; what could confuse a terminal is replaced, in a name refused;
+                            one line, but for those that are meant for people
+    tuple[X, ...], dict     bounded
+    a NamedTuple, an Enum   by its fields, by its name
+    X | None
+
+A message is a record with its type's name under the key `type`. What does not fit is `Malformed`.
+`to_json` makes texts and numbers fit by the same bounds, so that nobody refuses what another has
+passed on.
+"""
+
+import json
+from enum import Enum
+from functools import cache
+from types import UnionType
+
+from relight.typed import Any, NoReturn
+
+MAX_NAME = 255
+"""Characters of the longest name; of a host it is what DNS allows (RFC 1035)."""
+MAX_TEXT = 4096
+MAX_ITEMS = 1 << 20
+MAX_FACTS = 255
+
+Message = dict[str, Any]
+"""A message as an object of JSON."""
+
+_INT = -1, 1 << 62
+_FLOAT = -1e12, 1e12  # seconds since 1970, and any time between two events
+_SECONDS = 0, 1e12
+_SIZE = 1, 1 << 20
+_PORT = 0, 65535
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "slots": _SIZE,
+    "least": _SIZE,
+    "most": _SIZE,
+    "local_world_size": _SIZE,
+    "local_rank": (0, 1 << 20),
+    "rank": (0, 1 << 40),
+    "left": (0, 1 << 40),
+    "port": _PORT,
+    "master_port": _PORT,
+    "exit_code": (0, 255),
+    "exitcode": (-127, 255),
+    "asked": (0, 127),
+    "at": (-1e9, 1.0),
+    "max_restarts": (0, 1 << 62),
+    "last_call_s": _SECONDS,
+    "join_timeout_s": _SECONDS,
+    "exit_barrier_s": _SECONDS,
+    "rejoin_s": _SECONDS,
+    "age_s": _SECONDS,
+}
+_NAMES = ("node", "host", "address", "role", "master_addr", "incarnation", "stage")
+_OF_LINES = ("message", "reason", "text", "cause", "report")
+_ITEMS = {"lines": 200, "last_lines": 200}
+
+
+class Malformed(ValueError):  # noqa: N818
+    """What arrived is nothing that the protocol has a word for."""
+
+
+def decode(text: bytes | str) -> Any:
+    """Return what a text of JSON says. Its numbers are finite.
+
+    Raises:
+        Malformed: it is no JSON.
+    """
+    try:
+        return _decode(text.decode() if isinstance(text, bytes) else text)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"no JSON: {error}") from None
+
+
+def message(kinds: Any, value: Message) -> Any:
+    """Return the message of an object from the wire.
+
+    Args:
+        kinds: the union of the messages that may come.
+        value: the object.
+
+    Raises:
+        Malformed: no such message, a field is missing, or a value is of the wrong type or size.
+    """
+    word = value.get("type")
+    kind = _by_word(kinds).get(word) if isinstance(word, str) else None
+    if kind is None:
+        raise Malformed(f"no message of type {_shown(word)}")
+    return record(kind, value)
+
+
+def record(kind: Any, value: object) -> Any:
+    """Return the record of an object from outside; keys that it does not have are left out.
+
+    Raises:
+        Malformed: a field without a default is missing, or a value is of the wrong type or size.
+    """
+    if not isinstance(value, dict):
+        raise Malformed(f"{kind.__name__} can't be {_shown(value)}")
+    values = []
+    for field, annotation in kind.__annotations__.items():
+        if field in value:
+            values.append(_value(kind, field, annotation, value[field]))
+        elif field in kind._field_defaults:
+            values.append(kind._field_defaults[field])
+        else:
+            raise Malformed(f"{kind.__name__} without {field}")
+    return kind(*values)
+
+
+def to_json(record: Any) -> Message:
+    """Return a message as an object for the wire, within the bounds of `message`."""
+    return {"type": type(record).__name__.lower(), **plain(record)}
+
+
+def plain(value: Any, field: str = "") -> Any:
+    """Return a value as JSON has it, within bounds; a record is an object of its fields."""
+    if isinstance(value, str):
+        return fit(value, field)
+    if isinstance(value, Enum):
+        return value.name
+    if hasattr(value, "_fields"):
+        return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
+    if isinstance(value, tuple | list):
+        return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
+    if isinstance(value, dict):
+        return {fit(k): plain(v) for k, v in value.items()}
+    if field in _BOUNDS and value is not None:
+        least, most = _BOUNDS[field]
+        return value if least <= value <= most else type(value)(max(least, min(value, most)))
+    return value
+
+
+def fit(text: str, field: str = "") -> str:
+    """Return a text that the other side will take for this field."""
+    text = printable(text, lines=field in _OF_LINES)
+    size = _length(field)
+    return text if len(text) <= size else text[: size - 1] + "…"
+
+
+def printable(text: str, *, lines: bool = True) -> str:
+    """Return a text of another machine without what could confuse a terminal."""
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else "\t"
+    return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)
+
+
+def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
+    """Return what may stand in a field."""
+    if isinstance(annotation, UnionType):  # only `X | None`
+        if value is None:
+            return None
+        (annotation,) = (each for each in annotation.__args__ if each is not type(None))
+    origin = getattr(annotation, "__origin__", None)
+    if annotation is bool:
+        fits = type(value) is bool
+    elif annotation is int:
+        least, most = _BOUNDS.get(field, _INT)
+        fits = type(value) is int and least <= value <= most
+    elif annotation is float:
+        least, most = _BOUNDS.get(field, _FLOAT)
+        fits = type(value) in (int, float) and least <= value <= most
+        value = float(value) if fits else value
+    elif annotation is str:
+        fits = isinstance(value, str) and len(value) <= _length(field)
+        if fits and field in _NAMES:
+            fits = value.isprintable()
+        elif fits:
+            value = printable(value, lines=field in _OF_LINES)
+    elif hasattr(annotation, "_fields"):
+        return record(annotation, value)
+    elif origin is tuple:
+        element, *_ = annotation.__args__
+        fits = isinstance(value, list) and len(value) <= _ITEMS.get(field, MAX_ITEMS)
+        if fits:
+            return tuple(_value(kind, field, element, each) for each in value)
+    elif origin is dict:
+        key, content = annotation.__args__
+        fits = isinstance(value, dict) and len(value) <= MAX_FACTS
+        if fits:
+            return {
+                _value(kind, "", key, k): _value(kind, "", content, v) for k, v in value.items()
+            }
+    else:
+        assert issubclass(annotation, Enum), f"{kind.__name__}.{field}: {annotation}"
+        fits = isinstance(value, str) and value in annotation.__members__
+        value = annotation[value] if fits else value
+    if not fits:
+        raise Malformed(f"{kind.__name__}.{field} can't be {_shown(value)}")
+    return value
+
+
+def _length(field: str) -> int:
+    return MAX_NAME if field in _NAMES else MAX_TEXT
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return repr(value)[:100]
+
+
+@cache
+def _by_word(kinds: Any) -> dict[str, Any]:
+    every = kinds.__args__ if isinstance(kinds, UnionType) else (kinds,)
+    return {kind.__name__.lower(): kind for kind in every}
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number in (float("inf"), float("-inf")):
+        raise ValueError(f"{text[:40]} is no number")
+    return number
+
+
+_decode = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite).decode

@@ -1,0 +1,117 @@
+"""Accepts connections from other machines, and hands on those whose peer has proved who it is."""
+
+import errno
+import os
+import socket
+from collections.abc import Callable
+
+from relight.core.fields import Message
+from relight.host.connection import Connection, Owner, Security
+from relight.host.loop import Loop
+
+MAX_STRANGERS = 2048
+
+_ACCEPTS_AT_ONCE = 64
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_DESCRIPTOR_PAUSE_S = 0.1
+
+
+class Listener:
+    """Accepts connections and hands those to the owner whose peer has proved who it is.
+
+    Args:
+        sock: bound and listening. It stays the caller's until `close`, which closes it.
+        hello: sent to each peer that says hello; the attribute may be set anew.
+        divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
+            TCPStore.
+
+    Attributes:
+        on_refused: told in words who was turned away before the owner heard of them.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        sock: socket.socket,
+        owner: Owner,
+        hello: Message,
+        security: Security,
+        *,
+        divert: Callable[[socket.socket], None] | None = None,
+    ) -> None:
+        self.on_refused: Callable[[str], None] = lambda _: None
+        self.hello = hello
+        self._loop = loop
+        self._sock = sock
+        self._owner = owner
+        self._security = security
+        self._divert = divert
+        self._strangers: dict[Connection, None] = {}
+        # Strangers must not take the descriptors that workers need.
+        self._places = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
+        self._closed = False
+        sock.setblocking(False)
+        self._listen()
+
+    def close(self) -> None:
+        """Stop listening; connections that are open stay, the others end."""
+        self._closed = True
+        self._loop.forget(self._sock)
+        self._sock.close()
+        while self._strangers:
+            self._strangers.popitem()[0].close()
+
+    def opened(self, connection: Connection, hello: Message) -> None:
+        """Hand a connection to the owner."""
+        del self._strangers[connection]
+        connection.owner = self._owner
+        self._owner.opened(connection, hello)
+
+    def received(self, connection: Connection, message: Message) -> None:
+        """Never called: a connection that is open has another owner."""
+        raise AssertionError(connection.peer, message)
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        """Report a peer that was turned away, or went."""
+        self._strangers.pop(connection, None)
+        self.on_refused(f"{connection.peer}: {reason}")
+
+    def _listen(self) -> None:
+        if not self._closed:
+            self._loop.on_readable(self._sock, self._accept)
+
+    def _accept(self) -> None:
+        for attempt in range(_ACCEPTS_AT_ONCE):
+            try:
+                sock, _address = self._sock.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno not in _NO_DESCRIPTOR:
+                    continue  # the caller went away meanwhile
+                if attempt:
+                    return  # that is said even if nobody waits; the loop knows
+                if not self._drop_oldest():
+                    self._loop.forget(self._sock)
+                    self._loop.call_after(_NO_DESCRIPTOR_PAUSE_S, self._listen)
+                    return
+                continue
+            self._admit(sock)
+
+    def _admit(self, sock: socket.socket) -> None:
+        if len(self._strangers) >= self._places:
+            self._drop_oldest()
+        connection = Connection(self._loop, sock, self, self.hello, self._security, dialled=False)
+        self._strangers[connection] = None
+        connection._divert = self._pass_on if self._divert is not None else None
+
+    def _pass_on(self, connection: Connection, sock: socket.socket) -> None:
+        assert self._divert is not None
+        del self._strangers[connection]
+        self._divert(sock)
+
+    def _drop_oldest(self) -> bool:
+        for connection in self._strangers:
+            connection.fail("dropped for a newer one: too many say nothing")
+            return True
+        return False

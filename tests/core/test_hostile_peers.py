@@ -1,0 +1,147 @@
+"""Peers that are let in and say anything: whatever it is, the cores take it or it is `Malformed`,
+and what follows for the other nodes can be sent, is taken there, and is safe to print.
+"""
+
+from typing import Any
+
+from fuzzing import Chance, fuzzed, kinds_of
+from plays import record
+
+from relight.core import election, fields, wire
+from relight.core.election import Election, Heard
+from relight.core.excerpts import rows_of
+from relight.core.exits import Failure, Kind, Report
+from relight.core.failures import shared
+from relight.core.fields import Malformed, to_json
+from relight.core.group import Lost, Settings, Told
+from relight.core.membership import Membership
+from relight.core.messages import End, Failed, FromAgent, FromCoordinator, Join, Ready
+from relight.events import Tick
+
+REPORT = Report(Kind.RAISED, "ValueError", "x\n" * 5000, "a.py:1 in f", "x", ("─" * 5000,) * 300)
+
+
+def arrives(kinds: Any, message: Any) -> Any:
+    """Send a message over the wire as it is done in earnest."""
+    (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.encode(to_json(message)))
+    return fields.message(kinds, heard)
+
+
+def said(kinds: Any, kind: Any, chance: Chance) -> Any:
+    """Something near a message, as it is read; None if it is refused."""
+    body = chance.written(chance.near(to_json(chance.valid(kind))))
+    try:
+        (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.frame(body))
+        return fields.message(kinds, heard)
+    except Malformed:
+        return None
+
+
+def joins(node: str, wanted: Settings) -> list[Any]:
+    number = "abc".index(node) if wanted.ordered else -1
+    asked = wanted.least, wanted.most, wanted.max_restarts
+    join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
+    return [Told(node, join), Told(node, Ready(-1, 1, (), ()))]
+
+
+@fuzzed
+def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
+    """Its invariants hold, and each of its answers is taken by the node that gets it."""
+    ordered = chance.random() < 0.3
+    most = 2 if ordered else 3
+    asked = Settings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
+    group, now = Membership(asked), 0.0
+    events: list[Any] = [*joins("a", asked), *joins("b", asked)]
+    for _ in range(chance.randrange(8)):
+        message = said(FromAgent, chance.choice(kinds_of(FromAgent)), chance)
+        if message is not None:
+            if hasattr(message, "generation") and chance.random() < 0.7:
+                message = message._replace(generation=chance.choice([0, 1]))
+            if isinstance(message, Join) and chance.random() < 0.7:
+                message = message._replace(least=asked.least, most=most, max_restarts=1)
+            # The coordinator knows a node by its connection.
+            node = message.node if isinstance(message, Join) else chance.choice("abc")
+            events += [Told(node, message), Tick()]
+    events += [Told("a", Failed(0, "x")), Told("a", Ready(0, 1, (record(),), ())), Lost("b", "x")]
+    for event in events:
+        for effect in group.step(event, now):
+            arrives(FromCoordinator, effect.message)
+        group.check()
+        now += chance.choice([0.0, 0.2, 6.0])
+        assert group.explain(now)
+
+
+@fuzzed
+def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
+    """A joined node reports any failures: the job ends with a report that all nodes take, that fits
+    on a terminal, and that no terminal obeys. It does not end as if all were well.
+    """
+    group = Membership(Settings(2, 2, 0))
+    for event in (*joins("a", group.settings), *joins("b", group.settings)):
+        group.step(event, 0.0)
+    first = chance.valid(Failure)
+    alike = first._replace(report=chance.valid(Failure).report)
+    raw = [fields.plain(failure) for failure in (first, alike, first, chance.valid(Failure))]
+    sent = {**to_json(Ready(0, 1, (), (1, 1))), "failures": chance.near(raw)}
+    try:
+        ready = fields.message(FromAgent, fields.decode(chance.written(sent)))
+    except Malformed:
+        ready = arrives(FromAgent, Ready(0, 1, (first, alike, first), (1, 1)))
+    group.step(Told("b", Failed(0, "a worker failed on b")), 7.0)
+    group.step(Told("b", ready), 7.0)
+    effects = group.step(Told("a", Ready(0, 1, (record(),), ())), 8.0)
+    ends = [effect.message for effect in effects if isinstance(effect.message, End)]
+    assert len(ends) == 2
+    for end in ends:
+        taken = arrives(FromCoordinator, end)
+        assert 0 < taken.exit_code == end.exit_code < 256
+        assert end.report and taken.report == end.report
+        assert all(line.replace("\t", "").isprintable() for line in end.report), end.report
+        assert rows_of([f"relight: {end.report[0]}", *end.report[1:]]) <= 40
+
+
+@fuzzed
+def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> None:
+    """Its invariants hold, and each of its answers is taken by the others."""
+    hosts = "abcd"[: chance.randint(2, 4)]
+    elector = Election(hosts, 0, "me", 0.0, vote_s=1.0, alone=chance.random() < 0.5)
+    now = 0.0
+    for _ in range(chance.randrange(10)):
+        now += chance.choice([0.01, 0.3, 1.1, 4.0])
+        events: list[Any] = [Tick()]
+        ballot = said(election.Message, chance.choice(kinds_of(election.Message)), chance)
+        if ballot is not None:
+            near: dict[str, Any] = {"incarnation": "me", "candidate": chance.choice([0, 1])}
+            near |= {"voter": 1, "sent": now, "stage": chance.choice(["probe", "vote", "lead"])}
+            for field in set(near) & set(ballot._fields):
+                if chance.random() < 0.7:
+                    ballot = ballot._replace(**{field: near[field]})
+            events.append(Heard(ballot))
+        for event in events:
+            for effect in elector.step(event, now):
+                if isinstance(effect, election.Send):
+                    arrives(election.Message, effect.message)
+            elector.check()
+            assert elector.explain(now)
+
+
+def test_the_failures_of_a_large_node_fit_into_a_message() -> None:
+    """However many workers fail with however long tracebacks, other nodes are told of all."""
+    lines = ("─" * 5000,) * 300
+    for count in (1, 300):
+        failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)
+        ends = [failure._replace(rank=rank, report=REPORT) for rank in range(count)]
+        told = arrives(FromAgent, Ready(0, 1, shared(ends, 0.0), ())).failures
+        assert [each.rank for each in told] == list(range(count))
+        assert told[0].report is not None and len(told[0].report.lines) == 200
+
+
+def test_equal_ends_with_other_reports() -> None:
+    """Three ends that differ in the kind of their report alone are sorted without comparing it."""
+    group = Membership(Settings(1, 1, 0))
+    for event in joins("a", group.settings):
+        group.step(event, 0.0)
+    ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in Kind]
+    ends += [record()._replace(report=None)]
+    *_, effect = group.step(Told("a", Ready(0, 1, tuple(ends), ())), 1.0)
+    assert isinstance(effect.message, End)

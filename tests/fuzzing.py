@@ -1,0 +1,120 @@
+"""Values of a type, and what comes near them, made from the annotations of the types: a new message
+is fuzzed without being remembered.
+
+All chance comes from one seed, which hypothesis chooses: to build each value with its strategies
+would take a hundred times as long. `FUZZ_EXAMPLES=60000 pytest …` tries more than the few that the
+suite has time for.
+"""
+
+import json
+import os
+import random
+from enum import Enum
+from types import NoneType, UnionType
+from typing import Any
+
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from relight.core import fields
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
+
+_EDGES = [-1, 0, 1, 2, 15, 127, 128, 255, 256, 65535, 65536, 1 << 20, 1 << 40, 1 << 62]
+_TEXTS = ["", "a", "b", "ValueError: x", "Connection reset by peer", "a\nb\n", "é" * 4096]
+_NAMES = ["", "a", "b", "node-12", "fd77::1", "é" * 255]
+_ODD = ["\x1b[2J\x1b[31m", "\t", "\r", "\x9b31m", "\u202e", "\ud800", "\0", "../x", "x" * 256,
+        "x" * 4097, "Infinity", "1e999"]  # fmt: skip
+_NO_NUMBERS = [-2, (1 << 62) + 1, -(1 << 62), 10**400, 1e300, float("inf"), float("-inf"), 5e-324]
+
+
+def kinds_of(union: Any) -> tuple[Any, ...]:
+    """The types of a union, or the one."""
+    return union.__args__ if isinstance(union, UnionType) else (union,)
+
+
+class Chance(random.Random):
+    """What is made by chance."""
+
+    def valid(self, annotation: Any, field: str = "") -> Any:
+        """Return a value that may stand in a field, and so a record or a message."""
+        if isinstance(annotation, UnionType):
+            return self.valid(self.choice(annotation.__args__), field)
+        if annotation is NoneType:
+            return None
+        if annotation is bool:
+            return self.random() < 0.5
+        if annotation in (int, float):
+            least, most = fields._BOUNDS.get(
+                field, fields._INT if annotation is int else (-9e9, 9e9)
+            )
+            if self.random() < 0.5:
+                return annotation(max(least, min(most, self.choice(_EDGES))))
+            return (self.randint if annotation is int else self.uniform)(least, most)
+        if annotation is str:
+            known = _NAMES if field in fields._NAMES else _TEXTS
+            return self.choice(known) if self.random() < 0.8 else self.letters(str.isprintable)
+        if hasattr(annotation, "_fields"):
+            inner = annotation.__annotations__.items()
+            return annotation(*(self.valid(kind, name) for name, kind in inner))
+        if isinstance(annotation, type) and issubclass(annotation, Enum):
+            return self.choice(list(annotation))
+        count = self.randrange(4)
+        if annotation.__origin__ is tuple:
+            return tuple(self.valid(annotation.__args__[0], field) for _ in range(count))
+        key, value = annotation.__args__
+        return {self.valid(key): self.valid(value) for _ in range(count)}
+
+    def letters(self, fit: Any = lambda letter: True) -> str:
+        """Return any text."""
+        letters = (chr(int(self.random() ** 3 * 0x11000)) for _ in range(self.randrange(12)))
+        return "".join(filter(fit, letters))
+
+    def junk(self, depth: int = 3) -> Any:
+        """Return anything that JSON can say, and a bit more."""
+        match self.randrange(8 if depth else 6):
+            case 0:
+                return self.choice([None, True, False])
+            case 1:
+                return self.choice(_EDGES)
+            case 2:
+                return self.choice(_NO_NUMBERS)
+            case 3:
+                return self.choice([0.0, -1.5, self.uniform(-1e15, 1e15)])
+            case 4:
+                return self.choice(_ODD)
+            case 5:
+                return self.letters()
+            case 6:
+                return [self.junk(depth - 1) for _ in range(self.randrange(4))]
+            case _:
+                return {self.letters(): self.junk(depth - 1) for _ in range(self.randrange(4))}
+
+    def near(self, value: Any) -> Any:
+        """Return an object of JSON in which up to three places are something else."""
+        for _ in range(self.randrange(4)):
+            inside: Any = None
+            here = value
+            while isinstance(here, dict | list) and here:
+                inside = here
+                step = self.choice(list(here) if isinstance(here, dict) else range(len(here)))
+                here = here[step]
+                if self.random() < 0.3:
+                    break
+            if inside is None:
+                return self.junk()
+            if self.random() < 0.8:
+                inside[step] = self.junk()
+            else:
+                del inside[step]
+        return value
+
+    def written(self, value: Any) -> bytes:
+        """Return JSON as somebody may write it who wants infinity in spite of the parser."""
+        return json.dumps(value).replace("Infinity", "1e999").encode()
+
+
+def fuzzed(test: Any) -> Any:
+    """Run a test many times, each with its own `chance`."""
+    many = settings(max_examples=EXAMPLES, phases=(Phase.explicit, Phase.generate))
+    return many(given(chance=st.integers(0, 1 << 64).map(Chance))(test))
