@@ -30,6 +30,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 PURE_MAY_IMPORT = {
     "collections",
     "enum",
+    "functools",
     "itertools",
     "math",
     "json",
@@ -37,6 +38,7 @@ PURE_MAY_IMPORT = {
     "re",
     "signal",
     "string",
+    "types",
     "hashlib",
     "hmac",
 }

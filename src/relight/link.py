@@ -382,9 +382,8 @@ class RemoteLink:
         self._tell(told)
 
     def _redirected(self, connection: "Connection", host: int) -> None:
-        """Number `host` of the endpoint's list coordinates; here there is one only."""
-        del host
-        connection.fail("it coordinates no longer")
+        """Who was asked says that number `host` of the endpoint's list coordinates."""
+        connection.fail(f"it coordinates no longer (host {host} may)")
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """The connection is gone, or could not be made."""

@@ -347,7 +347,7 @@ def test_what_is_not_asked_for_is_not_loaded() -> None:
     """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
     script = (
         "import socket, sys\n"
-        "from relight.host import connection as c\n"
+        "from relight.host import connection as c, listener\n"
         "from relight.host.loop import Loop\n"
         "class Owner:\n"
         "    def opened(self, connection, hello): done.append(1)\n"
@@ -355,7 +355,7 @@ def test_what_is_not_asked_for_is_not_loaded() -> None:
         "done = []\n"
         "loop = Loop()\n"
         "sock = socket.create_server(('127.0.0.1', 0))\n"
-        "c.Listener(loop, sock, Owner(), {}, c.Security())\n"
+        "listener.Listener(loop, sock, Owner(), {}, c.Security())\n"
         "c.dial(loop, sock.getsockname(), Owner(), {}, c.Security())\n"
         "loop.run_until(lambda: len(done) == 2)\n"
         "c.resolve(loop, '127.0.0.1', 1, lambda *_: done.append(1))\n"

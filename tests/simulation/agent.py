@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
+from relight.core.exits import Failure
 from relight.core.group import Told
 from relight.core.messages import (
     Announce,
@@ -380,7 +381,7 @@ class Agent:
             case _:
                 pass
 
-    def get_ready(self, failures: tuple[dict[str, object], ...]) -> None:
+    def get_ready(self, failures: tuple[Failure, ...]) -> None:
         """Say that no workers run here."""
         self.stop = None
         self.ready = Ready(self.last, 29500, failures, ())
@@ -437,10 +438,13 @@ class Agent:
     def _ended(self, generation: int, failed: str) -> None:
         if generation != self._generations or self.live is None or self.leaving:
             return
-        record = {"asked": 0 if failed else 15, "at": 0.1}
-        self._over((record,))
+        failure = Failure(
+            rank=0, local_rank=0, host=self.node, pid=1, exitcode=1 if failed else -15, at=-0.1,
+            asked=0 if failed else 15, report=None, last_lines=(), evidence="", log="",
+        )  # fmt: skip
+        self._over((failure,))
 
-    def _over(self, failures: tuple[dict[str, object], ...]) -> None:
+    def _over(self, failures: tuple[Failure, ...]) -> None:
         self.live, self.done, self.failed = None, False, ""
         self.key = None
         if self.end is not None:

@@ -16,15 +16,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from relight.core import fields
 from relight.core.group import Lost, Settings, Tick, Told
 from relight.core.membership import Membership
-from relight.core.messages import (
-    FromAgent,
-    FromCoordinator,
-    Join,
-    from_json,
-    to_json,
-)
+from relight.core.messages import FromAgent, FromCoordinator, Join
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -36,6 +31,7 @@ LEASE_S = 1.0
 CONNECT_LIMIT_S = 5.0
 CLOSE_LIMIT_S = 5.0
 STALL_S = 0.5
+_EVERY = FromAgent | FromCoordinator
 
 
 class Failure(Exception):
@@ -297,7 +293,7 @@ class World:
         """Return the message as it arrives."""
         if not self._through_json:
             return message
-        return from_json(json.loads(json.dumps(to_json(message))))
+        return fields.message(_EVERY, json.loads(json.dumps(fields.to_json(message))))
 
     def log(self, line: str) -> None:
         """Note what happened."""

@@ -220,15 +220,15 @@ def _shortened(report: Report) -> Report:
     return Report(
         kind=report.kind,
         type=_short(report.type),
-        message=_short(report.message),
+        message=_short(report.message, "message"),
         where=fit(cut_left(report.where, _RECORDED)),
         source=_short(report.source),
         lines=tuple(_short(line) for line in report.lines[-_MAX_LINES:]),
     )
 
 
-def _short(text: str) -> str:
-    return cut(fit(text[: _RECORDED + 1]), _RECORDED)
+def _short(text: str, field: str = "") -> str:
+    return cut(fit(text[: _RECORDED + 1], field), _RECORDED)
 
 
 def _size(failure: Failure) -> int:
