@@ -20,6 +20,7 @@ EXAMPLES = [
     events.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
     events.PreloadUnfit("it can't be started", False),
     events.WorkersWarm(False, "it is not ready"),
+    events.Mistake("a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"),
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),
     events.Ended(0, "all workers ended well"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from relight.core import failures, restarts
 from relight.core.exits import Failure
+from relight.core.failures import Diagnosis
 from relight.core.messages import End
 from relight.core.restarts import Restart
 from relight.typed import NamedTuple
