@@ -16,7 +16,8 @@ from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, prepare, record
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
-from relight.values import Endpoint
+from relight.rendezvous.zero_flags import take
+from relight.values import Endpoint, Nodes
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +182,17 @@ def test_a_static_endpoint_has_a_port_by_default() -> None:
     """Workers meet at the host of the endpoint, and at torchrun's usual port."""
     spec = to_spec(parse(["--rdzv-endpoint=node1", "train.py"], Environment({})))
     assert spec.store_address() == Endpoint("node1", 29500)
+
+
+@shows("zero-flags")
+@pytest.mark.parametrize(("flags", "nodes"), [([], 2), (["--nnodes=1"], 1), (["--standalone"], 1)])
+def test_the_environment_of_a_cluster_counts_without_flags(flags: list[str], nodes: int) -> None:
+    """A job has as many nodes as the cluster says, unless a flag says it."""
+    cluster = {"MASTER_ADDR": "a", "MASTER_PORT": "29500", "WORLD_SIZE": "2", "RANK": "1"}
+    environment = Environment(cluster)
+    parsed = parse([*flags, "train.py"], environment)
+    spec, _, _ = take(to_spec(parsed), parsed.given, environment)
+    assert spec.nnodes == Nodes(nodes, nodes)
 
 
 @shows("file-store")
