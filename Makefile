@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Most tests wait most of the time; those of a file stay together, as they share servers.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
-.PHONY: help setup demo test check lint types unit bench simulate long clean
+.PHONY: help setup demo test check lint types unit portable bench simulate long clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,7 @@ demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, watch th
 
 test: setup lint types  ## Everything: format, lint, types, layers, all tests
 	$(PYTEST) -m "not long"
+	RELIGHT_HOST=portable $(PYTEST) -m "not slow and not long" tests/test_orphans.py tests/test_signals.py
 
 check: setup lint types unit  ## The fast part of the tests, below 2 minutes
 
@@ -55,6 +56,11 @@ types: setup
 
 unit: setup
 	$(PYTEST) -m "not slow and not long"
+
+# What a job of one node meets; tests/portable/exceptions.py names what can't hold there.
+ONE_NODE := tests/test_*.py tests/host tests/cli tests/differential tests/portable tests/schedulers/test_local*.py
+portable: setup  ## All tests of one node as on macOS, as far as Linux can play it
+	RELIGHT_HOST=portable $(PYTEST) -rs -m "not long" --ignore=tests/test_layers.py $(ONE_NODE)
 
 bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks

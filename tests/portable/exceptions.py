@@ -12,12 +12,14 @@ OOM = "no counter tells what was killed for lack of memory"
 AFFINITY = "a process can't be bound to CPUs, and there are no cgroups: all CPUs count"
 INOTIFY = "files that are shown while they are written are looked at ten times a second"
 LAUNCH_PATH = "the launch path there has the portable layer instead"
-PRELOAD = "there is no --preload"
+BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
 REASONS = {
     "test_startup.py": LAUNCH_PATH,
     "test_teardown.py::test_who_has_nothing_to_save_is_not_waited_for[ignores SIGTERM]": HANDLERS,
     "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
+    "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
+    "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "host/test_agents.py": PROC,
     "host/test_arrivals.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,

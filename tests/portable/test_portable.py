@@ -113,13 +113,25 @@ def test_a_job_on_macos(good: str, code: int, tmp_path: Path, launch: Launch) ->
     )
 
 
-@pytest.mark.parametrize("flag", ["--nnodes=2", "--nnodes=1:2", "--numa-binding=node"])
-def test_what_needs_linux_is_refused_by_name(flag: str, launch: Launch) -> None:
-    """Nothing is started, and one line says which flag needs Linux."""
-    result = launch("run", flag, "--no-python", "echo", "started", command=MACOS)
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (
+            ("run", "--nnodes=1:2", "--no-python", "echo", "started"),
+            "a job of several nodes (--nnodes)",
+        ),
+        (("run", "--numa-binding=node", "--no-python", "echo", "started"), "--numa-binding"),
+        (("coordinator",), "relight coordinator"),
+    ],
+)
+def test_what_needs_linux_is_refused_by_name(
+    words: tuple[str, ...], what: str, launch: Launch
+) -> None:
+    """Nothing is started, and one line says what needs Linux."""
+    result = launch(*words, command=MACOS)
     assert (result.returncode, result.stdout) == (2, "")
     first, hint = result.stderr.splitlines()
-    assert first.startswith("relight: error: --n") and first.endswith(" Linux")
+    assert first == f"relight: error: {what} needs Linux"
     assert hint.startswith("hint: ")
 
 

@@ -16,6 +16,7 @@ from relight.coordinator import Coordinator
 from relight.env import Environment
 from relight.errors import UsageError, way_to
 from relight.events import Mistake, describe
+from relight.host import system
 from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
@@ -48,6 +49,7 @@ def main(argv: list[str]) -> int:
 
         print(coordinator_help(COORDINATOR_FLAGS))
         return 0
+    system.require_linux("relight coordinator")
     if parsed.command:
         raise UsageError(
             f"relight coordinator takes flags only, not {parsed.command[0]}",

@@ -65,17 +65,22 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
     Raises:
         UsageError: it does not work here at all.
     """
-    hint = "docs/macos.md lists what needs Linux"
     if not spec.runs_locally():
-        nodes = spec.nnodes
-        raise UsageError(
-            f"--nnodes={nodes.least}:{nodes.most}: jobs of several nodes need Linux", hint=hint
-        )
+        require_linux("a job of several nodes (--nnodes)")
     if spec.numa_binding:
-        raise UsageError(f"--numa-binding={spec.numa_binding} needs Linux", hint=hint)
+        require_linux("--numa-binding")
     if spec.preload:
         notes.append("--preload has no effect on this system: workers start cold")
     return spec._replace(preload=())
+
+
+def require_linux(what: str) -> None:
+    """Refuse what only works on Linux.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(f"{what} needs Linux", hint="docs/macos.md lists what works on this system")
 
 
 # Processes.
