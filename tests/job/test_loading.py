@@ -128,6 +128,7 @@ def test_components_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) ->
         (info / "entry_points.txt").write_text(f"[relight.components]\n{alias} = theirs\n")
     monkeypatch.syspath_prepend(str(place))
     assert set(loading.registered()) == {"team.one", "one"}
+    assert loading.find("utils.echo").__module__ == "relight.job.components.utils"
     assert built("team.one").name == "one"
 
 

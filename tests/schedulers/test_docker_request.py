@@ -212,6 +212,11 @@ def test_the_text_is_for_a_shell() -> None:
     assert " \\\n  '--env=A=x y' \\\n" in text
 
 
+def test_a_workspace_is_asked_for() -> None:
+    """Without --workspace the image stays as it is: the working directory does not travel."""
+    assert body(role())["builds"] == []
+
+
 def test_a_workspace_is_an_image(tmp_path: Path) -> None:
     """A dry run with a workspace builds nothing; it says what would be built, once an image."""
     roles = (role("a"), role("b"), role("c", image="other"))

@@ -1,0 +1,96 @@
+"""docs/differences-torchx.md is complete and true."""
+
+import ast
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from relight.cli.main import main
+
+from .differences_torchx import CASES, Case, answer, prepare
+
+HERE = Path(__file__).parent
+TESTS = HERE.parent
+DOCUMENT = TESTS.parent / "docs" / "differences-torchx.md"
+RECORDED = {
+    found["name"]: found["answer"]
+    for found in map(json.loads, (HERE / "torchx-differences.jsonl").read_text().splitlines())
+}
+COMMANDS = {"run": ("submit",), "runopts": ("schedulers",)}
+RUNS = ("exit-code", "handle", "local-retries")
+
+# What no answer to a command line shows, and the test that does.
+SHOWN = {
+    "builtins-stay": "job/test_loading.py::test_components_of_packages",
+    "default-scheduler": "cli_jobs/test_submit.py::test_a_job_on_this_machine",
+    "dry-run": "cli_jobs/test_submit.py::test_a_dry_run_has_no_side_effect",
+    "gang": "schedulers/test_local.py::test_all_end_when_one_fails",
+    "known-resources": "job/test_resources.py::test_names_of_packages",
+    "node-order": "cli_jobs/test_submit.py::test_replicas_are_nodes",
+    "one-report": "cli_jobs/test_submit.py::test_one_report_for_all_replicas",
+    "role-workspace": "job/test_foreign.py::test_an_app_that_cant_be_run",
+    "slurm-script": "schedulers/test_slurm_script.py::test_scripts_are_as_they_were",
+    "state": "cli_jobs/test_reading.py::test_yesterdays_jobs",
+    "stays-behind": "schedulers/test_workspaces.py::test_what_is_never_meant",
+    "too-little": "schedulers/test_needs.py::test_too_little_is_told",
+    "torchx-schedulers": "schedulers/test_registry.py::test_schedulers_of_other_packages",
+    "workspace-asked": "schedulers/test_docker_request.py::test_a_workspace_is_asked_for",
+    "workspace-list": "schedulers/test_workspaces.py::test_several_directories",
+}
+
+
+def rows() -> dict[str, list[str]]:
+    """The rows of the document by their names."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return {name.strip("` "): rest for name, *rest in cells}
+
+
+def test_the_document_has_a_line_for_each_difference() -> None:
+    """Each difference that a test shows is a line with TorchX's way, ours and why; no line is
+    without a test.
+    """
+    documented = rows()
+    assert documented.keys() == {case.name for case in CASES} | SHOWN.keys()
+    assert all(len(cells) == 3 and all(cells) for cells in documented.values())
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_the_test_of_a_difference_is_there(name: str) -> None:
+    """What is said to be shown elsewhere is."""
+    path, _, test = SHOWN[name].partition("::")
+    functions = ast.walk(ast.parse((TESTS / path).read_text()))
+    assert test in {each.name for each in functions if isinstance(each, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_both_answers(
+    case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
+    """TorchX answered as the table says, and relight answers as it says."""
+    assert case.theirs in RECORDED[case.name]
+    assert case.ours not in RECORDED[case.name]
+    prepare(case, str(place), "relight.job")
+    monkeypatch.setenv("HOME", str(place / "home"))
+    for name, value in case.variables:
+        monkeypatch.setenv(name, value)
+    command, *rest = case.argv
+    argv = [*COMMANDS.get(command, (command,)), *rest]
+    if command == "run" and case.name != "launcher":
+        argv.insert(1, "--launcher=torchrun")
+    if case.name in RUNS:
+        done = subprocess.run(
+            [sys.executable, "-m", "relight", *argv], capture_output=True, text=True, check=False
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(case.stdin))
+        code = main(argv)
+        out, err = capsys.readouterr()
+    found = answer(str(place), code, out, err)
+    assert case.ours in found
+    assert case.theirs not in found
