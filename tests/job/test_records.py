@@ -89,7 +89,8 @@ def test_newest_first() -> None:
     "text",
     ["", "{", "[]", "null", "{}", '{"id": 1}', "\xff", '{"id": "a"}',
      *(json.dumps(whole("bad-1", **wrong)) for wrong in (
-         {"state": "BOGUS"}, {"handle": ""}, {"handle": "local"}, {"handle": "local://s/a/b"}))],
+         {"state": "BOGUS"}, {"handle": ""}, {"handle": "local"}, {"handle": "local://s/a/b"},
+         {"handle": 1}, {"submitted": None}))],
 )  # fmt: skip
 def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
     """A file that is none of ours, or half of one, hides no other job."""
@@ -98,8 +99,31 @@ def test_a_broken_record_is_left_out(tmp_path: Path, text: str) -> None:
     folder.mkdir()
     (folder / "job.json").write_bytes(text.encode("latin-1"))
     (tmp_path / "state" / "jobs" / "file").write_text("")
+    os.mkfifo(tmp_path / "state" / "jobs" / "fifo")
+    (tmp_path / "state" / "jobs" / "bad-2").mkdir()
+    os.mkfifo(tmp_path / "state" / "jobs" / "bad-2" / "job.json")
     assert records.read("bad-1") is None
     assert [record["id"] for record in records.every()] == ["good-1"]
+
+
+@pytest.mark.parametrize("depth", [200, 700, 100_000])
+def test_a_record_that_is_nested_too_deeply_is_left_out(tmp_path: Path, depth: int) -> None:
+    """It hides no other job: neither what json can't read, nor what it could not write again."""
+    records.write("good-1", whole("good-1"))
+    deep = json.dumps(whole("bad-1"))[:-1] + f', "x": {"[" * depth}{"]" * depth}}}'
+    (tmp_path / "state" / "jobs" / "bad-1").mkdir()
+    (tmp_path / "state" / "jobs" / "bad-1" / "job.json").write_text(deep)
+    assert [record["id"] for record in records.every()] == ["good-1"]
+
+
+def test_what_cant_be_written() -> None:
+    """A record that is nested too deeply to be JSON is an error of one line."""
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(MachineError, match="nested too deeply"):
+        records.write("a-1", whole("a-1", more=deep))
+    assert records.every() == []
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])

@@ -2,9 +2,12 @@
 
 import json
 import os
+import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from relight.env import Environment
 from relight.errors import MachineError, UsageError
 from relight.job import AppState, Runner, records
 from relight.job.settings import Settings
-from relight.schedulers.api import Listed, LogQuery
+from relight.schedulers.api import Listed, LogQuery, Request
 
 from . import scripted
 
@@ -206,6 +209,50 @@ def test_cancelling(runner: Runner, scheduler: scripted.Scripted) -> None:
     assert scheduler.asked.count(("cancel", "1")) == 1
     with pytest.raises(UsageError, match="there is no job"):
         runner.cancel("scripted://relight/9")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_stopping_what_is_just_being_sent(
+    verb: str, runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cancels or deletes a job that has a record, and is not known to its scheduler yet, waits
+    until it is, and stops it.
+    """
+    begun, waiting, go = threading.Event(), threading.Event(), threading.Event()
+    submit = scheduler.submit
+
+    def slowly(request: Request) -> str:
+        begun.set()
+        assert go.wait(20)
+        return submit(request)
+
+    def wait(_: float) -> None:
+        waiting.set()
+        go.wait(20)
+
+    monkeypatch.setattr(scheduler, "submit", slowly)
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    job = runner.dryrun(*ECHO, scheduler="scripted")
+    sending = threading.Thread(target=runner.submit, args=(job,))
+    sending.start()
+    assert begun.wait(20)
+    assert runner.status(f"scripted://relight/{job.app_id}").message == "it is being sent"
+    found = []
+    stop = getattr(Runner(), verb)
+    stopping = threading.Thread(
+        target=lambda: found.append(stop(f"scripted://relight/{job.app_id}"))
+    )
+    stopping.start()
+    assert waiting.wait(20)
+    assert not {"cancel", "delete"} & {each[0] for each in scheduler.asked}
+    go.set()
+    stopping.join(60)
+    sending.join(60)
+    (status,) = found
+    if verb == "cancel":
+        assert status.state is AppState.CANCELLED
+    else:
+        assert records.every() == []
 
 
 def test_deleting(runner: Runner, scheduler: scripted.Scripted, tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ Directories and files are the user's alone.
 
 import errno
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from relight import env as environment
@@ -16,6 +18,10 @@ from relight.errors import MachineError, UsageError
 from relight.job.app import AppState
 
 FILE = "job.json"
+_SENDING = "sending"
+_SENT_LIMIT_S, _LOOK_S = 120.0, 0.05
+_DEEPEST = 64
+"""Of objects in objects, in a file of ours."""
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
@@ -90,6 +96,62 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
         files.replace(file, json.dumps(record, indent=1))
     except OSError as error:
         raise MachineError(f"can't write {file}: {error.strerror}") from None
+    except RecursionError:
+        raise MachineError(f"can't write {file}: it is nested too deeply") from None
+
+
+@contextmanager
+def sending(app_id: str) -> Iterator[None]:
+    """Hold a job for as long as it is sent: whoever wants to stop it waits for that.
+
+    Raises:
+        MachineError: its directory can't be written.
+    """
+    import fcntl
+
+    file = os.path.join(directory(app_id), _SENDING)
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise MachineError(f"can't write {file}: {error.strerror}") from None
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(file)
+        os.close(fd)
+
+
+def is_being_sent(app_id: str) -> bool:
+    """Return whether some process sends this job right now; one that was killed does not."""
+    import fcntl
+
+    try:
+        fd = os.open(os.path.join(path(app_id), _SENDING), os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, UsageError):
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno == errno.EWOULDBLOCK
+    finally:
+        os.close(fd)
+    return False
+
+
+def wait_until_sent(app_id: str) -> None:
+    """Return when no process sends this job any more.
+
+    Raises:
+        MachineError: that takes too long.
+    """
+    end = time.monotonic() + _SENT_LIMIT_S
+    while is_being_sent(app_id):
+        if time.monotonic() > end:
+            raise MachineError(f"{app_id} is still being sent", hint="end `relight submit` itself")
+        time.sleep(_LOOK_S)
 
 
 def read(app_id: str) -> dict[str, Any] | None:
@@ -174,16 +236,34 @@ def _is_id(text: str) -> bool:
     return bool(text) and text[0] in _LETTERS and _OF_ID.issuperset(text)
 
 
-def _load(file: str) -> dict[str, Any] | None:
+def load(file: str) -> Any:
+    """Return what a file of JSON holds, None if it can't be read, or is nested as no record is:
+    whatever it is, it must not hide other jobs.
+    """
     import json
 
+    try:
+        if not os.path.isfile(file):  # a FIFO would block
+            return None
+        with open(file) as opened:
+            found = json.load(opened)
+    except (OSError, ValueError, RecursionError):
+        return None
+    level, depth = [found], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            return None
+        inner = [each.values() if isinstance(each, dict) else each for each in level
+                 if isinstance(each, (dict, list))]  # fmt: skip
+        level = [value for values in inner for value in values]
+    return found
+
+
+def _load(file: str) -> dict[str, Any] | None:
     from relight.job import handles
 
-    try:
-        with open(file) as opened:
-            record = json.load(opened)
-    except (OSError, ValueError):
-        return None
+    record = load(file)
     if not isinstance(record, dict) or not all(isinstance(record.get(n), str) for n in _NEEDED):
         return None
     good = record["state"] in AppState.__members__ and handles.is_whole(record["handle"])

@@ -225,7 +225,7 @@ class Runner:
         Raises:
             UsageError: there is no such job.
         """
-        from relight.job import submitted
+        from relight.job import records, submitted
 
         job = _parsed(handle)
         found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
@@ -234,7 +234,9 @@ class Runner:
             state = AppState[record["state"]]
             found = AppStatus(
                 state if state.is_over else AppState.UNKNOWN,
-                "its scheduler has forgotten it",
+                "it is being sent"
+                if records.is_being_sent(record["id"])
+                else "its scheduler has forgotten it",
             )
         if found is None:
             raise _no_job(job)
@@ -281,7 +283,9 @@ class Runner:
         Raises:
             UsageError: there is no such job, or the handle is of a part of one.
         """
-        job = _whole(handle, "cancelled")
+        from relight.job import submitted
+
+        job = submitted.sent(_whole(handle, "cancelled"))
         if not self.status(job).state.is_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
         return self.status(job)
@@ -294,7 +298,7 @@ class Runner:
         """
         from relight.job import records, submitted
 
-        job = _whole(handle, "deleted")
+        job = submitted.sent(_whole(handle, "deleted"))
         record = submitted.record_of(job)
         if record is None:
             self.status(job)

@@ -33,17 +33,31 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
     record = _record(job, env)
-    try:
-        records.write(job.app_id, record)  # before: a job that runs is never without its record
-        app_id = scheduler.submit(job.request)
-    except BaseException:
-        with suppress(RelightError):  # what is left of it is less than what went wrong
-            records.remove(job.app_id)
-        raise
-    handle = str(Handle(job.scheduler, job.session, app_id))
-    record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}
-    records.write(job.app_id, record)
+    with records.sending(job.app_id):
+        try:
+            records.write(job.app_id, record)  # before: a job that runs is never without its record
+            app_id = scheduler.submit(job.request)
+        except BaseException:
+            with suppress(RelightError):  # what is left of it is less than what went wrong
+                records.remove(job.app_id)
+            raise
+        handle = str(Handle(job.scheduler, job.session, app_id))
+        record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}
+        records.write(job.app_id, record)
     return handle
+
+
+def sent(job: Handle) -> Handle:
+    """Return the handle of a job, which its scheduler knows: wait if it is just being sent.
+
+    Raises:
+        MachineError: that takes too long.
+    """
+    records.wait_until_sent(job.app_id)
+    record = record_of(job)
+    if record is None or record["app_id"] == job.app_id:
+        return job
+    return job._replace(app_id=record["app_id"])  # it has given another
 
 
 def record_of(job: Handle) -> Record | None:

@@ -173,6 +173,8 @@ class LocalRecord:
                 return None
             except ValueError:
                 continue
+            except RecursionError:
+                return None
             return state if _is_state(state) else None
         return None
 

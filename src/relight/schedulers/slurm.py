@@ -351,12 +351,10 @@ def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
 
 
 def _load(path: str, app_id: str) -> Folder | None:
-    try:
-        with open(path) as file:
-            record = json.load(file)
-    except (OSError, ValueError):
+    record = records.load(path)
+    if not isinstance(record, dict) or record.get("app_id") != app_id:
         return None
-    return (record["directory"], record["roles"]) if record["app_id"] == app_id else None
+    return (record["directory"], record["roles"]) if {"directory", "roles"} <= set(record) else None
 
 
 def _read(*parts: str) -> str:

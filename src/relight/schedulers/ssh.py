@@ -337,11 +337,10 @@ def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | No
 def _known(app_id: str) -> list[dict[str, Any]]:
     """Return what is known of the replicas of an ssh job; nothing if it is none."""
     try:
-        with open(os.path.join(records.path(app_id), _FILE)) as file:
-            known: list[dict[str, Any]] = json.load(file)
-    except (OSError, ValueError, UsageError):
+        known = records.load(os.path.join(records.path(app_id), _FILE))
+    except UsageError:
         return []
-    return known
+    return known if isinstance(known, list) else []
 
 
 def _notes(app: AppDef, used: Sequence[Host], listed: int, meeting: str) -> Iterator[str]:
