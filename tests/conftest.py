@@ -20,6 +20,12 @@ settings.load_profile("tests")
 PORTABLE = os.environ.get("RELIGHT_HOST") == "portable"
 _FAKE_MACOS = str(Path(__file__).parent / "portable" / "fake_macos.py")
 RELIGHT = (sys.executable, _FAKE_MACOS) if PORTABLE else (sys.executable, "-m", "relight")
+FIRST_WARM = (
+    sys.executable, "-c",
+    "from relight.host import warm; warm._waits = lambda workplace: True\n"
+    "from relight.cli.main import entry; entry()",
+)  # fmt: skip
+"""The first generation waits for named modules, as it does on a machine with few processors."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 # Whoever started the tests may have them ignored (nohup, a shell without job control), and what is

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import PORTABLE, Launch, Start
+from conftest import FIRST_WARM, PORTABLE, Launch, Start
 
 MOMENTS = 200
 AT_ONCE = 8
@@ -215,7 +215,7 @@ def test_an_agent_that_waits_for_nodes_has_no_directory(
     waits = ("--nnodes=2", "--rdzv-backend=c10d", endpoint, "--rdzv-id=1", "-v")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])
     for flags, said in ((waits, b"meets at"), (("--preload=slow", "-v"), b"preload")):
-        agent = start("run", *flags, script("print('ran')"),
+        agent = start("run", *flags, script("print('ran')"), command=FIRST_WARM,
                       variables={"TMPDIR": str(scratch), "PYTHONPATH": path})  # fmt: skip
         assert agent.stderr is not None
         while said not in (line := agent.stderr.readline()):

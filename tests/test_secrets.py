@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch
+from conftest import FIRST_WARM, Launch
 
 LOOK = """
 import os, subprocess
@@ -19,6 +19,6 @@ def test_workers_do_not_have_the_token(
     flags: tuple[str, ...], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """RELIGHT_TOKEN is not among a worker's variables, nor in those it was started with."""
-    result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2")
+    result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2", command=FIRST_WARM)
     assert result.stdout == "[0, 0, 0]\n", result.stderr
     assert ("workers start warm" in result.stderr) == bool(flags)

@@ -57,10 +57,12 @@ def test_status_of_this_machine(
     tmp_path: Path,
 ) -> None:
     """Without a job: a line for each agent that runs here, or an object."""
-    text = "import time\nprint('up', flush=True)\ntime.sleep(600)"
-    job = start("run", "--rdzv-id=mine", "--preload=json", script(text))
-    assert job.stdout is not None
+    text = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
+    job = start("run", "--rdzv-id=mine", "--preload=json", "-v", script(text))
+    assert job.stdout is not None and job.stderr is not None
     assert job.stdout.readline() == b"up\n"
+    while b"is ready" not in job.stderr.readline():
+        pass
     found = relight("status")
     assert (found.returncode, found.stderr) == (0, "")
     heads, *rows = found.stdout.splitlines()

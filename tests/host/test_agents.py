@@ -13,7 +13,7 @@ from conftest import Start
 from relight.host import agents
 
 LIMIT_S = 60.0
-SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(600)"
+SLEEPS = "import json, time\nprint('up', flush=True)\ntime.sleep(600)"
 LAUNCHES = """
 import time, relight
 def work():
@@ -74,7 +74,12 @@ def test_an_agent_with_its_workers(
     job = start("run", "--nproc-per-node=2", "--rdzv-id=mine", *flags, script(SLEEPS))
     assert job.stdout is not None
     assert [job.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
-    found = until(job.pid, lambda agent: agent is not None and len(agent.workers) == 2)
+    found = until(
+        job.pid,
+        lambda agent: (
+            agent is not None and len(agent.workers) == 2 and bool(agent.warm_memory) is bool(flags)
+        ),
+    )
     assert found is not None
     assert found.run_id == "mine"
     for worker in found.workers:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import RELIGHT, Launch, clean_environment
+from conftest import FIRST_WARM, Launch, clean_environment
 
 PROBE = Path(__file__).with_name("probe.py")
 MODULES = (
@@ -123,7 +123,7 @@ def test_a_script_sees_the_same_on_a_terminal(tmp_path: Path) -> None:
     def run(preload: str) -> None:
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
-            [*RELIGHT, "run", f"--preload={preload}", PROBE],
+            [*FIRST_WARM, "run", f"--preload={preload}", PROBE],
             stdin=theirs, stdout=theirs, stderr=theirs, cwd=tmp_path, start_new_session=True,
             env=clean_environment(RESULT=str(tmp_path / "result")),
         )  # fmt: skip

@@ -168,7 +168,7 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     program = script.find_program(command.python, command.env) or command.python
     common = commands.common_variables(command)
     variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
-    return Workplace(program, argv, variables, own)
+    return Workplace(program, argv, variables, own, nproc)
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:

@@ -4,10 +4,17 @@
 workers of a generation if it is ready, and else starts them cold. There is
 at most one such process.
 
-    named modules   it starts first thing, and the first generation waits for it
-    auto            the first worker of the first generation is watched; when it has imported
-                    nothing new for a while, the process starts at the lowest priority
+    named modules   it starts first thing, and the first generation waits for it, where there are
+                    more workers than processors. Else the first worker of the first generation,
+                    which starts cold, is watched; when it imports the first of these modules, the
+                    process starts at the lowest priority, beside it
+    auto            that worker is watched; when it has imported nothing new for a while, the
+                    process starts at the lowest priority
     lost            it starts again, at the lowest priority, when the next generation has begun
+
+What the script writes to the environment before it imports is taken over: the process imports with
+it. A worker that writes something else starts again by itself, cold (`worker/deferred.py`), and the
+next process imports with that.
 
 For each generation it gets a number of descriptors and these: of a file with the plans as JSON, a
 socket for the generation, stdin, and each worker's stdout and stderr. All in memory and small, so
@@ -48,6 +55,7 @@ _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _LEARN_S = 20.0
+_LOOK_S = 0.25
 _QUIET_S = 5.0
 _NAMES_SIZE = 1 << 20
 _TRIES = 3
@@ -57,13 +65,15 @@ _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize
 class Workplace(NamedTuple):
     """What is the same for all workers of this node: the program, its arguments, variables.
 
-    `own` are the names of variables that each worker has for itself; `program` is a path.
+    `own` are the names of variables that each worker has for itself; `program` is a path; `workers`
+    is how many there are on this node.
     """
 
     program: str
     argv: tuple[str, ...]
     variables: Mapping[str, str]
     own: tuple[str, ...]
+    workers: int
 
 
 class Preload:
@@ -97,6 +107,8 @@ class Preload:
         self._lent = False
         self._cold = 0
         self._why_not = "its modules are not known yet" if self._learned else ""
+        self._writes: dict[str, str | None] = {}
+        self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._control: socket.socket | None = None
         self._pidfd = self._pid = -1
@@ -104,10 +116,11 @@ class Preload:
         self._generations = 0
         self._names: tuple[int, mmap.mmap] | None = None
         self._timer: Timer | None = None
-        if self._learned:
+        if self._learned or not _waits(workplace):
             fd = os.memfd_create("relight-modules")
             os.ftruncate(fd, _NAMES_SIZE)
             self._names = fd, mmap.mmap(fd, _NAMES_SIZE)
+            self._why_not = self._why_not or "the first workers import as fast as it could"
         else:
             self._start(gently=False)
 
@@ -147,6 +160,7 @@ class Preload:
             OSError: no process or no descriptor is to be had.
         """
         self._take_leave()
+        self._take_over()
         self._generations += 1
         if self._ready and self._control is not None:
             try:
@@ -166,7 +180,10 @@ class Preload:
         held = spawner.fork(plans, scratch)
         self._cold = held[0]
         if self._names is not None and self._timer is None:
-            self._timer = self._loop.call_after(_LEARN_S, lambda: self._learn(0))
+            if self._learned:
+                self._timer = self._loop.call_after(_LEARN_S, lambda: self._learn(0))
+            else:
+                self._look(self._loop.now() + _LEARN_S)
         elif self._control is None and self._modules and self._tries:
             self._start(gently=True)
         return held
@@ -216,12 +233,42 @@ class Preload:
         if end != size or slow_to_start:
             self._timer = self._loop.call_after(_QUIET_S, lambda: self._learn(end))
             return
-        names = memory[:end].decode(errors="replace").split("\n")[:-1]
-        self._modules = list(dict.fromkeys(names))
+        self._modules = self._seen()
         if self._modules and self._control is None:
             self._start(gently=True)
         else:
             self._why_not = "no worker could be watched"
+
+    def _look(self, until: float) -> None:
+        """Start when the first worker imports the first of the named modules."""
+        if self._control is not None or not self._tries:
+            return
+        if self._loop.now() < until and not set(self._seen()).intersection(self._modules):
+            self._timer = self._loop.call_after(_LOOK_S, lambda: self._look(until))
+        else:
+            self._start(gently=True)
+
+    def _seen(self) -> list[str]:
+        """Return what the first worker has imported; keep what it has written to its variables."""
+        assert self._names is not None
+        memory = self._names[1]
+        lines = memory[: memory.find(b"\0")].split(b"\n")[:-1]
+        for line in lines:
+            if line[:1] == b"=":
+                self._writes.update([_variable(line[1:])])
+        return list(dict.fromkeys(x.decode(errors="replace") for x in lines if x[:1] != b"="))
+
+    def _take_over(self) -> None:
+        """End a process that has imported with other variables than the script sets."""
+        again = sorted(self._written.keys() & self._writes.keys())
+        names = ", ".join(again or sorted(self._written))
+        if self._written:
+            self._writes.update(self._written)
+            self._written.clear()
+            values = "not always to the same value" if again else "and imports with that next time"
+            self._lose(f"the script sets {names} before it imports, {values}")
+            if again:
+                self._tries = 0
 
     # The process.
 
@@ -238,6 +285,7 @@ class Preload:
             "learned": self._learned,
             "gently": gently,
             "own": place.own,
+            "writes": {n: v for n, v in self._writes.items() if n not in place.own},
             "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
         }
         try:
@@ -277,6 +325,10 @@ class Preload:
                 self._left_out = rest
             elif word == "importing":
                 self._importing = rest
+            elif word == "wrote":
+                name, value = _variable(line[len(b"wrote ") :])
+                if self._written.setdefault(name, value) != value:
+                    self._writes.setdefault(name, None)  # workers don't agree
             elif word == "without":
                 name, seconds, reason = rest.split(" ", 2)
                 self._record(PreloadWithout(name, reason, float(seconds), not self._learned))
@@ -366,6 +418,28 @@ class Preload:
                 ours.close()
                 raise
         return ours
+
+
+def _waits(place: Workplace) -> bool:
+    """Return whether it is sooner ready than as many workers that import for themselves."""
+    return place.workers > len(os.sched_getaffinity(0)) and not _sets_variables(place.argv[2])
+
+
+def _sets_variables(script: str) -> bool:
+    """Return whether a script seems to write to its environment: what, is known when it has."""
+    try:
+        with open(script, "rb") as file:
+            text = file.read()
+    except OSError:
+        return False
+    ends = [part.partition(b"]")[2].lstrip()[:2] for part in text.split(b"environ[")[1:]]
+    calls = (b"environ.setdefault(", b"environ.update(", b"putenv(")
+    return any(x[:1] == b"=" != x[1:] for x in ends) or any(call in text for call in calls)
+
+
+def _variable(line: bytes) -> tuple[str, str | None]:
+    name, equals, value = line.decode("unicode_escape").partition("=")
+    return name, value if equals else None
 
 
 def _hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ import signal
 import site
 import sys
 from collections.abc import Collection
+from functools import partial
 from importlib.machinery import PathFinder
 
 from relight.host import linux, priority
@@ -31,8 +32,9 @@ def preload(
     control: int,
     watch: Watch,
     guard: Guard,
-) -> tuple[bytes, bytes]:
-    """Import the modules; return what they have printed to stdout and stderr.
+) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
+    """Import the modules; return what they have printed to stdout and stderr, and which modules
+    were imported by which.
 
     Tells the agent `importing MODULE`, `without MODULE SECONDS REASON` if that had to be undone,
     and `left_out PACKAGES`, which are not installed.
@@ -58,7 +60,7 @@ def preload(
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries ask whether there is one.
         main.__file__ = os.path.abspath(setup["argv"][2])
-    _import_all(_wanted(setup, control), before, outputs, control, guard)
+    needs = _import_all(_wanted(setup, control), before, outputs, control, guard)
     if hasattr(main, "__file__"):
         del main.__file__
     if restore is not None:
@@ -71,7 +73,7 @@ def preload(
         os.dup2(null, fd)
         os.close(output)
     os.close(null)
-    return printed[0], printed[1]
+    return (printed[0], printed[1]), needs
 
 
 def _wanted(setup: dict[str, Any], control: int) -> list[str]:
@@ -86,46 +88,63 @@ def _wanted(setup: dict[str, Any], control: int) -> list[str]:
 
 def _import_all(
     names: list[str], before: "_Before", outputs: list[int], control: int, guard: Guard
-) -> None:
-    """Import what fits of these modules, and what does not need what does not fit."""
-    culprits = _Culprits()
+) -> dict[str, set[str]]:
+    """Import what fits of these modules, and what does not need what does not fit; return which
+    modules were imported by which.
+    """
+    imports = _Imports()
     unfit: list[str] = []
-    for name in names:
+    fits = False
+    left = [(name, True) for name in reversed(names)]
+    while left:
+        name, is_asked = left.pop()
         if name in sys.modules or name.startswith(tuple(f"{other}." for other in unfit)):
             continue
         os.write(control, f"importing {name}\n".encode(errors="replace"))
         printed = [os.fstat(output).st_size for output in outputs]
-
-        def step(copy: int, pipe: int, name: str = name) -> None:
-            before.descriptors.add(pipe)
-            before.load(name, copy, culprits)
-
-        spoiled = attempt(step, guard)
-        if spoiled is not None:
-            for output, size in zip(outputs, printed, strict=True):
-                os.ftruncate(output, size)
-                os.lseek(output, size, os.SEEK_SET)
-            unfit.append(name)
-            culprits.names.add(spoiled.culprit or name)
+        spoiled = attempt(partial(before.load, name, imports), guard)
+        if spoiled is None:
+            fits = True
+            continue
+        for output, size in zip(outputs, printed, strict=True):
+            os.ftruncate(output, size)
+            os.lseek(output, size, os.SEEK_SET)
+        culprit = spoiled.culprit or name
+        unfit.append(name)
+        imports.culprits.add(culprit)
+        if is_asked:
             line = f"without {name} {spoiled.seconds:.3f} {spoiled.reason}\n"
             os.write(control, line.encode(errors="replace"))
-    if unfit and not any(name in sys.modules for name in names):
+            # Of what it imports, most may fit.
+            tops = _packages([name, culprit])
+            others = [x for x in _installed(spoiled.modules) if x.partition(".")[0] not in tops]
+            left += [(other, False) for other in reversed(others)]
+    if unfit and not fits:
         raise UnfitError("", "no module is left")
+    return imports.needs
 
 
-class _Culprits:
-    """A finder that lets nobody have modules that don't fit; who needs one does not fit either."""
+class _Imports:
+    """A finder that notes which module imports which, and lets nobody have those that don't fit:
+    who needs one does not fit either.
+    """
 
     def __init__(self) -> None:
-        self.names: set[str] = set()
+        self.culprits: set[str] = set()
         self.wanted = ""
+        self.needs: dict[str, set[str]] = {}
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Find nothing, or stop the import."""
         del path, target
-        if name in self.names:
+        if name in self.culprits:
             self.wanted = name
             raise UnfitError(name, f"it needs {name}")
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_name != "<module>":
+            frame = frame.f_back
+        if frame is not None:
+            self.needs.setdefault(str(frame.f_globals.get("__name__")), set()).add(name)
 
 
 class _Before:
@@ -138,33 +157,34 @@ class _Before:
     def __init__(
         self, descriptors: set[int], setup: dict[str, Any], loaded: set[str], watch: Watch
     ) -> None:
-        self.descriptors = descriptors
+        self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
         self._path = list(sys.path)
         self._setup = setup
         self._known = set(loaded)
         self._watch = watch
 
-    def load(self, name: str, child: int, culprits: _Culprits) -> None:
+    def load(self, name: str, imports: _Imports, child: int) -> None:
         """Import a module; raise UnfitError if it does not fit."""
+        self._descriptors = set(_descriptors())
         self._watch.begin()
-        sys.meta_path.insert(0, culprits)
+        sys.meta_path.insert(0, imports)
         try:
             __import__(name)
         except BaseException as error:
-            if not self._setup["learned"] and not culprits.wanted:
+            if not self._setup["learned"] and not imports.wanted:
                 hint = _hint(error, self._setup["argv"])
                 raise UnfitError(name, f"it can't be imported: {error!r}{hint}") from None
-        if culprits in sys.meta_path:
-            sys.meta_path.remove(culprits)
-        if culprits.wanted:
-            raise UnfitError(culprits.wanted, f"it needs {culprits.wanted}")
+        if imports in sys.meta_path:
+            sys.meta_path.remove(imports)
+        if imports.wanted:
+            raise UnfitError(imports.wanted, f"it needs {imports.wanted}")
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
         """Raise UnfitError if the import of this module has left something but this child."""
         for fd, target in _descriptors().items():
-            if fd not in self.descriptors:
+            if fd not in self._descriptors:
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
             # What a library ends before a fork, and starts again after it, does no harm.

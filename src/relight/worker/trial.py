@@ -11,6 +11,7 @@ however it ends, the guard kills what it has left and looks after the copy.
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Callable
 
@@ -18,18 +19,17 @@ from relight.host import linux
 from relight.typed import NamedTuple
 from relight.worker.guard import Guard
 
-_MOST = 4096
-
 
 class Spoiled(NamedTuple):
     """Something was tried and has been undone.
 
-    `reason` says why it can't be, and `culprit` is the module that is to blame; `seconds` is the
-    time that it took.
+    `reason` says why it can't be, and `culprit` is the module that is to blame; `modules` were
+    imported by then, in this order; `seconds` is the time that it took.
     """
 
     culprit: str
     reason: str
+    modules: list[str]
     seconds: float
 
 
@@ -46,53 +46,50 @@ class UnfitError(Exception):
         self.culprit = culprit
 
 
-def attempt(step: Callable[[int, int], None], guard: Guard) -> Spoiled | None:
+def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
     """Call `step`; return what has happened if it is as if that had not been done.
 
     Args:
-        step: raises UnfitError if what it has done must be undone. It gets the pid of a child and
-            a descriptor that are not its own.
+        step: raises UnfitError if what it has done must be undone. It gets the pid of a child
+            that is not its own.
         guard: is above this process.
 
     Raises:
         OSError: no process or no descriptor is to be had.
     """
     begin = time.monotonic()
+    before = set(sys.modules)
     this = os.pidfd_open(os.getpid())
-    read, write = os.pipe()
+    told = os.memfd_create("trial")
     copy = os.fork()
     if copy == 0:
-        os.close(write)
-        spoiled = _take_over(this, read, guard)
+        spoiled = _take_over(this, told, guard)
         os.close(this)
-        os.close(read)
+        os.close(told)
         return spoiled._replace(seconds=time.monotonic() - begin)
-    os.close(read)
     os.close(this)
     try:
         guard.follow(copy)
-        step(copy, write)
+        step(copy)
     except BaseException as error:
         culprit = error.culprit if isinstance(error, UnfitError) else ""
         why = str(error) if isinstance(error, UnfitError) else repr(error)
-        os.write(write, f"{culprit}\n{why}".encode(errors="replace")[:_MOST])
+        lines = culprit, " ".join(why.split()), *(x for x in sys.modules if x not in before)
+        os.write(told, "\n".join(lines).encode(errors="replace"))
         os._exit(0)
-    os.close(write)
+    os.close(told)
     os.kill(copy, signal.SIGKILL)
     os.waitpid(copy, 0)
     return None
 
 
-def _take_over(process: int, read: int, guard: Guard) -> Spoiled:
+def _take_over(process: int, told: int, guard: Guard) -> Spoiled:
     """Wait in the copy until the process is gone, and be it."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
     guard.inherit()
     linux.become_subreaper()
-    os.set_blocking(read, False)
-    try:
-        culprit, _, reason = os.read(read, _MOST).decode(errors="replace").partition("\n")
-    except BlockingIOError:
-        culprit = reason = ""
-    return Spoiled(culprit, reason or "it ends the process", 0.0)
+    lines = os.pread(told, os.fstat(told).st_size, 0).decode(errors="replace").split("\n")
+    culprit, reason, *modules = lines if lines[1:] else ("", "it ends the process")
+    return Spoiled(culprit, reason, modules, 0.0)

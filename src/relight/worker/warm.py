@@ -30,6 +30,7 @@ from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
+from relight.worker.deferred import Deferred, Imports, references, third_party
 from relight.worker.guard import stand_guard
 from relight.worker.preload import preload
 from relight.worker.trial import UnfitError
@@ -53,10 +54,16 @@ class _Born(BaseException):
 
 class _WarmSpawner(Spawner):
     def __init__(
-        self, plans: list[WorkerPlan], agent: socket.socket, pid_of_agent: int, stdin: int
+        self,
+        plans: list[WorkerPlan],
+        agent: socket.socket,
+        pid_of_agent: int,
+        stdin: int,
+        notes: "_Notes",
     ) -> None:
         super().__init__(plans, agent, pid_of_agent)
         self._stdin = stdin
+        self._notes = notes
         self._before = signal.getsignal(signal.SIGCHLD)
         self._pipe = (-1, -1)
 
@@ -66,6 +73,10 @@ class _WarmSpawner(Spawner):
 
     def _let_go(self) -> None:
         os.close(self._stdin)
+
+    def _reap(self, options: int) -> bool:
+        self._notes.pass_on()
+        return super()._reap(options)
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
         del mask  # until it is an interpreter again
@@ -97,6 +108,32 @@ class _WarmSpawner(Spawner):
         signal.signal(signal.SIGCHLD, self._before)
 
 
+class _Notes:
+    """What workers have to tell the agent: that they could not do with what was preloaded.
+
+    Args:
+        control: the socket to the agent.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._pid = os.getpid()
+        self._fd = os.memfd_create("notes")
+        self._end = 0
+
+    def write(self, variable: str) -> None:
+        """Tell, in a worker, to what the script sets a variable before it imports."""
+        with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
+            file.write(b"wrote " + variable.encode("unicode_escape") + b"\n")
+        os.kill(self._pid, signal.SIGCHLD)
+
+    def pass_on(self) -> None:
+        """Tell the agent what is new."""
+        if size := os.fstat(self._fd).st_size - self._end:
+            self._control.sendall(os.pread(self._fd, size, self._end))
+            self._end += size
+
+
 def serve(
     setup: dict[str, Any],
     control_fd: int,
@@ -123,7 +160,12 @@ def serve(
     try:
         guard = stand_guard(control_fd)
         linux.become_subreaper()
-        printed = preload(setup, loaded, control_fd, watch, guard)
+        printed, needs = preload(setup, loaded, control_fd, watch, guard)
+        hidden = third_party(loaded)
+        for name, others in references(hidden).items():
+            needs.setdefault(name, set()).update(others)
+        imports = Imports(needs, watch.reads, watch.looks, setup["writes"])
+        notes = _Notes(control)
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
         why = str(error) if isinstance(error, UnfitError) else repr(error)
@@ -138,25 +180,28 @@ def serve(
     mib = linux.memory(os.getpid()) / 2**20
     control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())
     try:
-        plan, mask = _serve_generations(control, agent)
+        plan, mask = _serve_generations(control, agent, notes)
     except Exception as error:
         control.sendall(f"unfit {error!r}\n".encode(errors="replace"))
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
         _become(plan, variables, short, printed)
+        Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())
         os._exit(EXIT_INTERNAL)
 
 
-def _serve_generations(control: socket.socket, agent: int) -> tuple[WorkerPlan, set[int]]:
+def _serve_generations(
+    control: socket.socket, agent: int, notes: _Notes
+) -> tuple[WorkerPlan, set[int]]:
     while frame := _receive(control):
         plans, (connection, stdin), scratch = frame
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(fileno=connection) as generation:
-            spawner = _WarmSpawner(plans, generation, agent, stdin)
+            spawner = _WarmSpawner(plans, generation, agent, stdin, notes)
             try:
                 spawner.run(mask)
             except _Born as born:

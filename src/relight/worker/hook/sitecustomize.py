@@ -44,19 +44,41 @@ class Recorder:
 
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         self.memory, self.end = mmap(fd, 0), 0
+        self.installed = (os.path.dirname(os.__file__), "<frozen")
         os.close(fd)
         os.register_at_fork(after_in_child=self.stop)
+        sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """Note a name."""
         del path, target
-        data = name.encode(errors="replace") + b"\n"
-        begin, self.end = self.end, self.end + len(data)
-        if self.end < len(self.memory):
-            self.memory[begin : self.end] = data
+        self.note(name.encode(errors="replace") + b"\n")
+
+    def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
+        """Note `=NAME=VALUE` when the script writes to the environment, `=NAME` when it removes."""
+        if event not in ("os.putenv", "os.unsetenv") or self.end < 0:
+            return
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") in (
+            "os",
+            "collections.abc",
+        ):
+            frame = frame.f_back
+        path = frame.f_code.co_filename
+        if not path.startswith(self.installed) and "-packages" + os.sep not in path:
+            text = "=".join(map(os.fsdecode, arguments))
+            self.note(b"=" + text.encode("unicode_escape") + b"\n")
+
+    def note(self, data: bytes) -> None:
+        """Write into the shared memory, while it lasts."""
+        begin, end = self.end, self.end + len(data)
+        if begin >= 0 and end < len(self.memory):
+            self.end = end
+            self.memory[begin:end] = data
 
     def stop(self) -> None:
         """Note nothing more."""
+        self.end = -1
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -99,6 +121,11 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
         os.close(described)
         variables = passed()
         step_aside(variables)
+        for name, value in setup["writes"].items():
+            variables.pop(name, None)
+            os.environ.pop(name, None)
+            if value is not None:
+                variables[name] = os.environ[name] = value
         watch = Watch(setup["own"])
         problem = customize()
         warm.serve(setup, control, loaded, variables, watch)

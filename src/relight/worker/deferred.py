@@ -1,0 +1,230 @@
+"""Modules that a warm worker has before its script imports them: they are out of sight until then.
+
+So `sys.modules` is what it is in a cold worker, and it is known when the script imports a module:
+what it has written to the environment by then must be what the module was imported with. If it is
+not, the worker becomes a cold one: it replaces itself by the program that it stands for.
+
+    import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and what it needs
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from types import FunctionType, ModuleType
+
+from relight.typed import Any, NamedTuple
+
+_NATIVE = (
+    "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "TBB_",
+    "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
+    "GFORTRAN_", "ARROW_", "JE_ARROW_",
+)  # fmt: skip
+"""What compiled code reads by `getenv` when it is loaded; how it was found: decision 11."""
+_LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""What it reads only when an accelerator or a process group is set up."""
+_DONE = frozenset({
+    "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
+    "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
+    "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
+})  # fmt: skip
+"""Audit events after which a script must not begin again from its start."""
+_CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class Imports(NamedTuple):
+    """What is known of the imports that were made.
+
+    `needs` are the modules that others need; `reads` and `looks` are those of `worker/watch.py`;
+    `values` are the variables that a script was seen to set before it imported these modules.
+    """
+
+    needs: Mapping[str, set[str]]
+    reads: Mapping[str, set[str]]
+    looks: Mapping[str, set[str]]
+    values: Mapping[str, str]
+
+
+class Deferred:
+    """A finder of the modules that are out of sight; at the front of `sys.meta_path`.
+
+    Args:
+        names: these modules.
+        imports: what is known of them.
+        tell: tells the process above which variable has which value.
+        restart: the command line and the environment of this worker.
+    """
+
+    def __init__(
+        self,
+        names: Iterable[str],
+        imports: Imports,
+        tell: Callable[[str], None],
+        restart: tuple[tuple[str, ...], Mapping[str, str]],
+    ) -> None:
+        self._hidden = {name: sys.modules.pop(name) for name in names}
+        self._imports = imports
+        self._tell = tell
+        self._restart = restart
+        self._pid = os.getpid()
+        self._expected = {**os.environ, **imports.values}
+        self._done = False
+        if self._hidden:
+            sys.meta_path.insert(0, self)
+            sys.addaudithook(self._audit)
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
+        """Return where a module is that is out of sight: as it was found, but for its loader."""
+        del path, target
+        module = self._hidden.get(name)
+        if module is None:
+            return None
+        known = getattr(module, "__spec__", None)
+        origin, loader = getattr(known, "origin", None), getattr(known, "loader", None)
+        spec = ModuleSpec(name, _Loader(self, loader), origin=origin)  # type: ignore[arg-type]
+        if known is not None:
+            spec.submodule_search_locations = known.submodule_search_locations
+            spec.cached = known.cached
+            spec.has_location = known.has_location
+        return spec
+
+    def show(self, name: str) -> ModuleType:
+        """Put a module where imports find it, and what it needs; return it."""
+        module = self._hidden[name]
+        needed = self._needed(name)
+        self._check(name, needed)
+        for other in [other for other in self._hidden if other in needed]:
+            sys.modules[other] = self._hidden.pop(other)
+        if not self._hidden:
+            self._end()
+        return module
+
+    def _needed(self, name: str) -> set[str]:
+        found = {name}
+        left = [name]
+        while left:
+            name = left.pop()
+            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]} - found
+            new &= self._hidden.keys()
+            found |= new
+            left += new
+        return found
+
+    def _check(self, name: str, names: set[str]) -> None:
+        """See to it that the script's variables are what these modules were imported with, which
+        are needed for an import.
+        """
+        now = dict(os.environ)
+        if now == self._expected:
+            return
+        both = now.keys() | self._expected.keys()
+        changed = {name for name in both if now.get(name) != self._expected.get(name)}
+        for variable in sorted(changed):
+            if self._is_read(variable, names):
+                self._obey(variable, name, now.get(variable))
+
+    def _is_read(self, variable: str, names: set[str]) -> bool:
+        """Return whether one of these modules has read a variable."""
+        for name in names:
+            if variable in self._imports.reads.get(name, ()):
+                return True
+            if variable.startswith(tuple(self._imports.looks.get(name, ()))):
+                return True
+        if not variable.startswith(_NATIVE) or variable.startswith(_LATER):
+            return False
+        specs = [getattr(self._hidden[name], "__spec__", None) for name in names]
+        origins = [str(getattr(spec, "origin", None)) for spec in specs]
+        return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
+
+    def _obey(self, variable: str, name: str, value: str | None) -> None:
+        """Start again as a cold worker, unless the script has done what must be done once."""
+        again = not self._done and os.getpid() == self._pid
+        self._tell(variable if value is None else f"{variable}={value}")
+        what = "starts again, cold" if again else "goes on with what was read then"
+        message = (
+            f"relight: the script sets {variable} before it imports {name}, which was preloaded "
+            f"without that: this worker {what}\n"
+        )
+        os.write(2, message.encode(errors="replace"))
+        if again:
+            argv, variables = self._restart
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as a program starts
+                signal.signal(number, signal.SIG_DFL)
+            start = os.execve if "/" in argv[0] else os.execvpe
+            start(argv[0], argv, variables)
+        self._expected[variable] = value or ""
+
+    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Notice what can't be done twice."""
+        if self._done:
+            return
+        if event in _DONE:
+            self._done = "__pycache__" not in str(arguments[:1])
+        elif event == "open" and len(arguments) > 2 and arguments[2] & _CHANGES:
+            path = str(arguments[0])
+            self._done = "__pycache__" not in path and not path.startswith("/dev/")
+
+    def _end(self) -> None:
+        self._done = True
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _Loader:
+    """Loads a module that is there; all else is as its own loader says."""
+
+    def __init__(self, deferred: Deferred, loader: Any) -> None:
+        self._deferred = deferred
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let an empty one be made."""
+        del spec
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the import return the one that is there."""
+        name = module.__name__
+        there = self._deferred.show(name)
+        if sys.modules.get(name) is not there:
+            sys.modules[name] = there
+        if not isinstance(there, ModuleType) or module is there:
+            return
+        module.__dict__.update(vars(there))  # for who has made it without an import
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def third_party(loaded: set[str]) -> list[str]:
+    """Return the modules that are neither of the standard library nor of every interpreter."""
+    known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize", "__main__"}
+    return [
+        name
+        for name, module in sys.modules.items()
+        if name not in loaded and module is not None and name.partition(".")[0] not in known
+    ]
+
+
+def references(names: Iterable[str]) -> dict[str, set[str]]:
+    """Return which other modules these hold something of."""
+    found: dict[str, set[str]] = {}
+    for name in names:
+        module = sys.modules.get(name)
+        if not isinstance(module, ModuleType):
+            continue
+        others = found[name] = set()
+        for value in list(vars(module).values()):
+            kind = type(value)
+            if issubclass(kind, ModuleType):
+                other = value.__dict__.get("__name__")
+            elif kind is FunctionType:
+                other = value.__module__
+            elif issubclass(kind, type):
+                other = value.__dict__.get("__module__")
+            else:
+                continue
+            # A package gets all its modules as attributes, whoever imports them.
+            if isinstance(other, str) and not other.startswith(f"{name}."):
+                others.add(other)
+    return found

@@ -1,0 +1,147 @@
+"""A script that sets a variable before it imports is obeyed, whatever was preloaded."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, Launch, Start
+
+Script = Callable[..., Path]
+LIBRARY = """
+import os
+value = os.environ.get("LIBRARY_MODE", "unset")
+prefix = {k: v for k, v in os.environ.items() if k.startswith("LIB_")}
+"""
+SAYS = "import library\nprint(library.value, library.prefix, flush=True)\n"
+
+
+@pytest.fixture
+def library(script: Script, tmp_path: Path) -> dict[str, str]:
+    """A module that reads variables when it is imported; the variables that let it be found."""
+    (tmp_path / "site-packages").mkdir()
+    script(LIBRARY, "site-packages/library.py")
+    script("", "site-packages/other.py")
+    path = [os.environ.get("PYTHONPATH", ""), str(tmp_path / "site-packages")]
+    return {"PYTHONPATH": os.pathsep.join(path)}
+
+
+def run(launch: Launch, library: dict[str, str], path: Path, *flags: str) -> tuple[str, str]:
+    """Run a script of one worker that is forked warm; return what it and relight say."""
+    result = launch("run", "--preload=library,other", "-v", *flags, path, **library)
+    assert result.returncode == 0, result.stderr
+    assert "workers start warm" in result.stderr
+    return result.stdout, result.stderr
+
+
+SETS = {
+    "an item": ('os.environ["LIBRARY_MODE"] = "new"', "new {}\n"),
+    "putenv": ('os.putenv("LIBRARY_MODE", "new")', "unset {}\n"),
+    "a prefix": ('os.environ["LIB_X"] = "1"', "unset {'LIB_X': '1'}\n"),
+    "setdefault": ('os.environ.setdefault("LIBRARY_MODE", "new")', "new {}\n"),
+    "update": ('os.environ.update(LIBRARY_MODE="new")', "new {}\n"),
+}
+
+
+@pytest.mark.parametrize("what", SETS)
+def test_what_a_script_sets_before_an_import_is_obeyed(
+    what: str, launch: Launch, script: Script, library: dict[str, str]
+) -> None:
+    """A worker that was forked with the module becomes a cold one, in the same process."""
+    text, expected = SETS[what]
+    path = script(f"import os, other\n{text}\n{SAYS}")
+    stdout, stderr = run(launch, library, path)
+    assert stdout == expected
+    assert ("starts again, cold" in stderr) == (what != "putenv")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['os.environ["MINE"] = "1"', 'import library\nos.environ["LIBRARY_MODE"] = "late"',
+     'os.environ["LIBRARY_MODE"] = "1"\ndel os.environ["LIBRARY_MODE"]', ""],
+    ids=["another", "late", "undone", "nothing"],
+)  # fmt: skip
+def test_other_variables_do_no_harm(
+    text: str, launch: Launch, script: Script, library: dict[str, str]
+) -> None:
+    """What no module has read, or what is set after the import, is no reason to start again."""
+    stdout, stderr = run(launch, library, script(f"import os\n{text}\n{SAYS}"))
+    assert stdout == "unset {}\n"
+    assert "starts again" not in stderr
+
+
+def test_what_is_done_is_not_done_twice(
+    launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
+) -> None:
+    """A script that has written a file goes on, and is told that the variable comes too late."""
+    text = 'import os\nos.mkdir("once")\nos.environ["LIBRARY_MODE"] = "new"\n'
+    stdout, stderr = run(launch, library, script(text + SAYS))
+    assert stdout == "unset {}\n"
+    assert "sets LIBRARY_MODE before it imports library" in stderr
+    assert "goes on with what was read then" in stderr
+
+
+def test_modules_are_out_of_sight_until_they_are_imported(
+    launch: Launch, script: Script, library: dict[str, str]
+) -> None:
+    """A worker has the modules when it imports them, and can be asked where they are."""
+    text = """
+import importlib.util, sys
+assert not {"library", "other"} & set(sys.modules)
+spec = importlib.util.find_spec("library")
+assert spec.origin.endswith("library.py") and spec.has_location
+assert "library" not in sys.modules
+import other
+assert "library" not in sys.modules
+import library
+assert library.__spec__.origin == spec.origin and sys.modules["library"] is library
+assert type(library.__loader__).__name__ == "SourceFileLoader"
+print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(finder)])
+"""
+    assert run(launch, library, script(text))[0] == "[]\n"
+
+
+FAILS = """
+import os, sys, time
+restart = os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.environ["LIBRARY_MODE"] = {value}
+import library
+print(restart, library.value, flush=True)
+while restart != "{last}" and not os.path.exists("go" + restart):
+    time.sleep(0.01)
+sys.exit(restart != "{last}")
+"""
+
+
+def test_the_next_process_imports_with_what_the_first_workers_set(
+    start: Start, script: Script, library: dict[str, str], tmp_path: Path
+) -> None:
+    """The first generation starts cold; what it writes is there when the modules are imported."""
+    path = script(FAILS.format(value="'new'", last=1))
+    agent = start("run", "--preload=library", "-v", "--max-restarts=1", path, command=RELIGHT,
+                  variables=library)  # fmt: skip
+    assert agent.stderr is not None and agent.stdout is not None
+    while b"is ready" not in agent.stderr.readline():
+        assert agent.poll() is None
+    (tmp_path / "go0").touch()
+    output, errors = agent.communicate(timeout=60)
+    assert output == b"0 new\n1 new\n"
+    assert b"workers start warm" in errors
+    assert b"again" not in errors
+
+
+def test_what_is_never_the_same_starts_cold(
+    start: Start, script: Script, library: dict[str, str], tmp_path: Path
+) -> None:
+    """A variable that gets another value in each attempt can't be taken over; one learns why."""
+    path = script(FAILS.format(value="'mode' + restart", last=3))
+    (tmp_path / "go2").touch()
+    agent = start("run", "--preload=library", "-v", "--max-restarts=3", path, variables=library)
+    assert agent.stderr is not None
+    for count in range(2):  # the first process, and the one that imports with what was set then
+        while b"is ready" not in agent.stderr.readline():
+            assert agent.poll() is None
+        (tmp_path / f"go{count}").touch()
+    output, errors = agent.communicate(timeout=60)
+    assert output == b"0 mode0\n1 mode1\n2 mode2\n3 mode3\n"
+    assert b"sets LIBRARY_MODE before it imports, not always to the same value" in errors
