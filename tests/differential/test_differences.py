@@ -184,6 +184,14 @@ def test_a_static_endpoint_has_a_port_by_default() -> None:
     assert spec.store_address() == Endpoint("node1", 29500)
 
 
+@shows("log-level")
+def test_the_log_level_is_the_script_s(tmp_path: Path) -> None:
+    """A level that torchrun would not start with changes nothing, and reaches the worker."""
+    found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
+    assert (found.exit_code, found.says) == (0, [])
+    assert found.workers["0.0"]["environment"]["LOGLEVEL"] == "chatty"
+
+
 @shows("zero-flags")
 @pytest.mark.parametrize(("flags", "nodes"), [([], 2), (["--nnodes=1"], 1), (["--standalone"], 1)])
 def test_the_environment_of_a_cluster_counts_without_flags(flags: list[str], nodes: int) -> None:
