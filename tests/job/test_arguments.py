@@ -189,7 +189,7 @@ def test_parameters_before_the_rest(
     place: Path, words: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
     """A parameter may stand before `*args`, as in TorchX: it keeps its value, or its default."""
-    head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1'):"
+    head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1', a: object = None):"
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
     signature = arguments.signature_of("c.py:f", function)

@@ -108,6 +108,7 @@ def _object(signature: Signature) -> dict[str, object]:
                 "help": parameter.help,
             }
             for parameter in signature.parameters
+            if parameter.names
         ],
         "rest": signature.rest or None,
     }

@@ -22,7 +22,9 @@ _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …],
 
 
 class Parameter(NamedTuple):
-    """One flag. `names` are all its spellings, with their dashes."""
+    """One flag. `names` are all its spellings, with their dashes; there are none for a type that no
+    text can stand for: such a parameter keeps its default.
+    """
 
     name: str
     kind: Kind
@@ -81,7 +83,10 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         try:
             kind, flags = _kind(hints[each])
         except ValueError as error:
-            raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
+            if parameter.default is parameter.empty or not isinstance(hints[each], type):
+                raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
+            parameters.append(Parameter(each, Kind(str), False, parameter.default, "", ()))
+            continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest, rest_kind, rest_help = each, kind, helps.get(each, "")
             before = len(parameters)
@@ -157,7 +162,7 @@ def bind(
         UsageError: a value does not fit, or a required one is missing.
     """
     values: dict[str, Any] = {}
-    by_name = {parameter.name: parameter for parameter in signature.parameters}
+    by_name = {parameter.name: parameter for parameter in signature.parameters if parameter.names}
     for source, what in ((settings, "of the settings"), (given or {}, "of the arguments")):
         for name, value in source.items():
             key = name.replace("-", "_")
@@ -191,6 +196,8 @@ def usage(signature: Signature, command: str) -> str:
     if signature.description:
         lines += [signature.description, ""]
     for parameter in signature.parameters:
+        if not parameter.names:
+            continue
         left = f"  {', '.join(parameter.names)} {str(parameter.kind).upper()}"
         note = "required" if parameter.required else _default(parameter)
         text = f"{parameter.help} ({note})" if note else parameter.help
@@ -265,7 +272,7 @@ def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
 
 
 def _unknown(name: str, signature: Signature, where: str) -> UsageError:
-    known = [parameter.name for parameter in signature.parameters]
+    known = [parameter.name for parameter in signature.parameters if parameter.names]
     if name in _OF_SUBMIT:
         hint = f"as a flag of relight submit it stands before {signature.name}"
         return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
@@ -282,7 +289,7 @@ def _after_dashes(signature: Signature) -> str:
 
 
 def _names(signature: Signature) -> str:
-    names = ", ".join("--" + parameter.name for parameter in signature.parameters)
+    names = ", ".join("--" + each.name for each in signature.parameters if each.names)
     return f"its parameters: {names}" if names else "it has no parameters"
 
 
