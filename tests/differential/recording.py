@@ -18,6 +18,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import conftest
+
 from differential.cases import Case, Word
 
 HERE = Path(__file__).parent
@@ -25,8 +27,8 @@ TORCHRUN, RELIGHT = "torchrun", "relight"
 COMMANDS = {
     (TORCHRUN, "run"): ("-m", "torch.distributed.run"),
     (TORCHRUN, "launch"): ("-m", "torch.distributed.launch"),
-    (RELIGHT, "run"): ("-m", "relight", "run"),
-    (RELIGHT, "launch"): ("-m", "relight", "launch"),
+    (RELIGHT, "run"): (*conftest.RELIGHT[1:], "run"),
+    (RELIGHT, "launch"): (*conftest.RELIGHT[1:], "launch"),
 }
 LIMIT_S = 60
 
@@ -304,7 +306,7 @@ def _end(process: "subprocess.Popen[bytes]", case: Case, records: list[Path]) ->
 _UUID = re.compile(r"(?<!\w)[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _RANDOM = (
     (re.compile(r"\btorchelastic_[a-z0-9_]{8}(?=/|$)"), "torchelastic_{random}"),
-    (re.compile(r"\brelight_[0-9a-f]{8}_[0-9a-f]{16}(?=/|$)"), "relight_{random}"),
+    (re.compile(r"\brelight_[0-9a-f]*_[0-9a-f]{16}(?=/|$)"), "relight_{random}"),
     (re.compile(r"\bwatchdog_timer_[-{}a-z0-9]+"), "watchdog_timer_{random}"),
     (re.compile(r"(?<!torchelastic)_[a-z0-9_]{8}(?=/attempt_|/events|$)"), "_{random}"),
 )

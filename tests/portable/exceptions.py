@@ -33,6 +33,9 @@ REASONS = {
     "host/test_tls.py": SEVERAL_NODES,
 }
 
+NO_DIFFERENCE = {"parent-death-signal"}
+"""Differences from torchrun that are none there."""
+
 
 def reason(nodeid: str) -> str:
     """Return why a test can't hold, or nothing.

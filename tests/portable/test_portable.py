@@ -202,6 +202,20 @@ def guardian_of(holder: int) -> int:
     return pid
 
 
+def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:
+    """A guardian that was killed, or could not become one, harms nobody."""
+    (tmp_path / "run.py").write_text(
+        f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
+        "import fake_macos; fake_macos.become_macos()\n"
+        "from relight.cli.main import entry\n"
+        "sys.executable = '/no/python'\n"
+        "entry()\n"
+    )
+    command = (sys.executable, "run.py")
+    result = launch("run", "--no-python", "sh", "-c", "sleep 0.2; echo trained", command=command)
+    assert (result.returncode, result.stdout) == (0, "trained\n"), result.stderr
+
+
 LAUNCHES = """
 import os, sys, time
 import relight

@@ -102,11 +102,11 @@ def fork() -> int:
         os.set_blocking(tell, False)  # a guardian that is stopped holds up nobody
         pid = os.fork()
     except OSError:
-        for fd in (tell, ended, ends, swept, alive):
+        for fd in (told, tell, ended, ends, swept, alive):
             os.close(fd)
         raise
     finally:
-        for fd in (told, sweeps, watched):
+        for fd in (sweeps, watched):
             os.close(fd)
     if pid == 0:
         for fd in (ended, swept, alive):
@@ -117,12 +117,13 @@ def fork() -> int:
         _guards.clear()
         _pipe = tell
         _kept.update((tell, ends))
+        _kept.add(told)  # or SIGPIPE ended the workers if the guardian was killed
         _running.clear()
         _reaped.clear()
         _tell(f"holder {os.getpid()}")
         return 0
-    os.close(tell)
-    os.close(ends)
+    for fd in (told, tell, ends):
+        os.close(fd)
     _guards[pid] = _Guard(ended, swept, alive)
     return pid
 
