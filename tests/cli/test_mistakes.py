@@ -47,6 +47,15 @@ def refused(
         (("--nproc-per-node=2", "train.py"), "relight run --nproc-per-node=2 train.py?"),
         (("-m", "pkg.train"), "relight run -m pkg.train?"),
         (("runn", "train.py"), "relight run?"),
+        (("torchrun", "train.py"), "relight run?"),
+        (("ls",), "relight list?"),
+        (("run", "\u2014nnodes=1", "train.py"), "type -- for a flag"),
+        (("run", "train.py --lr 1"), "without quotes"),
+        (("run", "--nproc_per_node", "=", "2", "train.py"), "type --nproc-per-node=2"),
+        (("run", "--preload", "train.py"), "--preload takes a value"),
+        (("run", "--lr", "1", "train.py"), "those of a script go after it"),
+        (("run", "--use_env", "train.py"), "relight launch has the flag"),
+        (("run", "train"), "did you mean train.py?"),
         (("run", "python", "train.py"), "relight starts Python itself: relight run [flags] train"),
         (("run", "python3.11", "-u", "-m", "pkg.train"), "relight run [flags] -m pkg.train"),
         (("run", "torchrun", "train.py"), "takes the place of torchrun"),
@@ -134,6 +143,12 @@ def test_version_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) 
     """`relight COMMAND --version` prints the version."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
+
+
+def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    """`relight help COMMAND` is `relight COMMAND --help`."""
+    assert main(["help", "run"]) == 0
+    assert capsys.readouterr().out.startswith("usage: relight run")
 
 
 def test_help_has_groups_and_defaults() -> None:

@@ -58,10 +58,11 @@ def to_spec(parsed: Parsed) -> RunSpec:
         UsageError: there is no script.
     """
     if not parsed.command:
-        raise UsageError(
-            "no training script was given",
-            hint="relight run [flags] SCRIPT [arguments of the script]; relight run --help",
-        )
+        hint = "relight run [flags] SCRIPT [arguments of the script]; relight run --help"
+        for name in parsed.given:
+            if ".py" in str(parsed.values[name.replace("-", "_")]):
+                hint = f"--{name} takes a value, and has taken the script for it"
+        raise UsageError("no training script was given", hint=hint)
     script, *script_args = parsed.command
     fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
     return RunSpec(**fields, script=script, script_args=tuple(script_args))
@@ -103,6 +104,11 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
             texts[flag.name] = "1"
         elif equals:
             texts[flag.name] = text
+        elif rest[:1] == ["="]:
+            raise UsageError(
+                f"there are spaces around the = of --{flag.name}",
+                hint=f"type --{flag.name}={''.join(rest[1:2])}",
+            )
         elif rest and (not rest[0].startswith("-") or _is_number(rest[0])):
             texts[flag.name] = rest.pop(0)
         else:

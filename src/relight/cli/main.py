@@ -15,7 +15,6 @@ from relight.errors import (
     EXIT_OK,
     EXIT_SIGNAL_BASE,
     RelightError,
-    nearest,
 )
 from relight.typed import NoReturn
 
@@ -45,7 +44,6 @@ OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "desc
 _OF_AGENTS = ("run", "launch")
 _HERE = ("run", "launch", "coordinator", "doctor")
 """Commands for the machine that trains."""
-_TORCHX = {"log": "logs", "runopts": "schedulers", "builtins": "components"}
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
@@ -105,6 +103,9 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         leaving.as_usual()
     if name in COMMANDS and argv[1:] == ["--version"]:
         return _version
+    if name == "help" and argv[1:] and argv[1] in COMMANDS:
+        command = _command([argv[1]])
+        return lambda _: command(["--help"])
     if name in _HERE:
         from relight.host import system  # noqa: F401  # which is not to be had everywhere
     if name == "run":
@@ -134,7 +135,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         return _help
     from relight.cli import mistakes
 
-    raise mistakes.no_command(argv, _TORCHX.get(name) or nearest(name, list(COMMANDS)), COMMANDS)
+    raise mistakes.no_command(argv, list(COMMANDS))
 
 
 def _version(_: list[str]) -> int:

@@ -33,11 +33,19 @@ _OF_OTHERS = {
     **dict.fromkeys(("H", "host", "hosts", "hostfile", "machinefile", "hostname"), _HOSTS),
     **dict.fromkeys(("gpu-ids", "include", "exclude"), _DEVICES),
     **dict.fromkeys(("s", "scheduler", "cfg", "j", "workspace", "dryrun"), _SUBMIT),
+    "use-env": "relight run always does what --use-env asks for; relight launch has the flag",
     "world-size": "the world size is --nnodes times --nproc-per-node",
     "rank": "ranks follow from --node-rank and --nproc-per-node",
     "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
 }  # fmt: skip
 """Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
+_NOT_OURS = "--help lists the flags; those of a script go after it"
+_COMMANDS = {
+    "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
+    "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
+    "rm": "delete", "sbatch": "submit", "torchrun": "run", "start": "run", "exec": "run",
+}  # fmt: skip
+"""Commands of TorchX and others -> ours."""
 _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
@@ -53,22 +61,22 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
         name = name.rstrip("0123456789")
     hint = _OF_OTHERS.get(name) if "nproc-per-node" in known else None
     meant = "" if hint else nearest(name, list(known))
-    hint = hint or (f"did you mean --{meant}?" if meant else "--help lists the flags")
+    hint = hint or (f"did you mean --{meant}?" if meant else _NOT_OURS)
     return UsageError(f"unknown flag: {word}", hint=hint)
 
 
-def no_command(argv: Sequence[str], meant: str, commands: Collection[str]) -> UsageError:
+def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
     """Return the error for a first word that is no command.
 
     Args:
         argv: the whole command line.
-        meant: the command that it resembles, if any.
-        commands: all of them.
+        commands: all commands.
     """
     word = argv[0]
     if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
         line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
         return UsageError(f"{word} is no command", hint=f"did you mean relight run {line}?")
+    meant = _COMMANDS.get(word) or nearest(word, list(commands))
     hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
     return UsageError(f"unknown command: {word}", hint=hint)
 
@@ -84,9 +92,13 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
     if name in _STARTERS:
         hint = f"relight takes the place of {name}: leave it out"
         return UsageError(f"{script} is no script", hint=hint)
-    if script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
+    if script.startswith(("\u2013", "\u2014")):
+        hint = "it begins with a dash of printed texts; type -- for a flag"
+    elif " " in script and os.path.isfile(script.split()[0]):
+        hint = f"type the script and its arguments without quotes around both: {script}"
+    elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
         hint = f"components are submitted: relight submit {script} …"
-    elif os.path.isfile(script.replace(".", "/") + ".py"):
+    elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
         hint = f"did you mean -m {script}?"
     else:
         hint = similar_file(script)
@@ -102,7 +114,8 @@ def no_program(name: str) -> UsageError:
     if "/" not in name and os.path.isfile(name):
         hint = f"a program of this directory is ./{name}"
         return UsageError(f"there is no program {name} on PATH", hint=hint)
-    return UsageError(f"there is no program {name}", hint=similar_file(name))
+    hint = similar_file(name) if "/" in name else "looked for it in the directories of PATH"
+    return UsageError(f"there is no program {name}", hint=hint)
 
 
 def no_module(name: str, package: str, missing: str, where: Sequence[str] | None) -> UsageError:
