@@ -21,6 +21,9 @@ SECRET = "hunter2"
         "AWS_ACCESS_KEY_ID", "DB_PASSWORD", "passwd", "GITHUB_CREDENTIALS", "apikey", "--api_key",
         "SSH_PRIVATE_KEY", "COOKIE", "AUTH", "db.password", "MY_SECRET_2", "passphrase",
         "MYPASSWORD", "OPENAI_KEY", "HFTOKEN", "ENCRYPTION_KEY", "SIGNING_KEY", "PASS", "PGPASS",
+        "MYSQL_PWD", "db-pwd", "AZURE_STORAGE_CONNECTION_STRING", "CONN_STR", "SENTRY_DSN", "DSN",
+        "SLACK_WEBHOOK_URL", "MYWEBHOOK", "SAS", "BLOB_SAS", "SAS_URL", "ACCOUNTKEY", "AccountKey",
+        "MASTERKEY", "COSMOS_MASTERKEY_2", "SharedAccessKey", "STORAGE_KEY",
         "MYSECRET", "GITHUB_PAT", "CRED", "JWT", "BEARER", "wandbkey", "DB_PASS", "aws-creds",
     ],
 )  # fmt: skip
@@ -35,6 +38,7 @@ def test_names_of_secrets(name: str) -> None:
     "name",
     ["TOKENIZERS_PARALLELISM", "tokenizer", "AUTHOR", "KEYBOARD", "key", "MONKEY", "PATH", "PASS_N",
      "SECRETARY", "NCCL_DEBUG", "access", "public_key", "",
+     "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
 def test_names_of_other_things(name: str) -> None:
@@ -65,6 +69,31 @@ def test_names_of_other_things(name: str) -> None:
         ("--max_tokens 512 MAX_TOKENS=512 -x", "--max_tokens 512 MAX_TOKENS=512 -x"),
         ("PASSWORD=512 TOKENS=hunter2", f"PASSWORD={HIDDEN} TOKENS={HIDDEN}"),
         ("http://host:80/a@b", "http://host:80/a@b"),
+        ("mysql --pwd hunter2 -x", f"mysql --pwd {HIDDEN} -x"),
+        ("PWD=/home/me OLDPWD=/ --pwd /home/me", "PWD=/home/me OLDPWD=/ --pwd /home/me"),
+        ("PWD=$PWD Uid=me;Pwd=hunter2;x=1", f"PWD=$PWD Uid=me;Pwd={HIDDEN};x=1"),
+        ("docker login -u me -p hunter2 x", f"docker login -u me -p {HIDDEN} x"),
+        ("sshpass -p 'a hunter2' ssh -p 22 x", f"sshpass -p {HIDDEN} ssh -p 22 x"),
+        (
+            "docker run -p 8080:80/tcp -p 127.0.0.1:1:2 x",
+            "docker run -p 8080:80/tcp -p 127.0.0.1:1:2 x",
+        ),
+        ("a -p 8080 -p 0.5 -p 1e-3 -p --x", "a -p 8080 -p 0.5 -p 1e-3 -p --x"),
+        ("/bin/mkdir -p out && srun -p gpu x", "/bin/mkdir -p out && srun -p gpu x"),
+        ("mkdir -p a; login -p hunter2", f"mkdir -p a; login -p {HIDDEN}"),
+        ('{"api_key": "hunter2", "lr": 1}', f'{{"api_key": "{HIDDEN}", "lr": 1}}'),
+        ("{'password':'hunter2'}", f"{{'password':'{HIDDEN}'}}"),
+        (r"{\"token\": \"hunter2\"}", rf"{{\"token\": \"{HIDDEN}\"}}"),
+        (
+            '{"pwd": 1234, "auth": null, "max_tokens": 5}',
+            f'{{"pwd": {HIDDEN}, "auth": null, "max_tokens": 5}}',
+        ),
+        ('{"tokens": ["a"], "key": "a"}', '{"tokens": ["a"], "key": "a"}'),
+        (
+            "AccountName=a;AccountKey=hunter2==;Suffix=b",
+            f"AccountName=a;AccountKey={HIDDEN};Suffix=b",
+        ),
+        ("https://x/y?sv=1&sig=hunter2%3D&se=2", f"https://x/y?sv=1&sig={HIDDEN}&se=2"),
         ("", ""),
     ],
 )
@@ -98,6 +127,17 @@ def test_a_number_of_tokens_is_no_secret() -> None:
         "--max-tokens", "512", "--tokens", HIDDEN, "--user", f"u:{HIDDEN}"
     ]  # fmt: skip
     assert privacy.of_variables({"MAX_TOKENS": "512"}) == {"MAX_TOKENS": "512"}
+
+
+def test_a_directory_and_a_port_are_no_secrets() -> None:
+    """PWD says where; -p is a port, a number or a partition as often as a password."""
+    found = privacy.of_variables({"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": SECRET})
+    assert found == {"PWD": "/x", "OLDPWD": "/y", "MYSQL_PWD": HIDDEN}
+    for words in (["ssh", "-p", "22"], ["srun", "-p", "gpu"], ["serve", "-p", "8080:80"]):
+        assert privacy.of_words(words) == words
+    assert privacy.of_words(["docker", "login", "-p", SECRET, "--pwd", SECRET, "-p", "-x"]) == [
+        "docker", "login", "-p", HIDDEN, "--pwd", HIDDEN, "-p", "-x"
+    ]  # fmt: skip
 
 
 def test_an_app() -> None:

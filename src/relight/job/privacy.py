@@ -15,9 +15,11 @@ _PART = r"[A-Za-z0-9_.-]*"
 _WORD = (
     rf"(?:(?:{_PART}(?:tokens?|secrets?|passwords?|passwd|passphrase|credentials?)"
     rf"|(?:{_PART}[_.-])?(?:auth|authorization|cookie|jwt|bearer"
-    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?key(?:[_-]?id)?)"
+    r"|(?:api|access|private|secret|ssh|wandb|openai|hf)[_-]?key(?:[_-]?id)?|sas)"
+    rf"|{_PART}(?:account|master|storage|shared[_-]?access|encryption|signing)[_-]?key"
     rf")(?:[_.-]{_PART}+)?"
-    rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?)"
+    rf"|{_PART}(?:conn(?:ection)?[_-]?str(?:ing)?s?|webhook{_PART}|pwd)"
+    rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?|dsn)"
     rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key)"
 )
 _QUOTED = r"'[^']*'|\"[^\"]*\""
@@ -31,6 +33,15 @@ _HEADER = re.compile(
     rf"(?<![A-Za-z0-9_.-])({_WORD}:\s+(?:(?:bearer|basic|token)\s+)?|bearer\s+)([^\s'\"]+)",
     re.IGNORECASE,
 )
+_JSON = re.compile(
+    rf"((\\*[\"'])({_WORD})\2\s*:\s*)(?:(\\*[\"'])(.*?)\4|([^\s,\[\]{{}}\"'\\]+))", re.IGNORECASE
+)
+_SIGNED = re.compile(r"([?&](?:sig|(?:x-[a-z]+-)?signature)=)[^&\s'\"]+", re.IGNORECASE)
+_LOGIN = re.compile(rf"(?<!\S)(-p\s+)({_QUOTED}|[^-\s]\S*)")
+_PORTS = re.compile(r"[\d.:/]+(?:tcp|udp)?")
+_ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "salloc", "squeue",
+              "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
+"""Programs whose -p is something else than a password: a partition, parents, a patch."""
 _USER = re.compile(r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)")
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
@@ -48,7 +59,7 @@ def is_secret(name: str) -> bool:
 def of_variables(variables: Mapping[str, str]) -> dict[str, str]:
     """Return variables with secrets hidden."""
     return {
-        name: HIDDEN if value and is_secret(name) and not _is_count(name, value) else of_text(value)
+        name: HIDDEN if value and is_secret(name) and not _is_other(name, value) else of_text(value)
         for name, value in variables.items()
     }
 
@@ -62,8 +73,11 @@ def of_text(text: str) -> str:
     """Return a text with the values of `NAME=value`, `--name value`, `Name: value` hidden where the
     name is a secret's, and passwords in URLs and after `--user NAME:`.
     """
+    text = _JSON.sub(_hidden_in_json, text)
     for pattern in (_ASSIGNED, _FOLLOWED, _HEADER, _USER):
         text = pattern.sub(_hidden, text)
+    text = _LOGIN.sub(_hidden_login, text)
+    text = _SIGNED.sub(rf"\1{HIDDEN}", text)
     return _URL.sub(rf"\1:{HIDDEN}@", text)
 
 
@@ -73,7 +87,10 @@ def of_words(words: Sequence[str]) -> list[str]:
     for number, word in enumerate(words):
         before = words[number - 1] if number else ""
         if before.startswith("-") and "=" not in before and is_secret(before):
-            shown.append(word if _is_count(before, word) else HIDDEN)
+            shown.append(word if _is_other(before, word) else HIDDEN)
+        elif before == "-p" and not word.startswith("-"):
+            login = f"{' '.join(words[:number])} "
+            shown.append(HIDDEN if _is_login(login, word) else of_text(word))
         elif before in ("-u", "--user"):
             shown.append(of_text(f"{before} {word}").removeprefix(f"{before} "))
         else:
@@ -97,18 +114,55 @@ def of_app(app: AppDef) -> AppDef:
 
 def _hidden(match: re.Match[str]) -> str:
     name, value = match.groups()
-    return match[0] if _is_count(name, value) else name + HIDDEN
+    return match[0] if value == HIDDEN or _is_other(name, value) else name + HIDDEN
 
 
-def _is_count(name: str, value: str) -> bool:
-    """Return whether this is a number of tokens, as models are told it."""
-    return name.rstrip("= :").lower().endswith("tokens") and value.isdecimal()
+def _hidden_in_json(match: re.Match[str]) -> str:
+    begin, _, name, quote, text, word = match.groups()
+    value = word if text is None else text
+    if not value or value in ("null", "true", "false") or _is_other(name, value):
+        return match[0]
+    return f"{begin}{quote or ''}{HIDDEN}{quote or ''}"
+
+
+def _hidden_login(match: re.Match[str]) -> str:
+    return match[1] + HIDDEN if _is_login(match.string[: match.start()], match[2]) else match[0]
+
+
+def _is_login(before: str, value: str) -> bool:
+    """Return whether what follows `-p` is a password, as for `docker login`, `sshpass`, `mysql`.
+
+    It is taken for one unless it is a number, a port or a mapping of ports, or the command is known
+    to mean something else.
+    """
+    command = re.split(r"[;|&\n(]", before)[-1].split()
+    if _PORTS.fullmatch(value) or _is_number(value):
+        return False
+    return not any(word.rpartition("/")[2] in _ANOTHER_P for word in command)
+
+
+def _is_other(name: str, value: str) -> bool:
+    """Return whether this is a number of tokens, as models are told it, or a working directory."""
+    name = name.rstrip("= :").lower()
+    if name.endswith("tokens"):
+        return value.isdecimal()
+    return name.endswith("pwd") and value.lstrip("'\"").startswith(("/", "$", "~", ".", "`"))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _inside(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: HIDDEN if inner and is_secret(str(name)) else _inside(inner)
+            name: HIDDEN
+            if inner and is_secret(str(name)) and not _is_other(str(name), str(inner))
+            else _inside(inner)
             for name, inner in value.items()
         }
     if isinstance(value, (list, tuple)):
