@@ -62,7 +62,10 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
 
 def late_flags(spec: RunSpec, given: "set[str]") -> list[str]:
     """Return a note if flags of the launcher stand after the script, whose they are there."""
-    words = [word for word in spec.script_args if word.startswith("--")]
+    arguments = spec.script_args
+    if "--" in arguments:  # what follows is meant for the script, for sure
+        arguments = arguments[: arguments.index("--")]
+    words = [word for word in arguments if word.startswith("--")]
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
     late = [
         word
