@@ -130,7 +130,7 @@ def launch(launcher: str, nproc: int) -> tuple[float, float]:
 
 def _settle(launcher: str, nodes: int) -> None:
     """Wait until whatever is to be done after the launch is done."""
-    if launcher == "auto":
+    if launcher in ("named", "auto"):
         until(lambda: events().count('"PreloadReady"') == nodes)
     time.sleep(1)
 

@@ -58,6 +58,9 @@ UNFIT = {
         "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
         "culprit starts a thread",
     ),
+    "a directory of its own": (
+        "import tempfile\nd = tempfile.TemporaryDirectory()", "culprit makes a temporary"
+    ),
     "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
     "a child": (
         "import subprocess\np = subprocess.Popen(['sleep', '0.1'])", "culprit starts a process"
@@ -301,3 +304,15 @@ def test_what_an_import_has_started_ends_with_the_agent(
     agent.send_signal(signal.SIGKILL)
     agent.wait()
     wait_until_gone(marker, 5)
+
+
+def test_generators_without_a_seed_are_seeded_again(
+    launch: Launch, script: Script, library: Library
+) -> None:
+    """A generator that an import has made draws other numbers in each worker, unless seeded."""
+    found = library("import random\na, b = random.Random(), random.Random(5)")
+    path = script("import culprit\nprint(culprit.a.random(), culprit.b.random())")
+    result = launch("run", "--preload=culprit", "--nproc-per-node=2", "-v", path, **found)
+    assert "workers start warm" in result.stderr, result.stderr
+    (a, b), (c, d) = (line.split() for line in result.stdout.splitlines())
+    assert a != c and b == d

@@ -198,7 +198,8 @@ class _Loader:
 
 def third_party(loaded: set[str]) -> list[str]:
     """Return the modules that are neither of the standard library nor of every interpreter."""
-    known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize", "__main__"}
+    known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize"}
+    known.update(("__main__", "__mp_main__"))
     return [
         name
         for name, module in sys.modules.items()

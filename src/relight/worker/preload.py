@@ -15,10 +15,11 @@ from functools import partial
 from importlib.machinery import PathFinder
 
 from relight.host import linux, priority
+from relight.host.files import remove_tree
 from relight.typed import Any
 from relight.worker.guard import Guard
 from relight.worker.trial import UnfitError, attempt
-from relight.worker.watch import Watch
+from relight.worker.watch import Watch, module_of
 
 _MOST_PRINTED = 65536
 _SPARED = ("jemalloc_bg_thd",)
@@ -65,6 +66,7 @@ def preload(
         del main.__file__
     if restore is not None:
         restore()
+    before.end()
     watch.end()
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
@@ -163,6 +165,17 @@ class _Before:
         self._setup = setup
         self._known = set(loaded)
         self._watch = watch
+        self._made: dict[str, str] | None = {}
+        sys.addaudithook(self._note_temporary)
+
+    def end(self) -> None:
+        """Note nothing more."""
+        self._made = None
+
+    def _note_temporary(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Workers would share it, and the first that ends would remove it."""
+        if self._made is not None and event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
+            self._made[os.fsdecode(arguments[0])] = module_of(sys._getframe(1))
 
     def load(self, name: str, imports: _Imports, child: int) -> None:
         """Import a module; raise UnfitError if it does not fit."""
@@ -207,6 +220,12 @@ class _Before:
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
+        made = [path for path in self._made or () if os.path.lexists(path)]
+        for path in made:
+            remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+        if self._made and made:
+            culprit = self._made[made[0]]
+            raise UnfitError(culprit, f"{culprit} makes a temporary file or directory: {made[0]}")
         culprit, reason = self._watch.problem()
         if reason:
             raise UnfitError(culprit, reason)

@@ -22,7 +22,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 from relight.errors import EXIT_INTERNAL
 from relight.host import linux
@@ -31,6 +31,7 @@ from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
 from relight.worker.deferred import Deferred, Imports, references, third_party
+from relight.worker.drawn import Drawn
 from relight.worker.guard import stand_guard
 from relight.worker.preload import preload
 from relight.worker.trial import UnfitError
@@ -160,7 +161,9 @@ def serve(
     try:
         guard = stand_guard(control_fd)
         linux.become_subreaper()
+        drawn = Drawn()
         printed, needs = preload(setup, loaded, control_fd, watch, guard)
+        drawn.end()
         hidden = third_party(loaded)
         for name, others in references(hidden).items():
             needs.setdefault(name, set()).update(others)
@@ -186,7 +189,7 @@ def serve(
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
-        _become(plan, variables, short, printed)
+        _become(plan, variables, short, printed, drawn)
         Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
@@ -263,6 +266,7 @@ def _become(
     started_with: Mapping[str, str],
     short: bytes,
     printed: tuple[bytes, bytes],
+    drawn: Drawn,
 ) -> None:
     """Be what an interpreter is that was started for this worker and has imported the modules."""
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
@@ -274,7 +278,7 @@ def _become(
     for fd, text in zip((1, 2), printed, strict=True):
         while text:  # what the imports had to say, as they would say it to each worker
             text = text[os.write(fd, text) :]
-    _draw_again()
+    drawn.again()
     for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
         for path in getattr(sys.modules[name], "__path__", ()):
             sys.path_importer_cache.pop(path, None)
@@ -305,40 +309,6 @@ def _reopen_streams() -> None:
         line_buffering, write_through = text.line_buffering, text.write_through
         text.__init__(buffer, text.encoding, text.errors, "\n", line_buffering, write_through)
         text.mode = "r" if reading else "w"
-
-
-def _draw_again() -> None:
-    """Take anew what a module took when it was imported; `random` does so at a fork by itself.
-
-    A generator that an import has seeded with a number of its own stays so, as in a cold worker.
-    """
-    for name, draw in _DRAWS.items():
-        module: Any = sys.modules.get(name)
-        if module is not None:
-            draw(module)
-
-
-def _seed_numpy(random: Any) -> None:
-    if random.mtrand._rand._bit_generator.seed_seq is not None:  # not after seed(NUMBER)
-        random.seed()
-
-
-def _seed_torch(torch: Any) -> None:
-    # What torch draws has 64 bits, numbers that people choose have few.
-    if torch.default_generator.initial_seed() >= 1 << 32:
-        torch.default_generator.seed()
-
-
-def _renew_key(process: Any) -> None:
-    process.current_process().authkey = os.urandom(32)
-
-
-_DRAWS: dict[str, Callable[[Any], object]] = {
-    "numpy.random": _seed_numpy,
-    "torch": _seed_torch,
-    "multiprocessing.process": _renew_key,
-    "threading": lambda threading: threading.main_thread()._set_native_id(),
-}
 
 
 def _read(name: str) -> bytes:

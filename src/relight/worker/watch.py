@@ -106,15 +106,15 @@ class Watch:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
                 return  # a part of a look at all of them
             if not self._first[0]:
-                self._first = _module(frame), name
+                self._first = module_of(frame), name
         elif frame is iterated and frame.f_lasti == at:
             return
-        self.reads.setdefault(_module(frame), set()).add(name)
+        self.reads.setdefault(module_of(frame), set()).add(name)
 
     def _note_look(self, names: Iterator[Any]) -> Iterator[Any]:
         """All variables are looked through."""
         frame = _caller()
-        module = _module(frame)
+        module = module_of(frame)
         self._looked = self._looked or module
         self._place = frame, frame.f_lasti
         if frame.f_code not in self._seen:
@@ -159,7 +159,7 @@ def _caller() -> Any:
     return frame
 
 
-def _module(frame: Any) -> str:
+def module_of(frame: Any) -> str:
     """Return the module on whose behalf a frame runs: not one of the standard library, if it was
     called by another.
     """

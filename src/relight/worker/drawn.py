@@ -1,0 +1,69 @@
+"""What modules draw at random when they are imported is drawn again in each worker."""
+
+import os
+import random
+import sys
+import weakref
+from collections.abc import Callable
+
+from relight.typed import Any
+
+
+class Drawn:
+    """Notes from now on which `random.Random` are made without a seed."""
+
+    def __init__(self) -> None:
+        self._unseeded: dict[int, weakref.ref[random.Random]] = {}
+        self._seed = random.Random.seed
+        unseeded, seed = self._unseeded, self._seed
+
+        def note(self: random.Random, a: Any = None, version: int = 2) -> None:
+            seed(self, a, version)
+            unseeded.pop(id(self), None)
+            if a is None:
+                unseeded[id(self)] = weakref.ref(self)
+
+        note.__name__ = "seed"
+        random.Random.seed = note  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        """Note nothing more."""
+        random.Random.seed = self._seed  # type: ignore[method-assign]
+
+    def again(self) -> None:
+        """Draw again, in a worker. `random` itself does so at a fork.
+
+        A generator that an import has seeded with a number of its own stays so, as in a cold
+        worker.
+        """
+        for reference in self._unseeded.values():
+            generator = reference()
+            if generator is not None:
+                generator.seed()
+        for name, draw in _DRAWS.items():
+            module: Any = sys.modules.get(name)
+            if module is not None:
+                draw(module)
+
+
+def _seed_numpy(random: Any) -> None:
+    if random.mtrand._rand._bit_generator.seed_seq is not None:  # not after seed(NUMBER)
+        random.seed()
+
+
+def _seed_torch(torch: Any) -> None:
+    # What torch draws has 64 bits, numbers that people choose have few.
+    if torch.default_generator.initial_seed() >= 1 << 32:
+        torch.default_generator.seed()
+
+
+def _renew_key(process: Any) -> None:
+    process.current_process().authkey = os.urandom(32)
+
+
+_DRAWS: dict[str, Callable[[Any], object]] = {
+    "numpy.random": _seed_numpy,
+    "torch": _seed_torch,
+    "multiprocessing.process": _renew_key,
+    "threading": lambda threading: threading.main_thread()._set_native_id(),
+}
