@@ -17,6 +17,7 @@ from relight.core.group import Lost, Settings, Told
 from relight.core.membership import Membership
 from relight.core.messages import End, Failed, FromAgent, FromCoordinator, Join, Ready
 from relight.events import Tick
+from relight.schedulers import ssh_frames, ssh_hosts
 
 REPORT = Report(Kind.RAISED, "ValueError", "x\n" * 5000, "a.py:1 in f", "x", ("─" * 5000,) * 300)
 
@@ -145,3 +146,18 @@ def test_equal_ends_with_other_reports() -> None:
     ends += [record()._replace(report=None)]
     *_, effect = group.step(Told("a", Ready(0, 1, tuple(ends), ())), 1.0)
     assert isinstance(effect.message, End)
+
+
+@fuzzed
+def test_nothing_that_a_host_answers_over_ssh_does_harm(chance: Chance) -> None:
+    """The end of a replica on another host is one that can be, or `Malformed`; what one side says,
+    the other takes.
+    """
+    ended = chance.valid(ssh_frames.Ended)
+    assert ssh_frames.Ended.of(ended.to_payload()).to_payload() == ended.to_payload()
+    try:
+        heard = ssh_frames.Ended.of(chance.written(chance.near(fields.plain(ended))))
+    except Malformed:
+        return
+    assert heard.exitcode is None or -127 <= heard.exitcode <= 255
+    ssh_hosts.problem(ssh_hosts.Host("node"), heard)

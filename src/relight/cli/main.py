@@ -11,10 +11,12 @@ from collections.abc import Callable
 
 from relight.cli import leaving
 from relight.errors import (
+    EXIT_INTERNAL,
     EXIT_MACHINE,
     EXIT_OK,
     EXIT_SIGNAL_BASE,
     RelightError,
+    way_to,
 )
 from relight.typed import NoReturn
 
@@ -44,6 +46,8 @@ OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "desc
 _OF_AGENTS = ("run", "launch")
 _HERE = ("run", "launch", "coordinator", "doctor")
 """Commands for the machine that trains."""
+
+_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
@@ -87,11 +91,19 @@ def entry() -> NoReturn:
     except BrokenPipeError:  # whoever read the help has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG):
-            raise
-        print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         exit_code = EXIT_MACHINE
+        if error.filename is None and error.errno in _NO_ROOM:
+            print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        else:
+            what = f"{error.filename}: {error.strerror}" if error.filename else way_to(error)
+            print(f"relight: error: this machine refuses {what}", file=sys.stderr)
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                print("hint: look at `ulimit -n`", file=sys.stderr)
+    except Exception as error:
+        exit_code = EXIT_INTERNAL
+        print(f"relight: error: a mistake in relight: {way_to(error)}", file=sys.stderr)
+        print("hint: please report these lines and what was run", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _OF_AGENTS:
         leaving.leave(exit_code)
     sys.exit(exit_code)

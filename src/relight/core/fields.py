@@ -49,6 +49,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "master_port": _PORT,
     "exit_code": (0, 255),
     "exitcode": (-127, 255),
+    "code": (0, 255),
     "asked": (0, 127),
     "at": (-1e9, 1.0),
     "max_restarts": (0, 1 << 62),
@@ -59,7 +60,8 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "age_s": _SECONDS,
 }
 _NAMES = ("node", "host", "address", "role", "master_addr", "incarnation", "stage")
-_OF_LINES = ("message", "reason", "text", "cause", "report")
+_OF_LINES = ("message", "reason", "text", "cause", "report", "error_file")
+_LENGTHS = {"error_file": 1 << 20}
 _ITEMS = {"lines": 200, "last_lines": 200}
 
 
@@ -199,7 +201,7 @@ def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
 
 
 def _length(field: str) -> int:
-    return MAX_NAME if field in _NAMES else MAX_TEXT
+    return MAX_NAME if field in _NAMES else _LENGTHS.get(field, MAX_TEXT)
 
 
 def _shown(value: object) -> str:

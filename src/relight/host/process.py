@@ -4,6 +4,7 @@ The work is done by the spawner, a process of its own (`host/spawner.py` says wh
 agent's end of the socket to it.
 """
 
+import errno
 import os
 import signal
 import socket
@@ -167,7 +168,11 @@ class Workers:
     def _take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "broken":
-            raise InternalError(f"the worker spawner (pid {self._spawner.pid}) broke: {rest}")
+            reason = f"the process that holds the workers (pid {self._spawner.pid}) broke: {rest}"
+            raise InternalError(reason, hint="please report these lines and what was run")
+        if word == "refused":
+            number, _, path = rest.partition(" ")
+            raise _refused(int(number), path)
         if word == "ended":  # and the process stays, for the next generation
             self._loop.forget(self._spawner)
             self._gone = True
@@ -207,3 +212,14 @@ class Workers:
                     self.evidence[local_rank] = f"it could not be started: {reason}"
                     self._on_event(WorkerExited(local_rank, 127), self._loop.now())
             self._on_event(SpawnerLost(exitcode), self._loop.now())
+
+
+def _refused(number: int, path: str) -> MachineError:
+    """Return why the process that holds the workers can't go on."""
+    hint = ""
+    if number in (errno.EMFILE, errno.ENFILE):
+        hint = "look at `ulimit -n`"
+    elif path.startswith("/proc"):
+        hint = "relight finds processes in /proc: mount it"
+    what = f"{path}: {os.strerror(number)}" if path else os.strerror(number)
+    return MachineError(f"can't hold processes on this machine: {what}", hint=hint)

@@ -36,7 +36,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from types import FrameType
 
-from relight.errors import EXIT_INTERNAL
+from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, way_to
 from relight.host import system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
@@ -293,8 +293,11 @@ def _live(
         if scratch and (spawner.abandoned or os.getppid() != pid):
             remove_tree(scratch)
         os._exit(0)
+    except OSError as error:
+        spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
+        os._exit(EXIT_MACHINE)
     except BaseException as error:
-        spawner.tell(f"broken {error!r}")
+        spawner.tell(f"broken {way_to(error)}")
         os._exit(EXIT_INTERNAL)
 
 

@@ -31,6 +31,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from relight import env
+from relight.core.fields import Malformed
 from relight.errors import MachineError, RelightError, UsageError, many
 from relight.job import macros, records
 from relight.job.app import AppDef, Role
@@ -331,7 +332,10 @@ def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | No
         said = {}
     if frames.END not in said:
         return ssh_hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
-    return ssh_hosts.problem(host, json.loads(said[frames.END]))
+    try:
+        return ssh_hosts.problem(host, frames.Ended.of(said[frames.END]))
+    except Malformed as error:
+        return MachineError(f"{host} does not answer as relight does: {error}")
 
 
 def _known(app_id: str) -> list[dict[str, Any]]:

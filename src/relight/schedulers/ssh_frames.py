@@ -9,11 +9,14 @@ A frame is its kind (1 byte), a length (4 bytes, big-endian) and so many bytes:
 That side first says GREETING; what comes before it was printed by a shell's start-up files.
 """
 
+import json
 import os
 import struct
 from collections.abc import Callable
 
+from relight.core import fields
 from relight.host.loop import Loop
+from relight.typed import NamedTuple
 
 NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
@@ -25,6 +28,36 @@ _MOST_NOISE = 1 << 20
 _HEAD = struct.Struct(">cI")
 
 Frame = tuple[bytes, bytes]
+
+
+class Ended(NamedTuple):
+    """The content of END: how an order was carried out.
+
+    `exitcode` is that of the replica, negative for a signal, None if there was none; `error` says
+    what the system has said of it, and `error_file` is what it has left there. `message`, `hint`
+    and the exit `code` are of an order that could not be obeyed.
+    """
+
+    exitcode: int | None = None
+    error: str = ""
+    error_file: str = ""
+    message: str = ""
+    hint: str = ""
+    code: int = 0
+
+    @classmethod
+    def of(cls, payload: bytes) -> "Ended":
+        """Return the content of a frame.
+
+        Raises:
+            Malformed: it is something else.
+        """
+        ended: Ended = fields.record(cls, fields.decode(payload))
+        return ended
+
+    def to_payload(self) -> bytes:
+        """Return the content of a frame, which `of` takes."""
+        return json.dumps(fields.plain(self)).encode()
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:

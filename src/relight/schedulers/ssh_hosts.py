@@ -5,8 +5,16 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from relight.errors import EXIT_MACHINE, MachineError, RelightError, UsageError
+from relight.errors import (
+    EXIT_INTERNAL,
+    EXIT_MACHINE,
+    InternalError,
+    MachineError,
+    RelightError,
+    UsageError,
+)
 from relight.schedulers import ssh_frames
+from relight.schedulers.ssh_frames import Ended
 
 _MODULE = "relight.schedulers.ssh_replica"
 _SLOTS = ("slots", "max_slots", "max-slots")
@@ -225,9 +233,9 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def problem(host: Host, end: Mapping[str, Any]) -> RelightError | None:
+def problem(host: Host, end: Ended) -> RelightError | None:
     """Return the error that a host has answered with, None if it has none."""
-    if "message" not in end:
+    if not end.message:
         return None
-    kind = MachineError if end["code"] == EXIT_MACHINE else UsageError
-    return kind(f"{host}: {end['message']}", hint=end["hint"])
+    kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)
+    return kind(f"{host}: {end.message}", hint=end.hint)

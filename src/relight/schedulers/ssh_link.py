@@ -18,7 +18,14 @@ import sys
 from typing import Any, NoReturn
 
 from relight import env
-from relight.errors import EXIT_SIGNAL_BASE, MachineError, RelightError
+from relight.core.fields import Malformed
+from relight.errors import (
+    EXIT_INTERNAL,
+    EXIT_SIGNAL_BASE,
+    MachineError,
+    RelightError,
+    way_to,
+)
 from relight.host import files
 from relight.host.loop import Loop
 from relight.schedulers import ssh_frames as frames
@@ -50,7 +57,7 @@ class Link:
         self._order = order
         self._loop = Loop()
         self._errors = b""
-        self._end: dict[str, Any] | None = None
+        self._end: frames.Ended | None = None
         self._stopped = False
         own = {name: value for name, value in variables.items() if name != VARIABLE}
         try:
@@ -78,7 +85,7 @@ class Link:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, lambda _: self._stop())
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> frames.Ended:
         """Run the replica; return how it has ended: an `exitcode`, or nothing if it was stopped.
 
         Raises:
@@ -100,7 +107,7 @@ class Link:
         if self._end is None and not self._stopped:
             said = self._errors.decode(errors="replace")
             raise ssh_hosts.explain(self._host, code, said, channel.decoder)
-        end = self._end or {}
+        end = self._end or frames.Ended()
         error = ssh_hosts.problem(self._host, end)
         if error is not None:
             raise error
@@ -127,7 +134,11 @@ class Link:
         elif kind == frames.ERR:
             _write(2, payload)
         elif kind == frames.END:
-            self._end = json.loads(payload)
+            try:
+                self._end = frames.Ended.of(payload)
+            except Malformed as error:
+                reason = f"{self._host} does not answer as relight does: {error}"
+                raise MachineError(reason) from None
 
     def _note(self) -> None:
         data = os.read(self._stderr, 65536)
@@ -205,11 +216,16 @@ def main() -> NoReturn:
         sys.stderr.write(f"relight: {error.message}{hint}\n")
         sys.stderr.flush()
         os._exit(error.exit_code)
-    if end.get("report"):
-        _report(order["report"], end["report"])
-    elif end.get("error"):
-        _report(order["report"], json.dumps({"message": end["error"]}))
-    _end_as(end.get("exitcode", EXIT_SIGNAL_BASE + signal.SIGTERM))
+    except Exception as error:
+        sys.stderr.write(f"relight: error: a mistake in relight: {way_to(error)}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_INTERNAL)
+    if end.error_file:
+        _report(order["report"], end.error_file)
+    elif end.error:
+        _report(order["report"], json.dumps({"message": end.error}))
+    stopped = EXIT_SIGNAL_BASE + signal.SIGTERM
+    _end_as(stopped if end.exitcode is None else end.exitcode)
 
 
 if __name__ == "__main__":

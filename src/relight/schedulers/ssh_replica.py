@@ -17,7 +17,6 @@ go wrong, `remove` forgets the copy of a workspace. Invariant: END is sent once,
 and after it there is no process left.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -26,8 +25,9 @@ import tempfile
 from typing import IO, Any, NoReturn
 
 from relight import env
+from relight.core.fields import decode
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, way_to
 from relight.events import Event, SignalReceived, Tick, WorkerExited
 from relight.host import files
 from relight.host.loop import Loop, Timer
@@ -69,7 +69,7 @@ class Session:
         self._due: Timer | None = None
         self._silence: Timer | None = None
         self._over = False
-        self._end: dict[str, Any] = {}
+        self._end = frames.Ended()
         self._scratch = Scratch(self._loop, "")
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class Session:
         if self._archive is not None:
             self._archive.close()
         self._scratch.remove()
-        self._channel.send(frames.END, json.dumps(self._end).encode())
+        self._channel.send(frames.END, self._end.to_payload())
         limit = self._loop.call_after(_FLUSH_S, self._channel.give_up)
         self._loop.run_until(lambda: not self._channel.waiting)
         limit.cancel()
@@ -98,7 +98,8 @@ class Session:
         self._hear()
         try:
             if kind == frames.ORDER:
-                self._order = json.loads(payload)
+                order = decode(payload)
+                self._order = {**order, "silence_s": float(order["silence_s"])}
                 self._obey()
             elif kind == frames.ARCHIVE:
                 self._keep(payload)
@@ -107,12 +108,17 @@ class Session:
             elif kind == frames.STOP:
                 self._stop()
         except RelightError as error:
-            self._end = {"message": error.message, "hint": error.hint, "code": error.exit_code}
-            self._over = True
+            self._refuse(error.message, error.hint, error.exit_code)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            self._end = {"message": str(what), "hint": "", "code": MachineError.exit_code}
-            self._over = True
+            self._refuse(str(what), "", MachineError.exit_code)
+        except Exception as error:
+            self._refuse(f"a mistake in relight: {way_to(error)}", "", EXIT_INTERNAL)
+
+    def _refuse(self, message: str, hint: str, code: int) -> None:
+        """Say why an order can't be obeyed, and end."""
+        self._end = frames.Ended(message=message, hint=hint, code=code)
+        self._over = True
 
     def _hear(self) -> None:
         """Somebody is there: begin to wait anew for silence."""
@@ -225,11 +231,11 @@ class Session:
         if due is not None:
             self._due = self._loop.call_at(due, lambda: self._step(Tick()))
         if isinstance(event, WorkerExited):
-            self._end = {"exitcode": event.exitcode, "error": workers.evidence.get(0, "")}
+            self._end = frames.Ended(event.exitcode, workers.evidence.get(0, ""))
         self._over = supervision.state is State.ENDED
-        if self._over and not self._end:
+        if self._over and self._end == frames.Ended():
             error = workers.evidence.get(0, "the system does not let go of it")
-            self._end = {"exitcode": -signal.SIGKILL, "error": error}
+            self._end = frames.Ended(-signal.SIGKILL, error)
 
     @property
     def _report(self) -> str:
@@ -240,7 +246,8 @@ class Session:
             return
         try:
             with open(self._report, "rb") as file:
-                self._end["report"] = file.read(_REPORT_LIMIT).decode(errors="replace")
+                text = file.read(_REPORT_LIMIT).decode(errors="replace")
+                self._end = self._end._replace(error_file=text)
         except OSError:
             pass  # it has written none
 

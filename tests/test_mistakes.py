@@ -1,0 +1,183 @@
+"""What should not be, and is: exceptions that nobody expects end with 70, those that a peer's
+message has led to end its connection, and what the machine refuses is named.
+"""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Launch, clean_environment
+
+from relight.core.fields import Malformed
+from relight.errors import MachineError
+from relight.host.beats import Beats
+from relight.host.connection import Connection, Security, dial
+from relight.host.listener import Listener
+from relight.host.loop import Loop
+from relight.host.tcp_store import TCPStore
+
+BROKEN = """
+import sys
+from relight.cli import main
+def broken(argv): raise {error}
+main._command = lambda argv: broken
+sys.argv[1:] = ["run"]
+main.entry()
+"""
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        ("KeyError('x')", 70, "relight: error: a mistake in relight: KeyError: 'x' (at "),
+        ("RecursionError()", 70, "relight: error: a mistake in relight: RecursionError (at "),
+        ("OSError(24, 'Too many open files', '/etc/hosts')", 4,
+         "relight: error: this machine refuses /etc/hosts: Too many open files\nhint: look at"),
+        ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
+    ],
+)  # fmt: skip
+def test_an_exception_that_nobody_catches(error: str, code: int, said: str) -> None:
+    """It ends the command with 70, or 4 if the machine refused something, and without a traceback:
+    a line says what, and where in relight's code.
+    """
+    result = subprocess.run(
+        [sys.executable, "-c", BROKEN.format(error=error)],
+        capture_output=True,
+        text=True,
+        env=clean_environment(),
+        check=False,
+    )
+    assert result.returncode == code
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) <= 2
+
+
+def test_no_descriptors(tmp_path: Path) -> None:
+    """However few files may be open, the exit code is 4 and a line says what was refused."""
+    for most in (11, 13, 15, 17):
+        command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
+        result = subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, env=clean_environment(),
+            cwd=tmp_path, check=False,
+        )  # fmt: skip
+        if result.returncode:
+            assert result.returncode == 4, result.stderr
+            assert "Too many open files" in result.stderr and "ulimit -n" in result.stderr
+        assert "Traceback" not in result.stderr
+
+
+def test_no_proc(launch: Launch) -> None:
+    """Without /proc, relight says that this is missing."""
+    inside = f"mount -t tmpfs none /proc && exec {sys.executable} -m relight run --no-python true"
+    namespace = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
+    if launch("mount -t tmpfs none /proc", command=namespace).returncode:
+        namespace = ("unshare", "--mount", "sh", "-c")
+    result = launch(inside, command=namespace)
+    assert result.returncode == 4, result.stderr
+    assert "/proc" in result.stderr and "mount it" in result.stderr
+
+
+class Owner:
+    """One whose reading of messages goes wrong."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.reasons: list[str] = []
+        self.connections: list[Connection] = []
+
+    def opened(self, connection: Connection, hello: Any) -> None:
+        self.connections.append(connection)
+        if hello.get("bad"):
+            raise self.error
+
+    def received(self, connection: Connection, message: Any) -> None:
+        raise self.error
+
+    def closed(self, connection: Connection, reason: str) -> None:
+        self.reasons.append(reason)
+        raise self.error
+
+
+def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """Send a message to an owner that raises; return mistakes, and why the two ends were closed."""
+    loop, mistakes = Loop(), list[str]()
+    loop.on_mistake = lambda what, error: mistakes.append(f"{what.partition(' of')[0]}: {error!r}")
+    sock = socket.create_server(("127.0.0.1", 0))
+    there, here = Owner(error), Owner(error)
+    here.closed = lambda connection, reason: here.reasons.append(reason)  # type: ignore[method-assign]
+    listener = Listener(loop, sock, there, {}, Security())
+    connection = dial(loop, sock.getsockname(), here, hello, Security())
+    connection.send({"type": "x"})
+    try:
+        loop.run_until(lambda: bool(here.reasons))
+    finally:
+        listener.close()
+        for each in (connection, *there.connections):
+            each.close()
+        loop.close()
+    return mistakes, there.reasons, here.reasons
+
+
+@pytest.mark.parametrize("hello", [{}, {"bad": True}], ids=["received", "opened"])
+def test_a_message_that_leads_to_a_mistake(hello: dict[str, Any]) -> None:
+    """The mistake is told, the connection is closed and the process goes on, even if the peer's end
+    leads to another one.
+    """
+    mistakes, there, here = serve(KeyError("x"), hello)
+    assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
+    assert there == ["relight made a mistake with its message"]
+    assert here == ["the peer closed the connection"]
+
+
+def test_a_message_that_is_none() -> None:
+    """Malformed is the peer's mistake, and no other."""
+    mistakes, there, _ = serve(Malformed("no rank"), {})
+    assert there == ["it sent nonsense: no rank"]
+    assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
+
+
+def test_what_is_meant_for_the_user_is_no_mistake() -> None:
+    """What this machine refuses while a message is taken ends the command as ever."""
+    with pytest.raises(MachineError):
+        serve(MachineError("no socket is to be had"), {})
+
+
+def test_without_a_log_a_mistake_is_raised() -> None:
+    """In tests, a mistake of ours is never hidden."""
+    loop = Loop()
+
+    def divide() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        loop.attempt(divide, "a test")
+    loop.close()
+
+
+def test_beats_and_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Datagrams and requests to the workers' store are taken in the same way."""
+    loop, mistakes = Loop(), list[str]()
+    loop.on_mistake = lambda what, error: mistakes.append(what)
+
+    def broken(*_: Any) -> None:
+        raise KeyError
+
+    beats = Beats(loop, ("127.0.0.1", 0), socket.AF_INET, broken)
+    assert beats._socket is not None
+    store = TCPStore(loop, "127.0.0.1", 0)
+    monkeypatch.setattr("relight.host.tcp_store._parse", broken)
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+        socket.create_connection(("127.0.0.1", store.port)) as client,
+    ):
+        sender.sendto(b"x", beats._socket.getsockname())
+        client.sendall(b"\0" * 5)
+        loop.run_until(lambda: len(mistakes) == 2)
+        assert sorted(mistakes) == ["a datagram", "a request to the store"]
+        assert client.recv(1) == b""
+    store.close()
+    beats.close()
+    loop.close()
