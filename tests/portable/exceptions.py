@@ -12,6 +12,7 @@ OOM = "no counter tells what was killed for lack of memory"
 AFFINITY = "a process can't be bound to CPUs, and there are no cgroups: all CPUs count"
 INOTIFY = "files that are shown while they are written are looked at ten times a second"
 LAUNCH_PATH = "the launch path there has the portable layer instead"
+PRELOAD = "there is no --preload"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
 REASONS = {
@@ -20,6 +21,8 @@ REASONS = {
     "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
     "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
+    "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
+    "test_function.py::test_torch_workers_of_two_nodes": SEVERAL_NODES,
     "host/test_agents.py": PROC,
     "host/test_arrivals.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,

@@ -5,7 +5,11 @@ from enum import Enum
 
 from relight.typed import NamedTuple
 
-CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+CRASHES = tuple(
+    getattr(signal, name)
+    for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+    if hasattr(signal, name)  # jobs are submitted from Windows too, which has no SIGBUS
+)
 _AT_EXIT = "terminate called without an active exception"
 """libstdc++ of a thread that still runs when a process exits; torch's do at times."""
 
