@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # Most tests wait most of the time; those of a file stay together, as they share servers.
 PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
 
-.PHONY: help setup demo test check lint types unit portable bench simulate long clean
+.PHONY: help setup demo test check lint types unit portable bench simulate long packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -33,7 +33,7 @@ $(EXAMPLES_READY): pyproject.toml
 
 $(READY): $(EXAMPLES_READY)
 	@echo "the tools of tests and benchmarks, beside what is there"
-	$(INSTALL) --progress-bar on -e '.[dev,bench]'
+	$(INSTALL) --progress-bar on -e '.[dev,bench,programs]'
 	@echo "compiling all modules"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@
@@ -77,6 +77,18 @@ simulate: setup  ## Run the simulated group with SEEDS seeds
 
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long
+
+PACKAGES := .venv-packages
+
+$(PACKAGES)/.ready: tests/packages/requirements.txt
+	$(PYTHON) -m venv $(PACKAGES)
+	$(PACKAGES)/bin/python -m pip install torch==2.13.0 numpy setuptools wheel hatchling editables
+	DS_BUILD_OPS=0 $(PACKAGES)/bin/python -m pip install --no-deps --no-build-isolation -r $< -e .
+	$(PACKAGES)/bin/python -m tests.packages.torchvision_cpu
+	@touch $@
+
+packages: $(PACKAGES)/.ready  ## Try 40 packages with --preload and write docs/packages.md (2.5 GB, half an hour)
+	$(PACKAGES)/bin/python -m tests.packages.survey
 
 clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -1,0 +1,1 @@
+"""Whole programs of libraries that people train with."""
