@@ -1,0 +1,1 @@
+"""Which packages can be preloaded, tried with many of them: `make packages`."""
