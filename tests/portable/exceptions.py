@@ -13,6 +13,7 @@ AFFINITY = "a process can't be bound to CPUs, and there are no cgroups: all CPUs
 INOTIFY = "files that are shown while they are written are looked at ten times a second"
 LAUNCH_PATH = "the launch path there has the portable layer instead"
 PRELOAD = "there is no --preload"
+DAEMON = "who is in a session of its own is not found once its parent has ended"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
 REASONS = {
@@ -23,6 +24,7 @@ REASONS = {
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
     "test_function.py::test_torch_workers_of_two_nodes": SEVERAL_NODES,
+    "schedulers/test_local_ends.py::test_a_held_job_ends_with_its_submitter": DAEMON,
     "host/test_agents.py": PROC,
     "host/test_arrivals.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,
