@@ -216,6 +216,20 @@ def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:
     assert (result.returncode, result.stdout) == (0, "trained\n"), result.stderr
 
 
+@pytest.mark.parametrize("words", [("run", "--no-python"), ("submit", "utils.sh")])
+def test_a_daemon_that_stays_holds_up_nobody(
+    words: tuple[str, ...], marker: str, launch: Launch, tmp_path: Path
+) -> None:
+    """Who can't be found is left behind, with its end of a pipe; the job ends all the same."""
+    daemon = f"setsid sh -c 'sleep {marker} &' & sleep 0.3; echo done"
+    variables = {"RELIGHT_HOST": "portable", "RELIGHT_STATE_DIR": str(tmp_path)}
+    result = launch(*words, "sh", "-c", daemon, timeout=30, **variables)
+    for pid in marked(marker):
+        os.kill(pid, signal.SIGKILL)
+    assert result.returncode == 0, result.stderr
+    assert "done" in result.stdout
+
+
 LAUNCHES = """
 import os, sys, time
 import relight

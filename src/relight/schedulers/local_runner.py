@@ -155,8 +155,10 @@ class Runner:
         self._loop.run_until(lambda: supervision.state is State.ENDED)
         self._workers.close()
         for stream in streams:
-            while stream.reader in self._loop:  # all that could write to it is gone
+            # All that could write to it is gone, but on macOS a daemon may have stayed.
+            while stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)
+            self._loop.forget(stream.reader)
             stream.close()
             self._lost = self._lost or stream.lost
         for fd in files:
