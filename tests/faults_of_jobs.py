@@ -189,8 +189,8 @@ PROGRAMS = [
         "no module of that name",
         "",
         "exited with code 1\n",
-        command=("-m", "nosuchmodule"),
-        says=("No module named nosuchmodule",),
+        command=("-m", "json.nosuchmodule"),  # of another package it would be known beforehand
+        says=("No module named json.nosuchmodule",),
     ),
     alone(
         "no known form of program",
