@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 import time
 import venv
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start
+from conftest import Start, clean_environment
 
 Script = Callable[..., Path]
 SOON = (
@@ -178,3 +179,49 @@ def test_a_package_that_is_not_fit_is_left_out(
     assert reasons == ["noisy starts a thread"]
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="others take SCHED_IDLE only with RLIMIT_NICE")
+def test_the_lowest_priority_does_not_last_for_ever() -> None:
+    """On a busy machine an import at the lowest priority gets a quarter of a processor after a
+    while, also in a copy that goes on in its place; in the end it has the usual priority.
+    """
+    program = """
+import os, time
+from relight.host import priority
+from relight.worker.guard import stand_guard
+from relight.worker.trial import UnfitError, attempt
+
+def wait_for(nice):
+    end = time.monotonic() + 30
+    while os.getpriority(os.PRIO_PROCESS, 0) != nice and time.monotonic() < end:
+        time.sleep(0.01)
+    print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
+
+def spoil(child):
+    raise UnfitError("x", "x")
+
+usual = os.getpriority(0, 0)
+reader, writer = os.pipe()
+guard = stand_guard(writer, 0.2)
+restore = priority.lower()
+print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
+spoiled = attempt(spoil, guard)
+assert spoiled is not None
+wait_for(5)
+assert attempt(spoil, guard) is not None
+wait_for(5)
+guard.send_away()
+restore()
+print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=clean_environment(),
+        check=False,
+    )
+    idle, usual = os.SCHED_IDLE, os.SCHED_OTHER
+    assert result.stdout.decode().split() == [
+        str(word) for word in (idle, 0, usual, 5, usual, 5, usual, 0)
+    ]

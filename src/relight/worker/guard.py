@@ -16,7 +16,7 @@ import select
 import signal
 import time
 
-from relight.host import linux
+from relight.host import linux, priority
 from relight.typed import NoReturn
 
 _END_LIMIT_S = 10.0
@@ -64,11 +64,13 @@ class Guard:
             time.sleep(_LOOK_S)
 
 
-def stand_guard(control: int) -> Guard:
+def stand_guard(control: int, gentle_s: float) -> Guard:
     """Go on in a child, and stay above it; return, in the child, what it is to know of the guard.
 
     Args:
         control: the descriptor of the socket to the agent, which is the parent of this process.
+        gentle_s: how long, in seconds, it may keep the lowest priority if it has taken that: on a
+            machine whose processors are all busy, an import would last for ever.
 
     Raises:
         OSError: no process or no descriptor is to be had.
@@ -81,7 +83,7 @@ def stand_guard(control: int) -> Guard:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control, read, word)
+        _watch(pid, agent, control, read, word, time.monotonic() + gentle_s)
     os.close(read)
     os.close(word)
     guard.attach()
@@ -89,7 +91,9 @@ def stand_guard(control: int) -> Guard:
     return guard
 
 
-def _watch(pid: int, agent: int, control: int, heirs: int, word: int) -> NoReturn:
+def _watch(
+    pid: int, agent: int, control: int, heirs: int, word: int, gentle_until: float
+) -> NoReturn:
     """See to it that nothing outlives the agent; end as the child does."""
     try:
         linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
@@ -98,7 +102,10 @@ def _watch(pid: int, agent: int, control: int, heirs: int, word: int) -> NoRetur
         poll.register(child, select.POLLIN)
         poll.register(control, 0)  # its other end is closed
         while os.getppid() == agent:
-            ready = dict(poll.poll())
+            left = gentle_until - time.monotonic()
+            ready = dict(poll.poll(left * 1000 if left > 0 else None))
+            if time.monotonic() >= gentle_until:
+                priority.raise_to_quarter(pid)
             if control in ready:
                 break
             if child in ready:
@@ -111,6 +118,8 @@ def _watch(pid: int, agent: int, control: int, heirs: int, word: int) -> NoRetur
                 os.close(child)
                 child = os.pidfd_open(pid)
                 poll.register(child, select.POLLIN)
+                if left <= 0:
+                    priority.raise_to_quarter(pid)
                 os.write(word, b"\n")
         linux.end_children(_END_LIMIT_S)
     finally:

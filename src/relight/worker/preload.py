@@ -14,7 +14,7 @@ from collections.abc import Collection
 from functools import partial
 from importlib.machinery import PathFinder
 
-from relight.host import linux, priority
+from relight.host import linux
 from relight.host.files import remove_tree
 from relight.typed import Any
 from relight.worker.guard import Guard
@@ -42,7 +42,7 @@ def preload(
 
     Args:
         setup: `modules`; `learned`: these are what a worker was seen to import, some in vain;
-            `gently`: take no time from others; `argv`: the workers' command line.
+            `argv`: the workers' command line.
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
         watch: says who depends on a variable that each worker has for itself.
@@ -56,7 +56,6 @@ def preload(
     before.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
-    restore = priority.lower() if setup["gently"] else None
     main = sys.modules["__main__"]
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries ask whether there is one.
@@ -64,8 +63,6 @@ def preload(
     needs = _import_all(_wanted(setup, control), before, outputs, control, guard)
     if hasattr(main, "__file__"):
         del main.__file__
-    if restore is not None:
-        restore()
     before.end()
     watch.end()
     null = os.open(os.devnull, os.O_RDWR)

@@ -25,7 +25,7 @@ import time
 from collections.abc import Collection, Mapping
 
 from relight.errors import EXIT_INTERNAL
-from relight.host import linux
+from relight.host import linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
@@ -44,6 +44,8 @@ MOST_AT_ONCE = 250
 
 
 _END_LIMIT_S = 10.0
+_GENTLE_S = 15.0
+"""How long imports may get next to nothing of busy processors."""
 
 
 class _Born(BaseException):
@@ -159,8 +161,9 @@ def serve(
     # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
     atexit.register(gc.unfreeze)
     try:
-        guard = stand_guard(control_fd)
+        guard = stand_guard(control_fd, _GENTLE_S)
         linux.become_subreaper()
+        restore = priority.lower() if setup["gently"] else None
         drawn = Drawn()
         printed, needs = preload(setup, loaded, control_fd, watch, guard)
         drawn.end()
@@ -179,6 +182,8 @@ def serve(
     gc.freeze()
     # From here on, this process ends in good order, also when stopped.
     guard.send_away()
+    if restore is not None:
+        restore()
     raise_limit()  # for the descriptors of all workers
     mib = linux.memory(os.getpid()) / 2**20
     control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())
