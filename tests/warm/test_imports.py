@@ -58,8 +58,16 @@ UNFIT = {
         "threading.Thread(target=time.sleep, args=(99,), daemon=True).start()",
         "culprit starts a thread",
     ),
-    "a directory of its own": (
-        "import tempfile\nd = tempfile.TemporaryDirectory()", "culprit makes a temporary"
+    "a directory of its own": ("import tempfile\nd = tempfile.mkdtemp()", "makes a temporary"),
+    "the name of one": (
+        "import tempfile\nd = tempfile.TemporaryDirectory()\nname = d.name", "makes a temporary"
+    ),
+    "a file in one": (
+        "import tempfile\nd = tempfile.TemporaryDirectory()\nopen(d.name + '/x', 'w').close()",
+        "makes a temporary",
+    ),
+    "a temporary file": (
+        "import os, tempfile\nfd, name = tempfile.mkstemp()\nos.close(fd)", "makes a temporary"
     ),
     "a socket": ("import socket\ns = socket.socket()", "culprit opens socket:"),
     "a child": (
@@ -90,6 +98,25 @@ UNFIT = {
         "import os\ndef outer(old):\n    return lambda: old\nf = outer({**os.environ})", "keeps "
     ),
 }  # fmt: skip
+
+
+def test_each_worker_has_a_temporary_directory_of_its_own(
+    launch: Launch, script: Script, library: Library, tmp_path: Path
+) -> None:
+    """A TemporaryDirectory that an import makes is another one in each worker, and goes with it."""
+    found = library("import tempfile\nd = tempfile.TemporaryDirectory('media', 'of-')")
+    (tmp_path / "tmp").mkdir()
+    result = launch(
+        "run", "--preload=culprit", "--nproc-per-node=3", "-v",
+        script("import culprit, os\nprint(culprit.d.name, os.listdir(culprit.d.name))"),
+        TMPDIR=str(tmp_path / "tmp"), **found,
+    )  # fmt: skip
+    assert "workers start warm" in result.stderr, result.stderr
+    names = {line.removesuffix(" []") for line in result.stdout.splitlines()}
+    assert len(names) == 3
+    base = str(tmp_path / "tmp" / "of-")
+    assert all(n.startswith(base) and n.endswith("media") for n in names)
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def test_what_does_not_fit_is_left_out(launch: Launch, script: Script, library: Library) -> None:

@@ -1,4 +1,6 @@
-"""What modules draw at random when they are imported is drawn again in each worker."""
+"""What modules draw at random when they are imported is drawn again in each worker, and so are the
+names of their temporary directories.
+"""
 
 import os
 import random
@@ -7,12 +9,14 @@ import weakref
 from collections.abc import Callable
 
 from relight.typed import Any
+from relight.worker.temporary import Temporary
 
 
 class Drawn:
-    """Notes from now on which `random.Random` are made without a seed."""
+    """Notes from now on which `random.Random` are made without a seed, and temporary files."""
 
     def __init__(self) -> None:
+        self.temporary = Temporary()
         self._unseeded: dict[int, weakref.ref[random.Random]] = {}
         self._seed = random.Random.seed
         unseeded, seed = self._unseeded, self._seed
@@ -29,6 +33,7 @@ class Drawn:
     def end(self) -> None:
         """Note nothing more."""
         random.Random.seed = self._seed  # type: ignore[method-assign]
+        self.temporary.end()
 
     def again(self) -> None:
         """Draw again, in a worker. `random` itself does so at a fork.
@@ -44,6 +49,7 @@ class Drawn:
             module: Any = sys.modules.get(name)
             if module is not None:
                 draw(module)
+        self.temporary.again()
 
 
 def _seed_numpy(random: Any) -> None:
@@ -52,8 +58,9 @@ def _seed_numpy(random: Any) -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    # What torch draws has 64 bits, numbers that people choose have few.
-    if torch.default_generator.initial_seed() >= 1 << 32:
+    # What torch draws has 64 bits, numbers that people choose have few. Another module may be
+    # called torch.
+    if hasattr(torch, "default_generator") and torch.default_generator.initial_seed() >= 1 << 32:
         torch.default_generator.seed()
 
 

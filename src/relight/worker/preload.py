@@ -15,11 +15,11 @@ from functools import partial
 from importlib.machinery import PathFinder
 
 from relight.host import linux
-from relight.host.files import remove_tree
 from relight.typed import Any
 from relight.worker.guard import Guard
+from relight.worker.temporary import Temporary
 from relight.worker.trial import UnfitError, attempt
-from relight.worker.watch import Watch, module_of
+from relight.worker.watch import Watch
 
 _MOST_PRINTED = 65536
 _SPARED = ("jemalloc_bg_thd",)
@@ -32,6 +32,7 @@ def preload(
     loaded: set[str],
     control: int,
     watch: Watch,
+    temporary: Temporary,
     guard: Guard,
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
     """Import the modules; return what they have printed to stdout and stderr, and which modules
@@ -46,13 +47,15 @@ def preload(
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
         watch: says who depends on a variable that each worker has for itself.
+        temporary: says who has made a temporary file that workers would share.
         guard: is above this process.
 
     Raises:
         UnfitError: the process can't be used.
     """
     outputs = [os.memfd_create("printed") for _ in range(2)]
-    before = _Before({0, 1, 2, control, *guard.descriptors, *outputs}, setup, loaded, watch)
+    descriptors = {0, 1, 2, control, *guard.descriptors, *outputs}
+    before = _Before(descriptors, setup, loaded, temporary, watch)
     before.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
@@ -63,7 +66,6 @@ def preload(
     needs = _import_all(_wanted(setup, control), before, outputs, control, guard)
     if hasattr(main, "__file__"):
         del main.__file__
-    before.end()
     watch.end()
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
@@ -154,25 +156,20 @@ class _Before:
     """
 
     def __init__(
-        self, descriptors: set[int], setup: dict[str, Any], loaded: set[str], watch: Watch
+        self,
+        descriptors: set[int],
+        setup: dict[str, Any],
+        loaded: set[str],
+        temporary: Temporary,
+        watch: Watch,
     ) -> None:
         self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
         self._path = list(sys.path)
         self._setup = setup
         self._known = set(loaded)
+        self._temporary = temporary
         self._watch = watch
-        self._made: dict[str, str] | None = {}
-        sys.addaudithook(self._note_temporary)
-
-    def end(self) -> None:
-        """Note nothing more."""
-        self._made = None
-
-    def _note_temporary(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Workers would share it, and the first that ends would remove it."""
-        if self._made is not None and event in ("tempfile.mkdtemp", "tempfile.mkstemp"):
-            self._made[os.fsdecode(arguments[0])] = module_of(sys._getframe(1))
 
     def load(self, name: str, imports: _Imports, child: int) -> None:
         """Import a module; raise UnfitError if it does not fit."""
@@ -217,15 +214,10 @@ class _Before:
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
-        made = [path for path in self._made or () if os.path.lexists(path)]
-        for path in made:
-            remove_tree(path) if os.path.isdir(path) else os.unlink(path)
-        if self._made and made:
-            culprit = self._made[made[0]]
-            raise UnfitError(culprit, f"{culprit} makes a temporary file or directory: {made[0]}")
-        culprit, reason = self._watch.problem()
-        if reason:
-            raise UnfitError(culprit, reason)
+        for watched in (self._temporary, self._watch):
+            culprit, reason = watched.problem()
+            if reason:
+                raise UnfitError(culprit, reason)
         new = sys.modules.keys() - self._known
         _check_shadows(self._setup["argv"], new)
         if self._setup["learned"]:

@@ -165,7 +165,7 @@ def serve(
         linux.become_subreaper()
         restore = priority.lower() if setup["gently"] else None
         drawn = Drawn()
-        printed, needs = preload(setup, loaded, control_fd, watch, guard)
+        printed, needs = preload(setup, loaded, control_fd, watch, drawn.temporary, guard)
         drawn.end()
         hidden = third_party(loaded)
         for name, others in references(hidden).items():
