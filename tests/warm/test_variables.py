@@ -101,6 +101,19 @@ print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(f
     assert run(launch, library, script(text))[0] == "[]\n"
 
 
+def test_what_is_below_a_module_comes_with_it(
+    launch: Launch, script: Script, library: dict[str, str]
+) -> None:
+    """Modules that compiled code has put below one that is no package, as torch._C has, are there
+    when that one is.
+    """
+    below = "import sys, types\nname = __name__ + '.below'\n"
+    below += "sys.modules[name] = types.ModuleType(name)\nsys.modules[name].value = 7\n"
+    script(below, "site-packages/other.py")
+    text = "import other\nfrom other.below import value\nprint(value)\n"
+    assert run(launch, library, script(text))[0] == "7\n"
+
+
 FAILS = """
 import os, sys, time
 restart = os.environ["TORCHELASTIC_RESTART_COUNT"]

@@ -105,8 +105,11 @@ class Deferred:
         left = [name]
         while left:
             name = left.pop()
-            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]} - found
-            new &= self._hidden.keys()
+            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]}
+            if not hasattr(self._hidden[name], "__path__"):
+                # Made by compiled code, for one; no import can find what is below no package.
+                new.update(x for x in self._hidden if x.startswith(f"{name}."))
+            new = (new & self._hidden.keys()) - found
             found |= new
             left += new
         return found
