@@ -94,7 +94,7 @@ class Diagnosis(NamedTuple):
         )
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
-        lines += [cut(f"  {hint}", 2 * WIDTH)] if hint else []
+        lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # it may hold two paths
         end = _consequences(self.consequences, root.at)
         end += [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
