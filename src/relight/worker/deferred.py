@@ -105,11 +105,8 @@ class Deferred:
         left = [name]
         while left:
             name = left.pop()
-            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]}
-            if not hasattr(self._hidden[name], "__path__"):
-                # Made by compiled code, for one; no import can find what is below no package.
-                new.update(x for x in self._hidden if x.startswith(f"{name}."))
-            new = (new & self._hidden.keys()) - found
+            new = {*self._imports.needs.get(name, ()), name.rpartition(".")[0]} - found
+            new &= self._hidden.keys()
             found |= new
             left += new
         return found
@@ -211,13 +208,17 @@ def third_party(loaded: set[str]) -> list[str]:
 
 
 def references(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return which other modules these hold something of."""
+    """Return which other modules these hold something of, or have below them."""
     found: dict[str, set[str]] = {}
     for name in names:
         module = sys.modules.get(name)
+        above = name.rpartition(".")[0]
+        if not hasattr(sys.modules.get(above), "__path__"):
+            # Made by compiled code, for one: no import can find what is below no package.
+            found.setdefault(above, set()).add(name)
         if not isinstance(module, ModuleType):
             continue
-        others = found[name] = set()
+        others = found.setdefault(name, set())
         for value in list(vars(module).values()):
             kind = type(value)
             if issubclass(kind, ModuleType):
