@@ -107,6 +107,7 @@ def test_bad_command_lines(launch: Launch) -> None:
         (["--rdzv-backend=static"], "node rank 0 coordinates"),
         (["--rdzv-backend=etcd", "--rdzv-endpoint=x"], "without --rdzv-id"),
         (["--rdzv-endpoint=x"], "--bind says where to listen"),
+        (["--rdzv-conf=nosuch=1"], "nosuch is not a known key"),
         (["--rdzv-conf=keep_alive_interval=x"], "keep_alive_interval=x"),
     ):
         result = launch("coordinator", *flags)

@@ -28,8 +28,6 @@ MACOS = (sys.executable, str(HERE / "fake_macos.py"))
 WINDOWS = (sys.executable, str(HERE / "fake_windows.py"))
 TREE = (CHILD + ELSEWHERE + END).format
 OF_TWO = 10
-SOON_S = 4.0
-"""Within a second on a machine that is not busy: ps is started several times."""
 
 
 def used() -> set[str]:
@@ -161,7 +159,7 @@ def test_the_guardian_ends_what_is_left(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
     """Whoever of the agent and the process that holds its workers is killed or stopped: workers
-    and what they have started are gone soon, and the guardian too.
+    and what they have started are gone within a second, and the guardian too.
     """
     program = tmp_path / "tree.sh"
     program.write_text(TREE(marker=marker, lifetime="600", code=0))
@@ -179,7 +177,7 @@ def test_the_guardian_ends_what_is_left(
     else:
         for pid in {"agent": [agent.pid], "holder": [holder]}.get(who, [agent.pid, holder]):
             os.kill(pid, signal.SIGKILL)
-    wait_until_gone(marker, SOON_S)
+    wait_until_gone(marker, 1.0)
     _, errors = agent.communicate(timeout=30)
     if who == "holder":
         assert agent.returncode == 137

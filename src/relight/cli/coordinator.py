@@ -14,16 +14,17 @@ from relight import env as environment
 from relight.cli.arguments import Parsed, parse
 from relight.coordinator import Coordinator
 from relight.env import Environment
-from relight.errors import UsageError, way_to
+from relight.errors import UsageError, nearest, way_to
 from relight.events import Mistake, describe
 from relight.host import system
 from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
+from relight.rendezvous.conf import KEY_BY_NAME
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
 from relight.standby import Standby
-from relight.values import Endpoint, Nodes, parse_endpoint
+from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
 _LOG_EVERY_S = 10.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
@@ -109,6 +110,11 @@ def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, list[str]]:
     elif given["rdzv-id"] == UNSET_RUN_ID:
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a register names the coordinator of one job")  # fmt: skip
+    for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
+        if name not in KEY_BY_NAME:  # torchrun has no such command, so nobody relies on it
+            meant = nearest(name, tuple(KEY_BY_NAME))
+            hint = f"did you mean {meant}?" if meant else f"known are {', '.join(KEY_BY_NAME)}"
+            raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
     fields |= {"nnodes": Nodes(1, 2)}
