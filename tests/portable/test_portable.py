@@ -3,10 +3,12 @@
 import ast
 import inspect
 import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -182,10 +184,7 @@ def test_the_guardian_ends_what_is_left(
     if who == "holder":
         assert agent.returncode == 137
         assert b"the process that holds the workers" in errors
-    deadline = time.monotonic() + 10
-    while pipes(guardian):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not pipes(guardian))
 
 
 def pipes(pid: int) -> set[str]:
@@ -200,6 +199,48 @@ def guardian_of(holder: int) -> int:
     """The process that the holder of workers tells of them."""
     (pid,) = [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]
     return pid
+
+
+WATCHES = "import sys; from relight.host.guardian import watch; watch(*map(int, sys.argv[1:]))"
+
+
+@pytest.mark.parametrize("holder_is", ["stopped", "gone"])
+def test_the_guardian_can_be_late(holder_is: str, start: Start) -> None:
+    """A stopped holder of workers is woken although the agent ended before the guardian looked for
+    the first time; workers are ended although the holder was gone when the agent's end was seen.
+    """
+    told, tell = os.pipe()
+    watched, alive = os.pipe()
+    fds = (told, os.open(os.devnull, os.O_WRONLY), watched)
+    holder, worker = start("600", command=("sleep",)), start("600", command=("sleep",))
+    os.write(tell, f"holder {holder.pid}\nbegan {worker.pid}\n".encode())
+    if holder_is == "stopped":
+        holder.send_signal(signal.SIGSTOP)
+        os.close(alive)
+    else:
+        holder.kill()
+        holder.wait()
+    guardian = start(*map(str, fds), command=(sys.executable, "-c", WATCHES), pass_fds=fds)
+    if holder_is == "stopped":
+        wait_for(lambda: not stopped(holder.pid))
+    else:
+        wait_for(lambda: not select.select([told], [], [], 0)[0])  # it has read the lines
+        os.close(alive)
+    for fd in (*fds, tell):
+        os.close(fd)
+    assert guardian.wait(30) == 0
+    assert worker.poll() == -signal.SIGKILL
+
+
+def stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:

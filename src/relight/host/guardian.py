@@ -29,10 +29,6 @@ def watch(told: int, sweeps: int, agent: int) -> None:
     watched = [told, agent]
     while True:
         readable, _, _ = select.select(watched, [], [])
-        if agent in readable:
-            watched.remove(agent)
-            if holder:
-                os.kill(holder, signal.SIGCONT)
         if told in readable:
             data = os.read(told, 65536)
             if not data:
@@ -49,6 +45,17 @@ def watch(told: int, sweeps: int, agent: int) -> None:
                     ended.add(int(pid))
                 else:
                     ended.clear()
+        if agent in readable:
+            watched.remove(agent)
+        if holder and agent not in watched:  # the agent may have ended before we knew the holder
+            _wake(holder)
     if running or ended:
         portable.sweep(running, ended)
     os._exit(0)
+
+
+def _wake(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        pass  # it was killed as well; its end of the pipe says so
