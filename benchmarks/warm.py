@@ -136,8 +136,11 @@ def _settle(launcher: str, nodes: int) -> None:
 
 
 def _check_warm(launcher: str) -> None:
-    if launcher in ("named", "auto") and '"WorkersWarm", "warm": true' not in events():
-        raise RuntimeError("the workers started cold:\n" + events())
+    if launcher in ("named", "auto"):
+        if '"WorkersWarm", "warm": true' not in events():
+            raise RuntimeError("the workers started cold:\n" + events())
+        if '"PreloadWithout"' in events():
+            raise RuntimeError("workers import what was left out:\n" + events())
 
 
 @contextlib.contextmanager

@@ -24,6 +24,8 @@ from relight.worker.watch import Watch
 _MOST_PRINTED = 65536
 _SPARED = ("jemalloc_bg_thd",)
 """Threads of jemalloc (pyarrow has it), which purges without them in a forked process."""
+_OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
+"""What is there and was not imported; the last is a name of multiprocessing for the script."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -331,7 +333,7 @@ def _check_files(modules: Collection[str]) -> None:
     places = _places()
     for name in modules:
         path = getattr(sys.modules[name], "__file__", None) or ""
-        ours = name.partition(".")[0] in ("relight", "sitecustomize", "__main__")
+        ours = name.partition(".")[0] in _OURS
         # Some libraries have modules without a file that say otherwise (torch.ops: "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):
             raise UnfitError(name, f"{name} is not an installed module: {path}")
