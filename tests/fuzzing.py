@@ -1,21 +1,28 @@
-"""Values of a type, and what comes near them, made from the annotations of the types: a new message
-is fuzzed without being remembered.
+"""Values of a type, and what comes near them, made from the annotations of the types. The types are
+those that the code reads with `core/fields`, found in its text: a new one is fuzzed without being
+remembered.
 
 All chance comes from one seed, which hypothesis chooses: to build each value with its strategies
 would take a hundred times as long. `FUZZ_EXAMPLES=60000 pytest …` tries more than the few that the
 suite has time for.
 """
 
+import ast
+import importlib
 import json
 import os
 import random
+import re
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import relight
 from relight.core import fields
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
@@ -23,7 +30,7 @@ EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
 _EDGES = [-1, 0, 1, 2, 15, 127, 128, 255, 256, 65535, 65536, 1 << 20, 1 << 40, 1 << 62]
 _TEXTS = ["", "a", "b", "ValueError: x", "Connection reset by peer", "a\nb\n", "é" * 4096]
 _NAMES = ["", "a", "b", "node-12", "fd77::1", "é" * 255]
-_ODD = ["\x1b[2J\x1b[31m", "\t", "\r", "\x9b31m", "\u202e", "\ud800", "\0", "../x", "x" * 256,
+ODD = ["\x1b[2J\x1b[31m", "\t", "\r", "\x9b31m", "\u202e", "\ud800", "\0", "../x", "x" * 256,
         "x" * 4097, "Infinity", "1e999"]  # fmt: skip
 _NO_NUMBERS = [-2, (1 << 62) + 1, -(1 << 62), 10**400, 1e300, float("inf"), float("-inf"), 5e-324]
 
@@ -31,6 +38,40 @@ _NO_NUMBERS = [-2, (1 << 62) + 1, -(1 << 62), 10**400, 1e300, float("inf"), floa
 def kinds_of(union: Any) -> tuple[Any, ...]:
     """The types of a union, or the one."""
     return union.__args__ if isinstance(union, UnionType) else (union,)
+
+
+@cache
+def entering() -> tuple[Any, ...]:
+    """All types that the code reads with `fields.record` and `fields.message`."""
+    root = Path(relight.__file__).parent
+    found: dict[Any, None] = {}
+    for path in sorted(root.rglob("*.py")):
+        name = ".".join(("relight", *path.relative_to(root).with_suffix("").parts))
+        for words in read_in(path.read_text(), name):
+            found.update(dict.fromkeys(kinds_of(getattr(importlib.import_module(name), words))))
+    return tuple(found)
+
+
+def read_in(text: str, name: str) -> list[str]:
+    """What the text of a module names as the types that it reads; it must say so in plain words."""
+    found = list[str]()
+
+    def look(node: ast.AST, inside: str) -> None:
+        match node:
+            case ast.ClassDef():
+                inside = node.name
+            case ast.ImportFrom(module=fields.__name__, names=names):
+                taken = {each.name for each in names} & {"record", "message"}
+                assert not taken, f"{name} must write fields.{taken.pop()}, or it is not found"
+            case ast.Call(func=ast.Attribute(ast.Name("fields"), "record" | "message")):
+                words = ast.unparse(node.args[0])
+                found.append(inside if words == "cls" else words)
+        for child in ast.iter_child_nodes(node):
+            look(child, inside)
+
+    look(ast.parse(text), "")
+    assert len(found) == len(re.findall(r"\bfields\.(?:record|message)\b", text)), name
+    return found
 
 
 class Chance(random.Random):
@@ -51,6 +92,8 @@ class Chance(random.Random):
             if self.random() < 0.5:
                 return annotation(max(least, min(most, self.choice(_EDGES))))
             return (self.randint if annotation is int else self.uniform)(least, most)
+        if annotation is str and field in fields._EXACT:
+            return self.choice(ODD) if self.random() < 0.3 else self.letters()
         if annotation is str:
             known = _NAMES if field in fields._NAMES else _TEXTS
             return self.choice(known) if self.random() < 0.8 else self.letters(str.isprintable)
@@ -63,7 +106,7 @@ class Chance(random.Random):
         if annotation.__origin__ is tuple:
             return tuple(self.valid(annotation.__args__[0], field) for _ in range(count))
         key, value = annotation.__args__
-        return {self.valid(key): self.valid(value) for _ in range(count)}
+        return {self.valid(key, field): self.valid(value, field) for _ in range(count)}
 
     def letters(self, fit: Any = lambda letter: True) -> str:
         """Return any text."""
@@ -82,7 +125,7 @@ class Chance(random.Random):
             case 3:
                 return self.choice([0.0, -1.5, self.uniform(-1e15, 1e15)])
             case 4:
-                return self.choice(_ODD)
+                return self.choice(ODD)
             case 5:
                 return self.letters()
             case 6:

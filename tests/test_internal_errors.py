@@ -2,6 +2,7 @@
 message has led to end its connection, and what the machine refuses is named.
 """
 
+import re
 import socket
 import subprocess
 import sys
@@ -11,13 +12,16 @@ from typing import Any
 import pytest
 from conftest import Launch, clean_environment
 
+from relight.coordinator import Coordinator
 from relight.core.fields import Malformed
+from relight.elected import Elector
 from relight.errors import MachineError
 from relight.host.beats import Beats
 from relight.host.connection import Connection, Security, dial
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.tcp_store import TCPStore
+from relight.rendezvous.meeting import Meeting
 
 BROKEN = """
 import sys
@@ -137,6 +141,34 @@ def test_a_message_that_is_none() -> None:
     mistakes, there, _ = serve(Malformed("no rank"), {})
     assert there == ["it sent nonsense: no rank"]
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
+
+
+def test_an_elector_that_sends_nonsense() -> None:
+    """Its connection ends, and the other elector says who it was and why."""
+    loop, said = Loop(), list[str]()
+    sock = socket.create_server(("127.0.0.1", 0))
+    host = sock.getsockname()
+    meeting = Meeting(
+        job="j", where="", register=None, ttl_s=0.0, hosts=(host, ("there", 1)), alone=False,
+        hosted=None, local_addr="", fixed_port=False, node_rank=-1, interval_s=1.0,
+        lost_after_s=1.0, lease_s=1.0, checkpoint_s=1.0, dial_s=1.0, seek_s=1.0, close_s=1.0,
+        security=Security(),
+    )  # fmt: skip
+    elector = Elector(loop, meeting, 0, [[], []], lambda _: None, said.append)
+    coordinator = Coordinator(loop, sock, Security(), 9.0, socket.socket.close, said.append)
+    coordinator.on_elector = elector.take
+    there = Owner(AssertionError())
+    there.closed = lambda connection, reason: there.reasons.append(reason)  # type: ignore[method-assign]
+    connection = dial(loop, host, there, {"sender": "elector"}, Security())
+    connection.send({"type": "votereply", "voter": [1]})
+    try:
+        loop.run_until(lambda: bool(there.reasons))
+    finally:
+        for each in (elector, coordinator, connection, loop):
+            each.close()
+    assert there.reasons == ["the peer closed the connection"]
+    (line,) = said
+    assert re.fullmatch(r"127.0.0.1:\d+: it sent nonsense: VoteReply.voter can't be a list", line)
 
 
 def test_what_is_meant_for_the_user_is_no_mistake() -> None:

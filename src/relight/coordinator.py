@@ -135,7 +135,7 @@ class Coordinator:
             connection.send(fields.to_json(Redirect(self.whereabouts())))
             connection.close()
             return
-        if settings is None or settings.least > settings.most:
+        if sender or settings is None or settings.least > settings.most:
             self._turn_away(connection, "it asks for no number of nodes that can be")
             return
         group = self.group(job, settings)

@@ -19,7 +19,7 @@ from relight.core.fields import Message
 from relight.core.group import Hello, Settings
 from relight.core.messages import Beat, Join
 from relight.events import Tick
-from relight.host.connection import Connection, dial, resolve
+from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_ours, listen
 from relight.link import Owner, RemoteLink
@@ -76,7 +76,9 @@ class ElectedLink(RemoteLink):
             if sock is None:
                 continue
             coordinator = self._make_coordinator(sock)
-            self._elector = Elector(self._loop, self._meeting, index, self._known, self._on_role)
+            self._elector = Elector(
+                self._loop, self._meeting, index, self._known, self._on_role, self._log
+            )
             coordinator.holds = self._elector.holds
             coordinator.on_elector = self._elector.take
             coordinator.whereabouts = self._elector.whereabouts
@@ -159,6 +161,7 @@ class Elector:
         me: the index of this host in its list.
         known: the addresses of each host.
         on_role: is told, again and again, whether this host is the coordinator.
+        log: is told of electors whose messages are not taken.
     """
 
     def __init__(
@@ -168,12 +171,14 @@ class Elector:
         me: int,
         known: list[list[tuple[str, int]]],
         on_role: Callable[[bool], None],
+        log: Callable[[str], None],
     ) -> None:
         self.me = me
         self._loop = loop
         self._meeting = meeting
         self._known = known
         self._on_role = on_role
+        self._log = log
         names = [host for host, _ in meeting.hosts]
         incarnation = os.urandom(8).hex()
         self._election = Election(
@@ -239,7 +244,8 @@ class Elector:
 
     def closed(self, connection: Connection, reason: str) -> None:
         """A connection is gone; it is made anew with the next ping."""
-        del reason
+        if connection.session_key and reason != CLOSED:
+            self._log(f"{connection.peer}: {reason}")  # else nobody was there yet, or has gone
         self._in.discard(connection)
         self._out = {i: known for i, known in self._out.items() if known is not connection}
 

@@ -3,27 +3,17 @@
 import json
 
 import pytest
+from fuzzing import Chance, fuzzed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from relight.core.fields import Malformed
-from relight.doctor import findings, network
-from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
-from relight.doctor.network import (
-    MUTE,
-    NO_ROUTE,
-    PASSED,
-    REFUSED,
-    SILENT,
-    STUCK,
-    Node,
-    Probe,
-    judge,
-    kind_of,
-)
+from relight.core import fields, wire
+from relight.doctor.findings import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
+from relight.doctor.messages import FromHost, Node, Probe, Report, Verdict, Way
+from relight.doctor.network import judge, kind_of
 
-GOOD = Probe(PASSED, PASSED, 1500, 1500, 1500)
-DEAD = Probe(SILENT, "", 0, 0, 1500)
+GOOD = Probe(Way.PASSED, Way.PASSED, 1500, 1500, 1500)
+DEAD = Probe(Way.SILENT, Way.UNTRIED, 0, 0, 1500)
 
 
 def node(name: str, **changed: object) -> Node:
@@ -52,11 +42,11 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (DEAD._replace(answered=100), DEAD, "blocked"),
         (DEAD._replace(heard=100), DEAD, "one way"),
         (DEAD, DEAD._replace(heard=100), ""),
-        (DEAD, DEAD._replace(tcp=NO_ROUTE), ""),
-        (DEAD._replace(tcp=NO_ROUTE), DEAD, NO_ROUTE),
-        (DEAD._replace(tcp=REFUSED), GOOD, REFUSED),
-        (DEAD._replace(tcp=MUTE), GOOD, MUTE),
-        (GOOD._replace(large=STUCK), GOOD, "mtu"),
+        (DEAD, DEAD._replace(tcp=Way.NO_ROUTE), ""),
+        (DEAD._replace(tcp=Way.NO_ROUTE), DEAD, Way.NO_ROUTE),
+        (DEAD._replace(tcp=Way.REFUSED), GOOD, Way.REFUSED),
+        (DEAD._replace(tcp=Way.MUTE), GOOD, Way.MUTE),
+        (GOOD._replace(large=Way.STUCK), GOOD, "mtu"),
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
@@ -72,8 +62,8 @@ def test_all_is_well() -> None:
 
 probe = st.builds(
     Probe,
-    st.sampled_from([PASSED, SILENT, REFUSED, NO_ROUTE, MUTE]),
-    st.sampled_from(["", PASSED, STUCK]),
+    st.sampled_from([Way.PASSED, Way.SILENT, Way.REFUSED, Way.NO_ROUTE, Way.MUTE]),
+    st.sampled_from([Way.UNTRIED, Way.PASSED, Way.STUCK]),
     st.sampled_from([0, 100, 1500]),
     st.sampled_from([0, 100, 1500]),
     st.just(1500),
@@ -84,7 +74,9 @@ probe = st.builds(
 def test_no_failure_is_swallowed(data: st.DataObject, count: int) -> None:
     """Whatever the probes, each pair of which one failed is in the findings, and no other pair."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
-    wrong = {p for p, found in probes.items() if found.tcp != PASSED or found.large == STUCK}
+    wrong = {
+        p for p, found in probes.items() if found.tcp != Way.PASSED or found.large == Way.STUCK
+    }
     told = {
         (a, b)
         for (a, b) in probes
@@ -181,46 +173,26 @@ def test_a_node_without_a_report() -> None:
     assert [(f.level, f.where) for f in found] == [(ERROR, "node1 -> node3"), (ERROR, "node3")]
 
 
-junk = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=12,
-)
-FIELDS = [*Node._fields, "probes", "clock_s", "clock_error_s"]
-
-
-@given(st.dictionaries(st.sampled_from(FIELDS), junk), junk)
-def test_nonsense_from_the_network(message: dict[str, object], rows: object) -> None:
-    """Nothing that comes from another machine does worse than to be refused."""
-    good = json.loads(json.dumps(node("x")._asdict()))
-    for read in (
-        lambda: network.node_from({**good, **message}),
-        lambda: network.probes_from(message, 0, 3),
-        lambda: network.clock_from(message),
-        lambda: findings.from_json(rows),
-    ):
-        try:
-            read()
-        except Malformed:
-            pass
-
-
-def test_there_and_back() -> None:
-    """Nodes, probes and findings are the same after the way through JSON."""
-    one = node("x", resolved=("10.0.0.1",))._replace(clock_s=None)
-    assert network.node_from(json.loads(json.dumps(one._asdict()))) == one
-    rows = json.loads(json.dumps({"probes": [[1, *GOOD]]}))
-    assert network.probes_from(rows, 0, 2) == {(0, 1): GOOD}
-    found = (Finding(ERROR, "a", "b", "c", "d"),)
-    assert findings.from_json(json.loads(json.dumps(found))) == found
-    evil = [[ERROR, "a\x1b[2J\nerror", "", "", ""]]
-    assert "\x1b" not in findings.from_json(evil)[0].what
-    assert "\n" not in findings.from_json(evil)[0].what
+@fuzzed
+def test_whatever_is_reported_is_judged(chance: Chance) -> None:
+    """Whatever nodes say of themselves and of each other, the verdict is one that all of them take,
+    and that no terminal obeys.
+    """
+    came = [chance.valid(Node) for _ in range(chance.randint(2, 4))]
+    report = [tried for node in came for tried in chance.valid(Report).probes]
+    tried = {(chance.randrange(len(came)), target % len(came)): probe for target, probe in report}
+    found = judge(came, tried, port=29400, missing=chance.sample([0, 1], chance.randrange(3)))
+    verdict = Verdict(tuple(found), tuple(node.name for node in came), 1.0).bounded()
+    taken = fields.message(FromHost, json.loads(json.dumps(fields.to_json(verdict))))
+    lines = [line for finding in taken.findings for line in lines_of(finding)]
+    assert all(line.replace("\t", "").isprintable() for line in lines)
+    assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 
 
 def test_too_much_to_tell() -> None:
     """However much is found, the other nodes take the message, and the errors are in it."""
-    many = [Finding(WARNING, "x" * 9999, "")] * 2000 + [Finding(ERROR, "worst", "")]
-    told = findings.bounded(many)
-    assert findings.from_json(json.loads(json.dumps(told))) == told
-    assert told[0].what == "worst"
+    many = [Finding(WARNING, *["🎈" * 9999] * 4)] * 2000 + [Finding(ERROR, "worst", "")]
+    told = Verdict(tuple(many), ("node",)).bounded()
+    (heard,) = wire.Decoder(wire.MAX_FRAME).feed(wire.GREETING + wire.encode(fields.to_json(told)))
+    assert fields.message(FromHost, heard) == told
+    assert told.findings[0].what == "worst"

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from relight.doctor.network import MUTE, PASSED, REFUSED, STUCK, Probe
+from relight.doctor.messages import Probe, Target, Way
 from relight.doctor.probes import LARGE, Station, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
 
@@ -33,12 +33,10 @@ def station(loop: Loop, stack: ExitStack) -> Station:
     return made
 
 
-def probe(
-    loop: Loop, one: Station, cookie: bytes, others: list[tuple[str, int, int]]
-) -> list[Probe]:
+def probe(loop: Loop, one: Station, cookie: bytes, others: list[Target]) -> list[Probe]:
     """What node 0 finds about the others."""
     found: list[dict[int, Probe]] = []
-    one.start(cookie, 0, [("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
+    one.start(cookie, 0, [Target("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
     end = time.monotonic() + PATIENCE_S
     while not found:
         assert time.monotonic() < end
@@ -51,7 +49,7 @@ def test_two_stations(loop: Loop, stack: ExitStack, address: str) -> None:
     """Both find that all gets through; the one that is called first waits for its cookie."""
     one, two = station(loop, stack), station(loop, stack)
     cookie = new_cookie()
-    nodes = [(address, each.tcp_port, each.udp_port) for each in (one, two)]
+    nodes = [Target(address, each.tcp_port, each.udp_port) for each in (one, two)]
     found: dict[int, dict[int, Probe]] = {}
     one.start(cookie, 0, nodes, lambda probes: found.update({0: probes}))
     loop.run_once(0.05)
@@ -62,7 +60,7 @@ def test_two_stations(loop: Loop, stack: ExitStack, address: str) -> None:
         loop.run_once(0.1)
     for probes in found.values():
         (result,) = probes.values()
-        assert (result.tcp, result.large, result.answered) == (PASSED, PASSED, 1500)
+        assert (result.tcp, result.large, result.answered) == (Way.PASSED, Way.PASSED, 1500)
 
 
 def test_what_is_no_station(loop: Loop, stack: ExitStack) -> None:
@@ -71,9 +69,9 @@ def test_what_is_no_station(loop: Loop, stack: ExitStack) -> None:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     one = station(loop, stack)
-    there = [("127.0.0.1", free, free), ("127.0.0.1", other.getsockname()[1], free)]
+    there = [Target("127.0.0.1", free, free), Target("127.0.0.1", other.getsockname()[1], free)]
     refused, mute = probe(loop, one, new_cookie(), there)
-    assert (refused.tcp, mute.tcp) == (REFUSED, MUTE)
+    assert (refused.tcp, mute.tcp) == (Way.REFUSED, Way.MUTE)
     assert refused.answered == mute.answered == 0
 
 
@@ -82,7 +80,7 @@ def test_data_that_sticks(loop: Loop, stack: ExitStack) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     one = station(loop, stack)
     found: list[dict[int, Probe]] = []
-    nodes = [("127.0.0.1", 0, 0), ("127.0.0.1", listener.getsockname()[1], 0)]
+    nodes = [Target("127.0.0.1", 0, 0), Target("127.0.0.1", listener.getsockname()[1], 0)]
     one.start(new_cookie(), 0, nodes, found.append)
     peer = stack.enter_context(listener.accept()[0])
     loop.run_once(1)
@@ -92,14 +90,14 @@ def test_data_that_sticks(loop: Loop, stack: ExitStack) -> None:
     while not found:
         assert time.monotonic() < end
         loop.run_once(0.1)
-    assert (found[0][1].tcp, found[0][1].large) == (PASSED, STUCK)
+    assert (found[0][1].tcp, found[0][1].large) == (Way.PASSED, Way.STUCK)
 
 
 def test_strangers_hear_nothing(loop: Loop, stack: ExitStack) -> None:
     """Who does not know the cookie gets no byte, neither over a connection nor as a datagram."""
     one = station(loop, stack)
     cookie = new_cookie()
-    one.start(cookie, 0, [("127.0.0.1", 0, 0), ("127.0.0.1", 9, 9)], lambda _: None)
+    one.start(cookie, 0, [Target("127.0.0.1", 0, 0), Target("127.0.0.1", 9, 9)], lambda _: None)
     caller = stack.enter_context(socket.create_connection(("127.0.0.1", one.tcp_port)))
     caller.sendall(_hello.pack(new_cookie(), 1))
     caller.setblocking(False)
@@ -134,6 +132,38 @@ def test_strangers_hear_nothing(loop: Loop, stack: ExitStack) -> None:
     assert answers == [_datagram.pack(cookie, b"!", 0, 30)]
     with pytest.raises(BlockingIOError):
         asker.recv(100)
+
+
+@pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Station._receive"])
+def test_a_mistake_ends_one_probe(
+    loop: Loop, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """What goes wrong while a probe is taken ends that one; all the rest is found as ever."""
+    mistakes: list[str] = []
+    loop.on_mistake = lambda what, error: mistakes.append(f"{what}: {error}")
+
+    def go_wrong(_: object) -> None:
+        if isinstance(_, Station) and _._udp is not None:
+            _._udp.recv(1 << 16)
+        raise KeyError("x")
+
+    monkeypatch.setattr(f"relight.doctor.probes.{broken}", go_wrong)
+    one, two = station(loop, stack), station(loop, stack)
+    cookie = new_cookie()
+    nodes = [Target("127.0.0.1", each.tcp_port, each.udp_port) for each in (one, two)]
+    found: list[dict[int, Probe]] = []
+    two.start(cookie, 1, nodes, found.append)
+    one.start(cookie, 0, nodes, found.append)
+    end = time.monotonic() + PATIENCE_S
+    while len(found) < 2:
+        assert time.monotonic() < end
+        loop.run_once(0.1)
+    assert mistakes and all(each.endswith("'x'") for each in mistakes)
+    (result,) = found[0].values()
+    if broken == "Station._receive":
+        assert (result.tcp, result.answered) == (Way.PASSED, 0)
+    else:
+        assert (result.tcp, result.answered) == (Way.MUTE, 1500)
 
 
 def test_the_mtu_of_this_machine_is_not_asked_for() -> None:

@@ -14,7 +14,7 @@ from relight.cli.usage import flag_lines
 from relight.doctor import endpoint, inspection, machine
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
 from relight.doctor.gathering import Wish, gather
-from relight.doctor.hosting import Verdict
+from relight.doctor.messages import Verdict
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import facts, interpreter

@@ -6,7 +6,8 @@ A record is a NamedTuple, and the annotations of its fields say what may stand i
     bool
     int, float              finite, within the bounds of the field's name or those of all numbers
     str                     bounded; what could confuse a terminal is replaced, in a name refused;
-                            one line, but for those that are meant for people
+                            one line, but for those that are meant for people; what only programs
+                            read, such as arguments and variables, is left as it is
     tuple[X, ...], dict     bounded
     a NamedTuple, an Enum   by its fields, by its name
     X | None
@@ -28,6 +29,7 @@ MAX_NAME = 255
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
+MAX_FINDINGS = 100
 
 Message = dict[str, Any]
 """A message as an object of JSON."""
@@ -45,7 +47,14 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
     "left": (0, 1 << 40),
+    "replica": (0, 1 << 20),
+    "mtu": (0, 1 << 20),
+    "answered": (0, 1 << 20),
+    "heard": (0, 1 << 20),
+    "target": (0, 1 << 20),
     "port": _PORT,
+    "tcp_port": _PORT,
+    "udp_port": _PORT,
     "master_port": _PORT,
     "exit_code": (0, 255),
     "exitcode": (-127, 255),
@@ -58,11 +67,20 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "exit_barrier_s": _SECONDS,
     "rejoin_s": _SECONDS,
     "age_s": _SECONDS,
+    "createdIndex": (1, 1 << 62),
+    "ttl_s": _SECONDS,
+    "grace_s": _SECONDS,
+    "silence_s": _SECONDS,
+    "clock_error_s": _SECONDS,
 }
-_NAMES = ("node", "host", "address", "role", "master_addr", "incarnation", "stage")
+_NAMES = ("node", "host", "hosts", "name", "user", "address", "addresses", "own", "resolved",
+          "seen_as", "role", "master_addr", "incarnation", "stage")  # fmt: skip
 _OF_LINES = ("message", "reason", "text", "cause", "report", "error_file")
-_LENGTHS = {"error_file": 1 << 20}
-_ITEMS = {"lines": 200, "last_lines": 200}
+_EXACT = ("args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
+          "log_dir", "stdout", "stderr", "combined", "report_path")  # fmt: skip
+_LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20)}
+_ITEMS = {"lines": 200, "last_lines": 200, "findings": MAX_FINDINGS, "addresses": 16,
+          "resolved": 64, "facts": MAX_FACTS}  # fmt: skip
 
 
 class Malformed(ValueError):  # noqa: N818
@@ -124,16 +142,16 @@ def to_json(record: Any) -> Message:
 
 def plain(value: Any, field: str = "") -> Any:
     """Return a value as JSON has it, within bounds; a record is an object of its fields."""
-    if isinstance(value, str):
-        return fit(value, field)
     if isinstance(value, Enum):
         return value.name
+    if isinstance(value, str):
+        return fit(value, field)
     if hasattr(value, "_fields"):
         return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
     if isinstance(value, tuple | list):
         return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
     if isinstance(value, dict):
-        return {fit(k): plain(v) for k, v in value.items()}
+        return {fit(k, field): plain(v, field) for k, v in value.items()}
     if field in _BOUNDS and value is not None:
         least, most = _BOUNDS[field]
         return value if least <= value <= most else type(value)(max(least, min(value, most)))
@@ -142,7 +160,10 @@ def plain(value: Any, field: str = "") -> Any:
 
 def fit(text: str, field: str = "") -> str:
     """Return a text that the other side will take for this field."""
-    text = printable(text, lines=field in _OF_LINES)
+    if field not in _EXACT:
+        text = printable(text, lines=field in _OF_LINES)
+    if field in _NAMES:
+        text = text.replace("\t", "\ufffd")
     size = _length(field)
     return text if len(text) <= size else text[: size - 1] + "…"
 
@@ -175,7 +196,7 @@ def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
         fits = isinstance(value, str) and len(value) <= _length(field)
         if fits and field in _NAMES:
             fits = value.isprintable()
-        elif fits:
+        elif fits and field not in _EXACT:
             value = printable(value, lines=field in _OF_LINES)
     elif hasattr(annotation, "_fields"):
         return record(annotation, value)
@@ -186,10 +207,11 @@ def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
             return tuple(_value(kind, field, element, each) for each in value)
     elif origin is dict:
         key, content = annotation.__args__
-        fits = isinstance(value, dict) and len(value) <= MAX_FACTS
+        fits = isinstance(value, dict) and len(value) <= _ITEMS.get(field, MAX_ITEMS)
         if fits:
             return {
-                _value(kind, "", key, k): _value(kind, "", content, v) for k, v in value.items()
+                _value(kind, field, key, k): _value(kind, field, content, v)
+                for k, v in value.items()
             }
     else:
         assert issubclass(annotation, Enum), f"{kind.__name__}.{field}: {annotation}"

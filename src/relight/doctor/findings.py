@@ -1,62 +1,43 @@
 """A finding: something that was looked at, how bad it is, and what to do."""
 
 from collections.abc import Iterable, Sequence
+from enum import StrEnum
 from typing import Any, NamedTuple
 
-from relight.core.fields import Malformed, printable
 from relight.core.ranks import natural
 
-OK, WARNING, ERROR = "ok", "warning", "error"
-LEVELS = (ERROR, WARNING, OK)
-MAX_FINDINGS = 1000
-
-_MAX_TEXT = 4096
 _MAX_NAMES = 4
+
+
+class Level(StrEnum):
+    """How bad it is, the worst first."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    OK = "ok"
+
+
+OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 
 
 class Finding(NamedTuple):
     """One thing that was found.
 
-    `level` is one of `LEVELS`. `what` was found in a few words, `where`: a host, hosts, or pairs of
-    them. `why` it matters or how it is known; `remedy`: what to do. The last two may be empty.
+    `what` was found in a few words, `where`: a host, hosts, or pairs of them. `why` it matters or
+    how it is known; `remedy`: what to do. The last two may be empty.
     """
 
-    level: str
+    level: Level
     what: str
     where: str
     why: str = ""
     remedy: str = ""
 
 
-def from_json(value: object) -> tuple[Finding, ...]:
-    """Return findings that came from another node as lists.
-
-    Raises:
-        Malformed: they are no findings.
-    """
-    if not isinstance(value, list) or len(value) > MAX_FINDINGS:
-        raise Malformed("no list of findings")
-    found = []
-    for row in value:
-        if not (isinstance(row, list) and len(row) == len(Finding._fields)):
-            raise Malformed("a finding with other fields")
-        if not all(isinstance(text, str) and len(text) <= _MAX_TEXT for text in row):
-            raise Malformed("a finding with other values")
-        if row[0] not in LEVELS:
-            raise Malformed("a finding of no level")
-        found.append(Finding(*(printable(text).replace("\n", " ") for text in row)))
-    return tuple(found)
-
-
-def bounded(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the worst of many findings, so that `from_json` takes them."""
-    worst = in_order(findings)[:MAX_FINDINGS]
-    return tuple(Finding(*(text[:_MAX_TEXT] for text in finding)) for finding in worst)
-
-
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings with the worst first, otherwise in the order that they have."""
-    return sorted(findings, key=lambda finding: LEVELS.index(finding.level))
+    levels = list(Level)
+    return sorted(findings, key=lambda finding: levels.index(finding.level))
 
 
 def lines_of(finding: Finding) -> list[str]:

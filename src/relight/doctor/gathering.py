@@ -12,14 +12,29 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.core.fields import Malformed, Message, printable
-from relight.doctor import endpoint, findings
+from relight.core import fields
+from relight.core.fields import Malformed, Message
+from relight.core.group import Hello, Settings
+from relight.doctor import endpoint
 from relight.doctor.endpoint import COORDINATOR, DOCTOR
 from relight.doctor.findings import ERROR, WARNING, Finding
-from relight.doctor.hosting import REPORT_S, Host, Verdict
+from relight.doctor.hosting import REPORT_S, Host
 from relight.doctor.inspection import addresses_of
-from relight.doctor.network import Node, Probe
+from relight.doctor.messages import (
+    Begin,
+    Came,
+    Clock,
+    FromHost,
+    Node,
+    Probe,
+    Report,
+    Sorry,
+    Tried,
+    Verdict,
+)
 from relight.doctor.probes import Station, cookie_from, mtu_to
+from relight.errors import way_to
+from relight.events import Mistake, describe
 from relight.host.connection import Connection, dial, resolve
 from relight.host.loop import Loop, Timer
 from relight.host.names import is_numeric
@@ -34,8 +49,8 @@ _LOOK_S = 2.0
 _CLOCK_QUESTIONS = 5
 _LAST_CLOCK_S = 0.5
 _VERDICT_S = REPORT_S + 1.0
-_MAX_CAME = 100_000
 _MAX_HOSTS = 4
+_MOST_MISTAKES = 3
 
 
 class Wish(NamedTuple):
@@ -58,7 +73,12 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
         wish: where, and how many.
         say: is told which nodes have come, each time that this changes.
     """
-    loop = Loop()
+    loop, mistakes = Loop(), list[Finding]()
+
+    def on_mistake(what: str, error: Exception) -> None:
+        mistakes.append(Finding(WARNING, describe(Mistake(what, way_to(error))), ""))
+
+    loop.on_mistake = on_mistake
     gathering = _Gathering(loop, wish, say)
     try:
         gathering.open()
@@ -67,6 +87,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
         gathering.close()
         loop.close()
     verdict = gathering.verdict or gathering.give_up()
+    verdict = verdict._replace(findings=(*verdict.findings, *mistakes[:_MOST_MISTAKES]))
     itself = endpoint.itself(wish.meeting.host, wish.meeting.port, gathering.addresses)
     if itself is not None and len(verdict.came) < wish.nodes.most and gathering.hosted:
         return verdict._replace(findings=(itself, *verdict.findings))
@@ -97,7 +118,6 @@ class _Gathering:
         self._clock_known = False
         self._began_at = 0.0
         self._report: dict[int, Probe] | None = None
-        self._nodes: list[tuple[str, int, int]] = []
 
     @property
     def addresses(self) -> list[str]:
@@ -187,13 +207,9 @@ class _Gathering:
         self._turn += 1
         address = self._addresses[self._turn % len(self._addresses)]
         self._dialled = address[0]
-        hello: Message = {
-            "type": "hello",
-            "sender": DOCTOR,
-            "job": self._meeting.job,
-            "least": self._wish.nodes.least,
-            "most": self._wish.nodes.most,
-        }
+        hello = fields.plain(
+            Hello(DOCTOR, self._meeting.job, Settings(*self._wish.nodes, max_restarts=0))
+        )
         try:
             self._connection = dial(
                 self._loop, address, self, hello, self._meeting.security, timeout_s=_DIAL_S
@@ -239,7 +255,7 @@ class _Gathering:
         return True
 
     def _own(self, station: Station, address: str) -> Node:
-        """Return this node as the others shall see it."""
+        """Return this node as the others shall see it; it calls the host from `address`."""
         chosen = self._meeting.local_addr
         if chosen and not is_numeric(chosen):
             chosen = next(iter(addresses_of(chosen)), "")
@@ -255,68 +271,60 @@ class _Gathering:
             resolved=tuple(resolved),
             facts=self._wish.facts,
             udp_taken=station.udp_taken,
+            own=address,
         )
 
     # Guest: the connection's owner.
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """Somebody has answered."""
-        if hello.get("sender") != DOCTOR:
+        if fields.record(Hello, hello).sender != DOCTOR:
             connection.fail("what listens there is no doctor")
             return
         if self._station is None:
             self._station = Station(self._loop)
-        address = connection.own_address()
-        own = self._own(self._station, address)
-        connection.send({"type": "node", "own": address, **own._asdict()})
+        own = self._own(self._station, connection.own_address())
+        connection.send(fields.to_json(own))
 
     def received(self, connection: Connection, message: Message) -> None:
         """The host of the meeting says something."""
-        try:
-            self._take(connection, message)
-        except Malformed as error:
-            connection.fail(f"it sent nonsense: {error}")
+        match fields.message(FromHost, message):
+            case Came(hosts):
+                self._came = hosts
+                self._say(list(hosts))
+                self._wait(self._wish.wait_s + _VERDICT_S)
+            case Sorry(why):
+                self._turned_away = why
+                self._stop()
+            case Begin() as begin:
+                self._begin(connection, begin)
+            case Clock(number, time_s):
+                self._compare_clocks(connection, number, time_s)
+            case Verdict() as verdict:
+                self._verdict = verdict._replace(seconds=self._loop.now() - self._began_at)
 
     def closed(self, connection: Connection, reason: str) -> None:
         """The connection is gone, or could not be made."""
         self._connection = None
         if connection.unfit:
             self._turned_away = reason
-        if self._nodes:
+        if self._began_at:
             self._stop()
         elif self.verdict is None:
             self._again()
 
-    def _take(self, connection: Connection, message: Message) -> None:
-        kind = message["type"]
-        if kind == "came":
-            self._came = _names(message.get("hosts"))
-            self._say(list(self._came))
-            self._wait(self._wish.wait_s + _VERDICT_S)
-        elif kind == "sorry":
-            self._turned_away = printable(str(message.get("reason"))[:200])
-            self._stop()
-        elif kind == "probe":
-            self._begin(connection, message)
-        elif kind == "clock":
-            self._compare_clocks(connection, message)
-        elif kind == "verdict":
-            found = findings.from_json(message.get("findings"))
-            seconds = self._loop.now() - self._began_at
-            self._verdict = Verdict(found, _names(message.get("came")), seconds)
-
-    def _begin(self, connection: Connection, message: Message) -> None:
-        if self._nodes or self._station is None:
+    def _begin(self, connection: Connection, begin: Begin) -> None:
+        nodes, number = begin.nodes, begin.number
+        if self._began_at or self._station is None:
             raise Malformed("a second beginning")
-        nodes, number = _targets(message.get("nodes")), message.get("number")
-        if type(number) is not int or not 0 < number < len(nodes):
+        if not 0 < number < len(nodes):
             raise Malformed("a number that is none")
         # The host of the meeting can't know where we find it.
-        self._nodes = [(self._dialled, *nodes[0][1:]), *nodes[1:]]
-        cookie = cookie_from(message.get("cookie"))
+        nodes = (nodes[0]._replace(address=self._dialled), *nodes[1:])
+        cookie = cookie_from(begin.cookie)
         self._began_at = self._loop.now()
         self._wait(_VERDICT_S)
-        self._station.start(cookie, number, self._nodes, self._on_probes)
+        self._station.start(cookie, number, nodes, self._on_probes)
         self._ask_for_time(connection)
 
     def _on_probes(self, found: dict[int, Probe]) -> None:
@@ -329,16 +337,15 @@ class _Gathering:
     def _ask_for_time(self, connection: Connection) -> None:
         number = len(self._asked_at)
         self._asked_at[number] = self._loop.now()
-        connection.send({"type": "clock", "number": number})
+        connection.send(fields.to_json(Clock(number)))
 
-    def _compare_clocks(self, connection: Connection, message: Message) -> None:
+    def _compare_clocks(self, connection: Connection, number: int, time_s: float | None) -> None:
         """Half of the round trip is what the difference may be wrong by."""
-        number, at = message.get("number"), message.get("at")
-        if type(number) is not int or number not in self._asked_at or type(at) is not float:
+        if number not in self._asked_at or time_s is None:
             raise Malformed("a time that nobody asked for")
         half_s = (self._loop.now() - self._asked_at[number]) / 2
         if self._clock is None or half_s < self._clock[1]:
-            self._clock = time.time() - half_s - at, half_s
+            self._clock = time.time() - half_s - time_s, half_s
         if len(self._asked_at) < _CLOCK_QUESTIONS:
             self._ask_for_time(connection)
         else:
@@ -350,30 +357,6 @@ class _Gathering:
         found, self._report = self._report, None
         if found is None or self._connection is None:
             return
-        rows = [[target, *probe] for target, probe in found.items()]
         ahead_s, error_s = self._clock or (None, 0.0)
-        self._connection.send(
-            {"type": "report", "probes": rows, "clock_s": ahead_s, "clock_error_s": error_s}
-        )
-
-
-def _names(value: object) -> tuple[str, ...]:
-    if not isinstance(value, list) or len(value) > _MAX_CAME:
-        raise Malformed("no list of hosts")
-    if not all(isinstance(name, str) and len(name) <= 300 for name in value):
-        raise Malformed("a host that is none")
-    return tuple(map(printable, value))
-
-
-def _targets(value: object) -> list[tuple[str, int, int]]:
-    if not isinstance(value, list) or len(value) > _MAX_CAME:
-        raise Malformed("no list of nodes")
-    found = []
-    for row in value:
-        if not (isinstance(row, list) and len(row) == 3 and isinstance(row[0], str)):
-            raise Malformed("a node that is none")
-        for port in row[1:]:
-            if type(port) is not int or not 0 <= port <= 65535:
-                raise Malformed("a port that is none")
-        found.append((row[0], row[1], row[2]))
-    return found
+        probes = tuple(Tried(target, probe) for target, probe in found.items())
+        self._connection.send(fields.to_json(Report(probes, ahead_s, error_s)))

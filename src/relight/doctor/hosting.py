@@ -1,19 +1,30 @@
 """The node that has the endpoint: takes the others in, lets them probe, says what was found.
 
-host -> node    came: who is there        sorry: why not you      clock: the time here
-                probe: begin, and whom    verdict: what was found
-node -> host    node: who I am            clock: what time is it  report: what I found
+What they say to each other is in messages.py.
 """
 
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
+from relight.core import fields
 from relight.core.fields import Malformed, Message
+from relight.core.group import Hello
 from relight.doctor import network
-from relight.doctor.findings import ERROR, WARNING, Finding, bounded
-from relight.doctor.network import Node, Probe
+from relight.doctor.findings import ERROR, WARNING, Finding
+from relight.doctor.messages import (
+    Begin,
+    Came,
+    Clock,
+    FromNode,
+    Node,
+    Probe,
+    Report,
+    Sorry,
+    Target,
+    Verdict,
+)
 from relight.doctor.probes import Station, mtu_to, new_cookie
 from relight.host.connection import Connection, Security
 from relight.host.listener import Listener
@@ -30,14 +41,6 @@ are lost.
 """
 _MAX_TURNED_AWAY = 4
 _LAST_WORDS_S = 1.0
-
-
-class Verdict(NamedTuple):
-    """What was found between the nodes, which nodes came, and how long the probes took."""
-
-    findings: tuple[Finding, ...]
-    came: tuple[str, ...]
-    seconds: float = 0.0
 
 
 class Host:
@@ -82,7 +85,7 @@ class Host:
         self._probing = False
         self._began_at = 0.0
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
-        self._listener = Listener(loop, sock, self, {"type": "hello", "sender": "doctor"}, security)
+        self._listener = Listener(loop, sock, self, fields.plain(Hello("doctor")), security)
         self._listener.on_refused = self._turn_away
         self._timer: Timer = loop.call_after(wait_s, self._start)
         self._tell_who_came()
@@ -102,32 +105,28 @@ class Host:
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """Somebody has come."""
-        if hello.get("sender") != "doctor":
+        sender, job, settings, _ = fields.record(Hello, hello)
+        if sender != "doctor":
             connection.fail("it is no `relight doctor`, and this is one")
             return
-        theirs = hello.get("job"), hello.get("least"), hello.get("most")
-        if theirs != (self._job, *self._wanted):
+        if job != self._job or settings is None or settings[:2] != self._wanted:
             reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={_range(self._wanted)}"
         elif self._probing or len(self._nodes) >= self._wanted.most:
             reason = f"{len(self._nodes)} nodes have come already, no more are asked for"
         else:
             return
-        connection.send({"type": "sorry", "reason": reason})
+        connection.send(fields.to_json(Sorry(reason)))
         connection.close()
 
     def received(self, connection: Connection, message: Message) -> None:
         """A node says something."""
-        try:
-            if message["type"] == "node":
-                self._take_in(connection, message)
-            elif message["type"] == "clock":
-                connection.send(
-                    {"type": "clock", "number": message.get("number"), "at": time.time()}
-                )
-            elif message["type"] == "report":
-                self._take_report(self._peers.index(connection), message)
-        except (Malformed, ValueError) as error:
-            connection.fail(f"it sent nonsense: {error}")
+        match fields.message(FromNode, message):
+            case Node() as node:
+                self._take_in(connection, node)
+            case Clock(number):
+                connection.send(fields.to_json(Clock(number, time.time())))
+            case Report() as report:
+                self._take_report(connection, report)
 
     def closed(self, connection: Connection, reason: str) -> None:
         """A node has gone."""
@@ -147,20 +146,21 @@ class Host:
         if len(self._turned_away) < _MAX_TURNED_AWAY:
             self._turned_away[peer.rpartition(":")[0].strip("[]")] = reason
 
-    def _take_in(self, connection: Connection, message: Message) -> None:
-        node = network.node_from(message)
+    def _take_in(self, connection: Connection, node: Node) -> None:
         if connection in self._peers:
             raise Malformed("a second node")
         if self._probing or len(self._nodes) >= self._wanted.most:
             connection.close()
             return
-        own, seen = message.get("own"), connection.peer.rpartition(":")[0].strip("[]")
+        seen = connection.peer.rpartition(":")[0].strip("[]")
         names = {known.name for known in self._nodes}
         count = sum(name.partition(" #")[0] == node.name for name in names)
         self._nodes.append(
             node._replace(
                 name=f"{node.name} #{count + 1}" if count else node.name,
-                seen_as=seen if own != seen else "",
+                seen_as=seen if node.own != seen else "",
+                clock_s=None,
+                clock_error_s=0.0,
             )
         )
         self._peers.append(connection)
@@ -176,11 +176,14 @@ class Host:
             self._tell_who_came()
 
     def _tell_who_came(self) -> None:
-        came = [node.name for node in self._nodes]
-        self._say(came)
+        came = tuple(node.name for node in self._nodes)
+        self._say(list(came))
+        self._tell(Came(came))
+
+    def _tell(self, message: Any) -> None:
         for peer in self._peers:
             if peer is not None:
-                peer.send({"type": "came", "hosts": came})
+                peer.send(fields.to_json(message))
 
     # Probing.
 
@@ -192,13 +195,11 @@ class Host:
             return
         others = [node.address for node in self._nodes[1:] if not is_loopback(node.address)]
         self._nodes[0] = self._nodes[0]._replace(mtu=mtu_to(others[0]) if others else 0)
-        targets = [(self._address_of(n), n.tcp_port, n.udp_port) for n in self._nodes]
+        targets = tuple(Target(self._address_of(n), n.tcp_port, n.udp_port) for n in self._nodes)
         cookie = new_cookie()
         for number, peer in enumerate(self._peers):
             if peer is not None:
-                peer.send(
-                    {"type": "probe", "cookie": cookie.hex(), "number": number, "nodes": targets}
-                )
+                peer.send(fields.to_json(Begin(cookie.hex(), number, targets)))
         self._timer = self._loop.call_after(REPORT_S, self._end)
         self._station.start(cookie, 0, targets, self._take_own)
 
@@ -214,13 +215,16 @@ class Host:
         self._reported.add(0)
         self._end_if_complete()
 
-    def _take_report(self, number: int, message: Message) -> None:
-        found = network.probes_from(message, number, len(self._nodes))
-        clock_s, error_s = network.clock_from(message)
-        if not self._probing or number in self._reported:
+    def _take_report(self, connection: Connection, report: Report) -> None:
+        number = self._peers.index(connection) if connection in self._peers else 0
+        if not self._probing or not number or number in self._reported:
             raise Malformed("a report that nobody asked for")
-        self._probes.update(found)
-        self._nodes[number] = self._nodes[number]._replace(clock_s=clock_s, clock_error_s=error_s)
+        if any(target >= len(self._nodes) for target, _ in report.probes):
+            raise Malformed("a report of a node that there is not")
+        self._probes.update({(number, target): probe for target, probe in report.probes})
+        self._nodes[number] = self._nodes[number]._replace(
+            clock_s=report.clock_s, clock_error_s=report.clock_error_s
+        )
         self._reported.add(number)
         self._end_if_complete()
 
@@ -240,11 +244,8 @@ class Host:
         came = tuple(node.name for node in self._nodes)
         findings += [*absent(came, self._wanted), *self._strangers()]
         seconds = self._loop.now() - self._began_at
-        self.verdict = Verdict(bounded(findings), came, seconds)
-        message = {"type": "verdict", "findings": self.verdict.findings, "came": came}
-        for peer in self._peers:
-            if peer is not None:
-                peer.send(message)
+        self.verdict = Verdict(tuple(findings), came, seconds).bounded()
+        self._tell(self.verdict)
 
     def _strangers(self) -> list[Finding]:
         return [

@@ -15,134 +15,16 @@ alone is a firewall; where both fail, datagrams tell whether packets pass at all
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
 
 from relight.core import mismatches
-from relight.core.fields import Malformed, Message
 from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
+from relight.doctor.messages import Node, Probe, Way
 
-PASSED, SILENT, REFUSED, NO_ROUTE, MUTE = "ok", "silent", "refused", "no route", "mute"
-STUCK = "stuck"
 CLOCKS_S = 1.0
 """Above this the lines of two nodes' logs are no longer in order."""
 
-_TCP = ("", PASSED, SILENT, REFUSED, NO_ROUTE, MUTE)
-_LARGE = ("", PASSED, STUCK)
-_MAX_NAME = 255
-_MAX_FACTS = 64
-_MAX_FACT = 4096
-_MAX_ADDRESSES = 64
-_LONGEST_S = 1e12
-
-
-class Node(NamedTuple):
-    """One node, as it describes itself.
-
-    `address` is where the others try to reach it, at `tcp_port` and `udp_port`. `resolved`: what
-    the endpoint's host is here. `udp_taken`: it hosts the endpoint, and datagrams to that port go
-    to another program. `seen_as`: the address that its connection comes from. `clock_s`: how much
-    its clock is ahead of that of the meeting place, within `clock_error_s`; None if it was not
-    found.
-    """
-
-    name: str
-    address: str
-    tcp_port: int
-    udp_port: int
-    mtu: int
-    resolved: tuple[str, ...]
-    facts: dict[str, str]
-    udp_taken: bool = False
-    seen_as: str = ""
-    clock_s: float | None = None
-    clock_error_s: float = 0.0
-
-
-class Probe(NamedTuple):
-    """What one node found about another.
-
-    `tcp`: how a connection to a free port went, `large`: how much data over it did; empty if that
-    was not tried. `answered`: the largest packet in bytes that was answered, `heard`: the largest
-    that came from there; 0 for none. `mtu`: the largest that the interface takes.
-    """
-
-    tcp: str = ""
-    large: str = ""
-    answered: int = 0
-    heard: int = 0
-    mtu: int = 0
-
-
 Probes = Mapping[tuple[int, int], Probe]
 """By the numbers of the two nodes: who tried, and whom."""
-
-
-def node_from(message: Message) -> Node:
-    """Return the node that a message from the network describes.
-
-    Raises:
-        Malformed: it describes none.
-    """
-    facts, resolved = message.get("facts"), message.get("resolved")
-    if not (isinstance(facts, dict) and len(facts) <= _MAX_FACTS):
-        raise Malformed("no facts")
-    for pair in facts.items():
-        if not all(_is_text(text, _MAX_FACT) for text in pair):
-            raise Malformed("a fact that is none")
-    if not (isinstance(resolved, list) and len(resolved) <= _MAX_ADDRESSES):
-        raise Malformed("no addresses")
-    if not all(_is_text(text, _MAX_NAME) for text in resolved):
-        raise Malformed("an address that is none")
-    name, address = message.get("name"), message.get("address")
-    if not (_is_text(name, _MAX_NAME) and _is_text(address, _MAX_NAME) and name):
-        raise Malformed("no name")
-    taken = message.get("udp_taken")
-    if not isinstance(taken, bool):
-        raise Malformed("udp_taken is not yes or no")
-    return Node(
-        name=str(name),
-        address=str(address),
-        tcp_port=_number(message.get("tcp_port"), 65535),
-        udp_port=_number(message.get("udp_port"), 65535),
-        mtu=_number(message.get("mtu"), 1 << 20),
-        resolved=tuple(resolved),
-        facts=dict(facts),
-        udp_taken=taken,
-    )
-
-
-def probes_from(message: Message, source: int, count: int) -> dict[tuple[int, int], Probe]:
-    """Return the probes of a node in a message from the network.
-
-    Raises:
-        Malformed: they are none.
-    """
-    rows = message.get("probes")
-    if not isinstance(rows, list) or len(rows) > count:
-        raise Malformed("no list of probes")
-    found = {}
-    for row in rows:
-        if not (isinstance(row, list) and len(row) == 1 + len(Probe._fields)):
-            raise Malformed("a probe with other fields")
-        target, tcp, large = _number(row[0], count - 1), row[1], row[2]
-        if tcp not in _TCP or large not in _LARGE:
-            raise Malformed("a probe that went in no known way")
-        found[source, target] = Probe(tcp, large, *(_number(size, 1 << 20) for size in row[3:]))
-    return found
-
-
-def clock_from(message: Message) -> tuple[float | None, float]:
-    """Return how much a node's clock is ahead, and how exactly that is known.
-
-    Raises:
-        Malformed: it says something else.
-    """
-    ahead, error = message.get("clock_s"), message.get("clock_error_s")
-    if ahead is not None and not _is_time(ahead):
-        raise Malformed("no difference of clocks")
-    if not _is_time(error):
-        raise Malformed("no exactness of a clock")
-    return (None if ahead is None else float(ahead)), float(error or 0.0)
 
 
 def judge(
@@ -180,13 +62,13 @@ def kind_of(there: Probe, back: Probe) -> str:
     """Return what is wrong from a to b, a word of `_KINDS`; nothing if all is well, or if the other
     direction says it.
     """
-    if there.tcp == PASSED:
-        return "mtu" if there.large == STUCK else ""
-    if there.tcp != SILENT:
+    if there.tcp == Way.PASSED:
+        return "mtu" if there.large == Way.STUCK else ""
+    if there.tcp != Way.SILENT:
         return there.tcp
-    if back.tcp == PASSED:
+    if back.tcp == Way.PASSED:
         return "closed"
-    if back.tcp == NO_ROUTE:
+    if back.tcp == Way.NO_ROUTE:
         return ""  # what answers has no way either; told for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
@@ -194,7 +76,7 @@ def kind_of(there: Probe, back: Probe) -> str:
         return "blocked"
     if a_hears:
         return "one way"
-    if b_hears and back.tcp == SILENT:
+    if b_hears and back.tcp == Way.SILENT:
         return ""  # told for the other direction
     return "nothing"
 
@@ -228,17 +110,17 @@ _KINDS: dict[str, tuple[str, str, str]] = {
         "a firewall drops them, or there is no route; both nodes reach the endpoint's port {port}",
         _PORTS,
     ),
-    REFUSED: (
+    Way.REFUSED: (
         "connections are refused at a port where the other node listens",
         "a firewall rejects them, or another machine has that address too",
         _PORTS + "; compare `ip addr` and `ip neigh` on both",
     ),
-    NO_ROUTE: (
+    Way.NO_ROUTE: (
         "there is no route",
         "the network says that the host can't be reached",
         _ROUTES + "; --local-addr chooses the address that others use",
     ),
-    MUTE: (
+    Way.MUTE: (
         "a connection is taken, and it is not the other node that answers",
         "a proxy, a load balancer or a port mapping stands between",
         "let the nodes reach each other directly (host network for containers)",
@@ -312,7 +194,7 @@ def _datagrams(nodes: Sequence[Node], probes: Probes, port: int) -> list[Finding
     lost = [
         (nodes[a].name, nodes[b].name)
         for (a, b), probe in probes.items()
-        if b == 0 and a and probe.tcp == PASSED and not probe.answered
+        if b == 0 and a and probe.tcp == Way.PASSED and not probe.answered
     ]
     if not lost:
         return []
@@ -435,17 +317,3 @@ def _clocks(nodes: Sequence[Node]) -> list[Finding]:
                 )
             )
     return findings
-
-
-def _is_text(value: object, most: int) -> bool:
-    return isinstance(value, str) and len(value) <= most and value.isprintable()
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and abs(float(str(value))) <= _LONGEST_S
-
-
-def _number(value: Any, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        raise Malformed(f"{str(value)[:40]!r} is no number up to {most}")
-    return value

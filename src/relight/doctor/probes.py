@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relight.core.fields import Malformed
-from relight.doctor.network import MUTE, NO_ROUTE, PASSED, REFUSED, SILENT, STUCK, Probe
+from relight.doctor.messages import Probe, Target, Way
 from relight.host.loop import Loop, Timer
 from relight.host.names import sock_address
 from relight.host.ports import any_address, is_loopback, listen
@@ -101,13 +101,13 @@ class Station:
         self._udp = self._udp or _datagram_socket(0)
         self.udp_port = self._udp.getsockname()[1] if self._udp is not None else 0
         if self._udp is not None:
-            loop.on_readable(self._udp, self._receive)
+            loop.on_readable(self._udp, self._receive_safely)
 
     def start(
         self,
         cookie: bytes,
         number: int,
-        nodes: Sequence[tuple[str, int, int]],
+        nodes: Sequence[Target],
         done: Callable[[dict[int, Probe]], None],
     ) -> None:
         """Probe the other nodes; `done` gets what was found within `LIMIT_S`.
@@ -115,7 +115,7 @@ class Station:
         Args:
             cookie: which all nodes know, and nobody else.
             number: of this node.
-            nodes: numeric addresses, and ports for connections and datagrams.
+            nodes: where they are, this one among them.
             done: is called once.
         """
         self._cookie, self._number, self._done = cookie, number, done
@@ -189,6 +189,9 @@ class Station:
         except OSError:
             pass  # too large for the interface, or forbidden here: no answer will come
 
+    def _receive_safely(self) -> None:
+        self._loop.attempt(self._receive, "a datagram")
+
     def _receive(self) -> None:
         for _ in range(_AT_ONCE):
             if self._udp is None:
@@ -217,7 +220,7 @@ class Station:
     def _look(self) -> None:
         """Finish early if there is nothing left to find."""
         if all(
-            call.large == PASSED and self._answered.get(target, 0) >= self._largest(target)
+            call.large == Way.PASSED and self._answered.get(target, 0) >= self._largest(target)
             for target, call in self._calls.items()
         ):
             self._finish()
@@ -245,7 +248,7 @@ class _Call:
     def __init__(
         self, loop: Loop, address: tuple[str, int], hello: bytes, changed: Callable[[], None]
     ) -> None:
-        self.tcp, self.large = SILENT, ""
+        self.tcp, self.large = Way.SILENT, Way.UNTRIED
         self._loop = loop
         self._changed = changed
         self._unsent = bytearray(hello)
@@ -260,7 +263,7 @@ class _Call:
         if error not in (0, errno.EINPROGRESS) or self._sock is None:
             self._fail(error)
             return
-        loop.on_writable(self._sock, self._connected)
+        loop.on_writable(self._sock, self._safely(self._connected))
 
     def close(self) -> None:
         """End the call; what has no answer by now has none."""
@@ -269,14 +272,23 @@ class _Call:
             self._sock.close()
             self._sock = None
 
+    def _safely(self, act: Callable[[], None]) -> Callable[[], None]:
+        """Return a call that ends this connection, and nothing else, if something goes wrong."""
+
+        def attempt() -> None:
+            if not self._loop.attempt(act, "an answer to a probe"):
+                self.close()
+
+        return attempt
+
     def _connected(self) -> None:
         assert self._sock is not None
         error = self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self._fail(error)
             return
-        self.tcp = MUTE
-        self._loop.on_readable(self._sock, self._listen)
+        self.tcp = Way.MUTE
+        self._loop.on_readable(self._sock, self._safely(self._listen))
         self._write()
 
     def _write(self) -> None:
@@ -286,7 +298,7 @@ class _Call:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
-            self._loop.on_writable(self._sock, self._write)
+            self._loop.on_writable(self._sock, self._safely(self._write))
             return
         except OSError:
             self.close()
@@ -301,25 +313,25 @@ class _Call:
             return
         except OSError:
             heard = b""
-        if heard.startswith(b"+") and self.tcp == MUTE:
-            self.tcp, self.large = PASSED, STUCK
+        if heard.startswith(b"+") and self.tcp == Way.MUTE:
+            self.tcp, self.large = Way.PASSED, Way.STUCK
             self._unsent += bytes(LARGE)
             self._write()
             heard = heard[1:]
             if not heard:
                 return
-        if heard == b"=" and self.tcp == PASSED:
-            self.large = PASSED
+        if heard == b"=" and self.tcp == Way.PASSED:
+            self.large = Way.PASSED
         self.close()
         self._changed()
 
     def _fail(self, error: int) -> None:
         if error == errno.ECONNREFUSED:
-            self.tcp = REFUSED
+            self.tcp = Way.REFUSED
         elif error == errno.ETIMEDOUT:
-            self.tcp = SILENT
+            self.tcp = Way.SILENT
         else:
-            self.tcp = NO_ROUTE
+            self.tcp = Way.NO_ROUTE
         self.close()
 
 
@@ -338,7 +350,7 @@ class _Caller:
         self._left = -1
         callers.append(self)
         sock.setblocking(False)
-        loop.on_readable(sock, self._read)
+        loop.on_readable(sock, self._hear)
 
     def close(self) -> None:
         """End the connection."""
@@ -356,6 +368,11 @@ class _Caller:
             return
         self._left = LARGE
         self._say(b"+")
+
+    def _hear(self) -> None:
+        """Take what has come. What goes wrong then ends this connection, and nothing else."""
+        if not self._loop.attempt(self._read, "a probe"):
+            self.close()
 
     def _read(self) -> None:
         wanted = 1 << 16 if self._left >= 0 else max(1, _hello.size - len(self._hello))
@@ -390,14 +407,14 @@ def new_cookie() -> bytes:
     return os.urandom(COOKIE_BYTES)
 
 
-def cookie_from(text: object) -> bytes:
+def cookie_from(text: str) -> bytes:
     """Return the cookie in a message.
 
     Raises:
         Malformed: there is none.
     """
     try:
-        cookie = bytes.fromhex(text) if isinstance(text, str) else b""
+        cookie = bytes.fromhex(text)
     except ValueError:
         cookie = b""
     if len(cookie) != COOKIE_BYTES:

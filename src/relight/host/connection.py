@@ -34,7 +34,8 @@ _READ_SIZE = 64 * 1024  # above a TLS record, so that none stays behind half rea
 _LINGER_READS = 16
 _LAST_READS_S = 1.0
 T = TypeVar("T")
-_CLOSED = "the peer closed the connection"
+CLOSED = "the peer closed the connection"
+"""The reason for an end that is the other side's own wish."""
 
 
 class Security(NamedTuple):
@@ -345,7 +346,7 @@ class Connection:
 
     def _closed_by_peer(self) -> str:
         if self.is_open:
-            return _CLOSED
+            return CLOSED
         if self.opening.peer_hello is not None:
             return "the peer closed the connection after its hello (do the tokens differ?)"
         return "the peer closed the connection instead of a greeting (is it relight?)"
@@ -407,5 +408,5 @@ def dial(
 
 def _words(error: OSError) -> str:
     if error.errno in (errno.ECONNRESET, errno.EPIPE):
-        return _CLOSED
+        return CLOSED
     return error.strerror or str(error)

@@ -15,10 +15,11 @@ holds a token of its writer.
 import math
 import time
 
+from relight.core import fields
 from relight.errors import UsageError
-from relight.rendezvous.etcd_http import Answer, Login, Members, message_of, nonsense
+from relight.rendezvous.etcd_http import Answer, Login, Members, Stored, message_of, nonsense
 from relight.rendezvous.register import NOBODY, Record
-from relight.typed import Any, NamedTuple
+from relight.typed import NamedTuple
 
 _TRIES = 5
 _NOT_FOUND = 100
@@ -35,6 +36,14 @@ class _Found(NamedTuple):
     revision: int = 0
     text: str = ""
     modified: int = 0
+
+
+class _Node(NamedTuple):
+    """What etcd says of a key."""
+
+    value: str
+    createdIndex: int  # noqa: N815  # etcd's names
+    modifiedIndex: int  # noqa: N815
 
 
 class V2Register:
@@ -113,15 +122,15 @@ class V2Register:
 
     def _write(self, found: _Found, value: str, seconds: int) -> _Found | None:
         """Take the key, or renew it, if it is as it was found; None if it was not."""
-        fields = {"ttl": str(seconds)}
+        form = {"ttl": str(seconds)}
         if not found.revision:
             self._asked = True
-            fields |= {"prevExist": "false", "value": self._text(value)}
+            form |= {"prevExist": "false", "value": self._text(value)}
         elif found.value == value:
-            fields |= {"prevValue": found.text, "refresh": "true"}
+            form |= {"prevValue": found.text, "refresh": "true"}
         else:
-            fields |= {"prevValue": found.text, "value": self._text(value)}
-        return self._call("PUT", fields)
+            form |= {"prevValue": found.text, "value": self._text(value)}
+        return self._call("PUT", form)
 
     def _text(self, value: str) -> str:
         import json
@@ -151,12 +160,12 @@ class V2Register:
         pair = ":".join(self._login).encode(errors="surrogateescape")
         return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
 
-    def _call(self, method: str, fields: dict[str, str]) -> _Found | None:
+    def _call(self, method: str, asked: dict[str, str]) -> _Found | None:
         """Make one call; return what is in the key, or None if it is not as was asked for."""
         from urllib.parse import urlencode
 
         headers = self._credentials()
-        form = urlencode(fields)
+        form = urlencode(asked)
         if method == "PUT":
             headers["Content-Type"] = "application/x-www-form-urlencoded"
             answer = self._members.ask("PUT", self._path, form.encode(), headers)
@@ -169,23 +178,17 @@ class V2Register:
         raise self._error(answer)
 
     def _found(self, answer: Answer) -> _Found:
-        import json
-
-        node: Any = answer.body.get("node")
-        if not isinstance(node, dict):
+        found = answer.body.get("node")
+        if not isinstance(found, dict):
             raise nonsense(answer)
         try:
-            text, revision, modified = node["value"], node["createdIndex"], node["modifiedIndex"]
-            stored = json.loads(text)
-            token, value = stored["token"], stored["value"]
-        except (LookupError, TypeError, ValueError, RecursionError):
-            revision = 0
-        whole = isinstance(revision, int) and revision > 0 and isinstance(modified, int)
-        if not whole or not isinstance(token, str) or not isinstance(value, str):
+            node: _Node = fields.record(_Node, found)
+            stored: Stored = fields.record(Stored, fields.decode(node.value))
+        except fields.Malformed:
             raise OSError(
                 f"etcd at {answer.member}: the key {self._key} holds something else than a record"
-            )
-        return _Found(token, value, revision, text, modified)
+            ) from None
+        return _Found(stored.token, stored.value, node.createdIndex, node.value, node.modifiedIndex)
 
     def _error(self, answer: Answer) -> Exception:
         """Return what a refusal means."""

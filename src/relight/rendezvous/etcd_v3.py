@@ -14,11 +14,13 @@ that into its record. A holder that lives writes it anew with its next renewal.
 import math
 import time
 
+from relight.core import fields
 from relight.errors import UsageError
 from relight.rendezvous.etcd_http import (
     Answer,
     Login,
     Members,
+    Stored,
     cluster_version,
     message_of,
     nonsense,
@@ -42,6 +44,21 @@ class _Found(NamedTuple):
     lease: int = 0
     modified: int = 0
     doubted: bool = False
+
+
+class _Pair(NamedTuple):
+    """What etcd says of a key; its numbers are texts, and its value is in base64."""
+
+    value: str
+    create_revision: str
+    mod_revision: str
+    lease: str = "0"
+
+
+class _Range(NamedTuple):
+    """What etcd says of a range of keys."""
+
+    kvs: tuple[_Pair, ...]
 
 
 class _LeaseEnded(Exception):  # noqa: N818
@@ -88,9 +105,9 @@ class V3Register:
             return not self._remove(_if_created(int(record.revision))).revision
         found = self._look()
         if str(found.revision) == record.revision and not found.doubted:
-            text = {"token": found.token, "value": found.value, "doubted": True}
+            record_of_it = Stored(found.token, found.value, doubted=True)
             try:
-                found = self._put(_if_modified(found.modified), text, found.lease)
+                found = self._put(_if_modified(found.modified), record_of_it, found.lease)
             except _LeaseEnded:
                 return True  # and with it the record
         if str(found.revision) != record.revision or not found.doubted:
@@ -171,12 +188,12 @@ class V3Register:
 
     def _write(self, revision: int, value: str, lease: int) -> _Found:
         """Write the key if it has this revision; return what is in it afterwards."""
-        return self._put(_if_created(revision), {"token": self._token, "value": value}, lease)
+        return self._put(_if_created(revision), Stored(self._token, value), lease)
 
-    def _put(self, condition: dict[str, str], record: dict[str, Any], lease: int) -> _Found:
+    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> _Found:
         import json
 
-        text = json.dumps(record)
+        text = json.dumps(fields.plain(stored))
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
 
@@ -202,26 +219,23 @@ class V3Register:
     def _found(self, answer: Answer, result: Any) -> _Found:
         """Return what a range holds."""
         import base64
-        import json
 
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
+        if not result.get("kvs"):
+            return _Found()
         try:
-            if not result.get("kvs"):
-                return _Found()
-            pair = result["kvs"][0]
-            revision, lease = _number(pair["create_revision"]), _number(pair.get("lease", "0"))
-            modified = _number(pair["mod_revision"])
-            stored = json.loads(base64.b64decode(pair["value"]))
-            token, value = stored["token"], stored["value"]
-            doubted = bool(stored.get("doubted"))
-        except (LookupError, TypeError, ValueError, RecursionError, AttributeError):
-            revision = 0
-        if not revision or not isinstance(token, str) or not isinstance(value, str):
+            pair, *_ = fields.record(_Range, result).kvs
+            stored: Stored = fields.record(Stored, fields.decode(base64.b64decode(pair.value)))
+        except ValueError:  # Malformed, or no base64
+            pair = _Pair("", "", "")
+        revision, modified = _number(pair.create_revision), _number(pair.mod_revision)
+        if not revision:
             raise OSError(
                 f"etcd at {answer.member}: the key {self._key} holds something else than a record"
             )
-        return _Found(token, value, revision, lease, modified, doubted)
+        token, value, doubted = stored
+        return _Found(token, value, revision, _number(pair.lease), modified, doubted)
 
     # Calls.
 

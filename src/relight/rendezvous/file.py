@@ -31,6 +31,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from relight.core import fields
 from relight.errors import UsageError
 from relight.rendezvous.names import safe_name
 from relight.rendezvous.register import NOBODY, Record, Register
@@ -173,7 +174,7 @@ class FileRegister:
     def _write(self, directory: int, found: _Found, started: float) -> None:
         import json
 
-        data = json.dumps(found._asdict()).encode()
+        data = json.dumps(fields.plain(found)).encode()
         new = f"{self._name}.new"
         file = self._open(directory, new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
@@ -311,19 +312,11 @@ def _hint(number: int) -> str:
 
 
 def _parsed(data: bytes) -> _Found:
-    import json
-
     try:
-        found = _Found(**json.loads(data))
-        if (
-            all(isinstance(text, str) for text in found[:3])
-            and found.revision
-            and isinstance(found.beat, int)
-            and isinstance(found.ttl_s, int | float)
-            and 0 <= found.ttl_s < float("inf")
-        ):
+        found: _Found = fields.record(_Found, fields.decode(data))
+        if found.revision:
             return found
-    except (ValueError, TypeError, RecursionError):
+    except fields.Malformed:
         pass
     from hashlib import sha256
 

@@ -14,6 +14,7 @@ clock runs a little slower, lets go before a successor can be written down.
 import json
 from collections.abc import Callable
 
+from relight.core import fields
 from relight.errors import UsageError
 from relight.host import background
 from relight.host.loop import Loop, Timer
@@ -25,9 +26,6 @@ SIGN_OF_LIFE_S = 0.8
 FRESH_S = 1.0
 _RENEW_S = 0.3
 _RELEASE_S = 2.0
-_MOST_TEXT = 4000
-_MOST_HOST = 255
-_MOST_ADDRESSES = 16
 Answer = Record | Exception
 
 
@@ -40,30 +38,17 @@ class Contact(NamedTuple):
 
     def to_text(self) -> str:
         """Return what stands in the register."""
-        return json.dumps(self._asdict())
+        return json.dumps(fields.plain(self))
 
     @classmethod
     def of(cls, text: str) -> "Contact | None":
         """Return the contact in a text, None if it is something else."""
         try:
-            fields = json.loads(text if len(text) <= _MOST_TEXT else "")
-            host, addresses, port = fields["host"], fields["addresses"], fields["port"]
-        except (ValueError, TypeError, KeyError, RecursionError):
+            found: Contact = fields.record(cls, fields.decode(text))
+        except fields.Malformed:
             return None
-        if type(port) is not int or not 0 < port < 1 << 16 or not isinstance(addresses, list):
-            return None
-        if not 0 < len(addresses) <= _MOST_ADDRESSES or not all(map(_is_host, [host, *addresses])):
-            return None
-        return cls(host, tuple(addresses), port)
-
-
-def _is_host(text: object) -> bool:
-    return (
-        isinstance(text, str)
-        and 0 < len(text) <= _MOST_HOST
-        and text.isprintable()
-        and not any(map(str.isspace, text))
-    )
+        names = found.host, *found.addresses
+        return found if found.port and found.addresses and all(map(str.strip, names)) else None
 
 
 class Holding:

@@ -9,7 +9,6 @@ no `log_dir` says otherwise, are in `ROLE/REPLICA/` below the job's directory: s
 stderr.log, combined.log, and error.json with the cause if the replica failed.
 """
 
-import json
 import os
 import select
 import shlex
@@ -33,6 +32,7 @@ from relight.schedulers.api import (
     Request,
 )
 from relight.schedulers.local_record import LocalRecord
+from relight.schedulers.orders import Order, Replica, to_text
 
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 GRACE_S = 40.0
@@ -119,28 +119,28 @@ class Local:
     def submit(self, request: Request) -> str:
         """Start the job and return its id, when its processes exist."""
         body, app_id = request.body, str(request.body["app_id"])
-        replicas = [
-            {"role": role, "replica": number, **replica}
+        replicas = tuple(
+            Replica(role=role, replica=number, **{**replica, "args": tuple(replica["args"])})
             for role, each in body["role_params"].items()
             for number, replica in enumerate(each)
-        ]
+        )
         log_dir, workspace = body["log_dir"], body["workspace"]
         for replica in replicas:
             _check_command(replica, workspace)
         directory = records.directory(app_id)
         record = LocalRecord(directory)
         record.make()
-        order = {
-            "scheduler": self.name,
-            "app_id": app_id,
-            "name": request.app.name,
-            "directory": directory,
-            "log_dir": log_dir,
-            "replicas": replicas,
-            "detach": body["detach"],
-            "max_retries": body["max_retries"],
-            "grace_s": GRACE_S,
-        }
+        order = Order(
+            scheduler=self.name,
+            app_id=app_id,
+            name=request.app.name,
+            directory=directory,
+            log_dir=log_dir,
+            replicas=replicas,
+            detach=body["detach"],
+            max_retries=body["max_retries"],
+            grace_s=GRACE_S,
+        )
         try:
             if workspace:
                 from relight.job import workspaces
@@ -236,7 +236,7 @@ class Local:
                 process.wait(_CLOSE_S)
         self._held.clear()
 
-    def _start(self, order: dict[str, Any], record: LocalRecord) -> None:
+    def _start(self, order: Order, record: LocalRecord) -> None:
         # -P: what lies in the working directory is none of ours.
         command = [sys.executable, "-P", "-m", "relight.schedulers.local_runner"]
         with open(record.runner_log, "ab") as log:
@@ -250,15 +250,15 @@ class Local:
         assert process.stdin is not None and process.stdout is not None
         try:
             with process.stdout:
-                process.stdin.write(json.dumps(order).encode() + b"\n")
+                process.stdin.write(to_text(order) + b"\n")
                 process.stdin.flush()
                 said = process.stdout.readline().decode().strip("\n")
         except BaseException:
             process.stdin.close()
             process.wait(_CLOSE_S)
             raise
-        if said == "started" and not order["detach"]:
-            self._held[order["app_id"]] = process
+        if said == "started" and not order.detach:
+            self._held[order.app_id] = process
             return
         process.stdin.close()
         process.wait(_CLOSE_S)
@@ -345,19 +345,19 @@ def _text(body: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _check_command(replica: Mapping[str, Any], workspace: str | None) -> None:
+def _check_command(replica: Replica, workspace: str | None) -> None:
     import shutil
 
-    name, where = replica["args"][0], replica["cwd"]
-    search = f"{replica['env']['PATH']}:{where}"
+    name, where = replica.args[0], replica.cwd
+    search = f"{replica.env['PATH']}:{where}"
     path = os.path.join(where, name) if "/" in name else name
     if workspace:
         from relight.job import workspaces
 
         path = (workspaces.find(workspace, name) or path) if "/" in name else name
-        search = ":".join([replica["env"]["PATH"], *(p for p, _ in workspaces.projects(workspace))])
+        search = ":".join([replica.env["PATH"], *(p for p, _ in workspaces.projects(workspace))])
     if shutil.which(path, path=search) is None:
-        role = f"{replica['role']}/{replica['replica']}"
+        role = f"{replica.role}/{replica.replica}"
         what = "is not executable" if os.path.exists(path) else "is not there"
         raise UsageError(f"the command of {role}, {name}, {what}", hint="looked for in its PATH")
 

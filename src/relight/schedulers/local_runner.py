@@ -10,7 +10,6 @@ why not.
 """
 
 import errno
-import json
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 from relight import env
+from relight.core import fields
 from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import EXIT_INTERNAL, RelightError, signal_name, way_to
 from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
@@ -30,6 +30,7 @@ from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.job import records
 from relight.schedulers.causes import cause
 from relight.schedulers.local_record import LocalRecord
+from relight.schedulers.orders import Order
 
 _LINE_LIMIT = 65536
 
@@ -85,15 +86,15 @@ class Runner:
     """One job, from its first try to its last.
 
     Args:
-        order: what to run, see `local.order`.
+        order: what to run.
         hold: a descriptor that ends when the job must, or None.
     """
 
-    def __init__(self, order: dict[str, Any], hold: int | None) -> None:
+    def __init__(self, order: Order, hold: int | None) -> None:
         self._order = order
-        self._replicas: list[dict[str, Any]] = order["replicas"]
+        self._replicas = order.replicas
         self._hold = hold
-        self._record = LocalRecord(order["directory"])
+        self._record = LocalRecord(order.directory)
         self._loop = Loop()
         # With it nobody else on this machine joins the job, and jobs of one user share an endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
@@ -119,7 +120,7 @@ class Runner:
         self._record.write(self._state("RUNNING", ""))  # a job without a state is not begun
         while True:
             failed = self._try_once()
-            if not failed or self._stopped or self._restarts >= self._order["max_retries"]:
+            if not failed or self._stopped or self._restarts >= self._order.max_retries:
                 break
             self._restarts += 1
             self._first = None
@@ -135,16 +136,16 @@ class Runner:
         files: list[int] = []
         plans = []
         for number, replica in enumerate(self._replicas):
-            error_file = replica["env"].get("TORCHELASTIC_ERROR_FILE", "")
+            error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
                 os.unlink(error_file)  # of the try before
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            files.append(os.open(replica["combined"], flags, 0o600))
-            pair = [Stream(replica[name], files[-1]) for name in ("stdout", "stderr")]
+            files.append(os.open(replica.combined, flags, 0o600))
+            pair = [Stream(path, files[-1]) for path in (replica.stdout, replica.stderr)]
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
         self._streams = list(zip(streams[::2], streams[1::2], strict=True))
-        self._supervision = Supervision(len(plans), self._order["grace_s"])
+        self._supervision = Supervision(len(plans), self._order.grace_s)
         self._workers = Workers(self._loop, plans, range(len(plans)), "", self._on_process)
         for stream in streams:
             os.close(stream.writer)
@@ -169,10 +170,10 @@ class Runner:
 
     def _plan(self, number: int, stdout: int, stderr: int) -> WorkerPlan:
         replica = self._replicas[number]
-        argv = tuple(replica["args"])
-        if replica["cwd"] != os.getcwd():
-            argv = ("sh", "-c", 'cd "$0" && exec "$@"', replica["cwd"], *argv)
-        variables = {**self._environment, **replica["env"]}
+        argv = replica.args
+        if replica.cwd != os.getcwd():
+            argv = ("sh", "-c", 'cd "$0" && exec "$@"', replica.cwd, *argv)
+        variables = {**self._environment, **replica.env}
         return WorkerPlan(number, argv, variables, stdout, stderr, frozenset(), signal_group=True)
 
     def _copy(self, stream: Stream) -> None:
@@ -204,8 +205,8 @@ class Runner:
         if name == "FAILED":
             self._first = number if self._first is None else self._first
             replica, known = self._replicas[number], self._workers.evidence.get(number)
-            error_file = replica["env"].get("TORCHELASTIC_ERROR_FILE", "")
-            state["error"] = known or cause(error_file, replica["stderr"], exitcode)
+            error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
+            state["error"] = known or cause(error_file, replica.stderr, exitcode)
         self._write("RUNNING")
         self._say_started()
 
@@ -243,7 +244,7 @@ class Runner:
 
     def _blank(self, number: int) -> dict[str, Any]:
         keys = ("role", "replica", "stdout", "stderr", "combined")
-        known = {key: self._replicas[number][key] for key in keys}
+        known = {key: getattr(self._replicas[number], key) for key in keys}
         return {**known, "state": "PENDING", "pid": 0, "exitcode": None, "error": ""}
 
     def _why(self) -> str:
@@ -262,10 +263,10 @@ class Runner:
 
     def _state(self, state: str, message: str) -> dict[str, Any]:
         return {
-            "scheduler": self._order["scheduler"],
-            "app_id": self._order["app_id"],
-            "name": self._order["name"],
-            "log_dir": self._order["log_dir"],
+            "scheduler": self._order.scheduler,
+            "app_id": self._order.app_id,
+            "name": self._order.name,
+            "log_dir": self._order.log_dir,
             "state": state,
             "message": message,
             "submitted": self._submitted,
@@ -294,20 +295,19 @@ def _tell(line: str) -> None:
 
 def main() -> NoReturn:
     """Run the job whose order comes on stdin."""
-    order = b""
-    while not order.endswith(b"\n") and (data := os.read(0, 65536)):
-        order += data
+    said = b""
+    while not said.endswith(b"\n") and (data := os.read(0, 65536)):
+        said += data
     try:
-        decoded = json.loads(order)
-        detach = decoded["detach"]
-        if detach and os.fork():
+        order: Order = fields.record(Order, fields.decode(said))
+        if order.detach and os.fork():
             os._exit(0)
-        lock = LocalRecord(decoded["directory"]).hold()
-        hold = None if detach else os.dup(0)
+        lock = LocalRecord(order.directory).hold()
+        hold = None if order.detach else os.dup(0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        Runner(decoded, hold).run()
+        Runner(order, hold).run()
         os.close(lock)
     except RelightError as error:
         _tell(f"{error.message}\t{error.hint}")

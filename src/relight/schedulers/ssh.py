@@ -31,6 +31,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from relight import env
+from relight.core import fields
 from relight.core.fields import Malformed
 from relight.errors import MachineError, RelightError, UsageError, many
 from relight.job import macros, records
@@ -39,6 +40,7 @@ from relight.schedulers import ssh_frames as frames
 from relight.schedulers import ssh_hosts, ssh_link
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
 from relight.schedulers.local import Local
+from relight.schedulers.orders import Check, Known, LinkOrder, Remove, Run, to_text
 from relight.schedulers.ssh_hosts import Host
 
 _FILE = "ssh.json"
@@ -134,15 +136,12 @@ class Ssh(Local):
             for role, replicas in body["role_params"].items()
             for number, replica in enumerate(replicas)
         }
-        _ask([(each["host"], each["command"], _check(each["order"])) for each in orders.values()])
+        _ask([(each.host, each.command, _check(each.order)) for each in orders.values()])
         mark = os.path.join(records.directory(app_id), _FILE)
-        known = [
-            {key: each[key] for key in ("host", "command")} | {"order": _removal(each["order"])}
-            for each in orders.values()
-        ]
+        known = [Known(each.host, each.command, _removal(each.order)) for each in orders.values()]
         try:
             with open(mark, "x") as file:
-                json.dump(known, file)
+                json.dump([fields.plain(each) for each in known], file)
         except FileExistsError:
             raise UsageError(f"the job {app_id} was submitted before") from None
         except OSError as error:
@@ -159,8 +158,7 @@ class Ssh(Local):
         marks = {app_id: known for app_id in app_ids if (known := _known(app_id))}
         for app_id, status in super().status(list(marks)).items():
             hosts = {
-                (each["order"]["role"], each["order"]["replica"]): str(Host(*each["host"]))
-                for each in marks[app_id]
+                (each.order.role, each.order.replica): str(each.host) for each in marks[app_id]
             }
             replicas = [r._replace(host=hosts[r.role, r.replica]) for r in status.replicas]
             found[app_id] = status._replace(replicas=tuple(replicas))
@@ -186,14 +184,13 @@ class Ssh(Local):
         if not known and records.of_handle(self.name, app_id) is None:
             self._must_know(app_id)  # says that there is none
         super().delete(app_id)
-        copies = [each for each in known if each["order"]["copy"]]
-        _ask([(each["host"], each["command"], each["order"]) for each in copies])
+        _ask([(each.host, each.command, each.order) for each in known if each.order.copy])
 
     def list(self) -> Sequence[Listed]:
         """Return the jobs that were sent from this machine, newest first."""
         return [each for each in super().list() if _known(each.app_id)]
 
-    def _must_know(self, app_id: str) -> Sequence[dict[str, Any]]:
+    def _must_know(self, app_id: str) -> Sequence[Known]:
         known = _known(app_id)
         if not known:
             raise UsageError(f"no ssh job {app_id} was sent from here", hint="relight list -s ssh")
@@ -212,30 +209,33 @@ def _substituted(role: Role, number: int, app_id: str) -> Role:
     return macros.substitute(role, known)
 
 
-def _order(body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]) -> Any:
-    """Return what a link is told; `order` is for the other side."""
+def _order(
+    body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]
+) -> LinkOrder:
+    """Return what a link is told."""
     log_dir = body["log_dir"]
-    return {
-        "host": ssh_hosts.parse(replica["host"]),
-        "command": replica["ssh"],
-        "workspace": os.path.join(log_dir, "workspace") if body["workspace"] else "",
-        "report": os.path.join(log_dir, role, str(number), "error.json"),
-        "order": {
-            "do": "run",
-            "app_id": body["app_id"],
-            "role": role,
-            "replica": number,
-            "args": replica["args"],
-            "env": replica["env"],
-            "cwd": replica["cwd"],
-            "copy": bool(body["workspace"]),
-            "grace_s": body["grace_s"],
-            "silence_s": body["silence_s"],
-        },
-    }
+    return LinkOrder(
+        host=ssh_hosts.parse(replica["host"]),
+        command=tuple(replica["ssh"]),
+        workspace=os.path.join(log_dir, "workspace") if body["workspace"] else "",
+        report_path=os.path.join(log_dir, role, str(number), "error.json"),
+        order=Run(
+            app_id=body["app_id"],
+            role=role,
+            replica=number,
+            args=tuple(replica["args"]),
+            env=replica["env"],
+            cwd=replica["cwd"],
+            copy=bool(body["workspace"]),
+            grace_s=body["grace_s"],
+            silence_s=body["silence_s"],
+        ),
+    )
 
 
-def _as_local(body: Mapping[str, Any], orders: Mapping[tuple[str, int], Any]) -> dict[str, Any]:
+def _as_local(
+    body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
+) -> dict[str, Any]:
     """Return the request of the job that runs here."""
     params: dict[str, Any] = {}
     path = env.read().get("PATH", os.defpath)
@@ -246,8 +246,8 @@ def _as_local(body: Mapping[str, Any], orders: Mapping[tuple[str, int], Any]) ->
             "args": [sys.executable, "-P", "-m", "relight.schedulers.ssh_link"],
             "env": {
                 "PATH": path,
-                "TORCHELASTIC_ERROR_FILE": order["report"],
-                ssh_link.VARIABLE: json.dumps(order),
+                "TORCHELASTIC_ERROR_FILE": order.report_path,
+                ssh_link.VARIABLE: to_text(order).decode(),
             },
             "cwd": os.getcwd(),
             **{name: os.path.join(folder, f"{name}.log") for name in streams},
@@ -256,32 +256,30 @@ def _as_local(body: Mapping[str, Any], orders: Mapping[tuple[str, int], Any]) ->
     return {**body, "role_params": params}
 
 
-def _check(order: Mapping[str, Any]) -> dict[str, Any]:
+def _check(order: Run) -> Check:
     """Return the question whether a replica could run, without what is secret in its order."""
-    command = order["args"][0]
-    known = {key: order[key] for key in ("cwd", "copy", "silence_s")}
+    command = order.args[0]
     # What is relative to the working directory may only come with it.
-    commands = [command] if os.path.isabs(command) or "/" not in command else []
-    return {"do": "check", **known, "commands": commands, "path": order["env"].get("PATH", "")}
+    commands = (command,) if os.path.isabs(command) or "/" not in command else ()
+    path = order.env.get("PATH", "")
+    return Check(order.cwd, order.copy, commands, path, order.silence_s)
 
 
-def _removal(order: Mapping[str, Any]) -> dict[str, Any]:
-    keys = ("app_id", "role", "replica", "copy", "silence_s")
-    return {"do": "remove", **{key: order[key] for key in keys}}
+def _removal(order: Run) -> Remove:
+    return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
 
 
-def _ask(questions: Sequence[tuple[Any, list[str], Mapping[str, Any]]]) -> None:
+def _ask(questions: Sequence[tuple[Host, Sequence[str], Check | Remove]]) -> None:
     """Ask all hosts at the same time, each question once.
 
     Raises:
         RelightError: the first one that has failed; the others are named.
     """
-    asked = {json.dumps(each): each for each in questions}
     running: list[tuple[Host, subprocess.Popen[bytes]]] = []
     errors: list[tuple[Host, RelightError]] = []
     try:
-        for host, command, order in asked.values():
-            running.append((Host(*host), _start(command, order)))
+        for host, command, order in dict.fromkeys(questions):
+            running.append((host, _start(command, order)))
         for host, process in running:
             error = _answer(host, process)
             if error is not None:
@@ -297,7 +295,7 @@ def _ask(questions: Sequence[tuple[Any, list[str], Mapping[str, Any]]]) -> None:
         raise type(error)(error.message + more, hint=error.hint)
 
 
-def _start(command: Sequence[str], order: Mapping[str, Any]) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
     try:
         process = subprocess.Popen(
             command,
@@ -310,7 +308,7 @@ def _start(command: Sequence[str], order: Mapping[str, Any]) -> "subprocess.Pope
         raise MachineError("there is no ssh here", hint="Debian: openssh-client") from None
     assert process.stdin is not None
     try:
-        process.stdin.write(frames.frame(frames.ORDER, json.dumps(order).encode()))
+        process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
         process.stdin.flush()
     except BrokenPipeError:
         pass  # it says why
@@ -338,13 +336,13 @@ def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | No
         return MachineError(f"{host} does not answer as relight does: {error}")
 
 
-def _known(app_id: str) -> list[dict[str, Any]]:
+def _known(app_id: str) -> list[Known]:
     """Return what is known of the replicas of an ssh job; nothing if it is none."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
-    except UsageError:
+        return [fields.record(Known, each) for each in (known if isinstance(known, list) else ())]
+    except (UsageError, Malformed):
         return []
-    return known if isinstance(known, list) else []
 
 
 def _notes(app: AppDef, used: Sequence[Host], listed: int, meeting: str) -> Iterator[str]:

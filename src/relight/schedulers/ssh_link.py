@@ -15,9 +15,10 @@ import resource
 import signal
 import subprocess
 import sys
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from relight import env
+from relight.core import fields
 from relight.core.fields import Malformed
 from relight.errors import (
     EXIT_INTERNAL,
@@ -30,7 +31,7 @@ from relight.host import files
 from relight.host.loop import Loop
 from relight.schedulers import ssh_frames as frames
 from relight.schedulers import ssh_hosts
-from relight.schedulers.ssh_hosts import Host
+from relight.schedulers.orders import LinkOrder, to_text
 
 VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
@@ -48,12 +49,12 @@ class Link:
     """One replica.
 
     Args:
-        order: `host`, `command`, `workspace`, and under `order` what the other side gets.
+        order: what it is told.
         variables: the environment of this process.
     """
 
-    def __init__(self, order: dict[str, Any], variables: dict[str, str]) -> None:
-        self._host = Host(*order["host"])
+    def __init__(self, order: LinkOrder, variables: dict[str, str]) -> None:
+        self._host = order.host
         self._order = order
         self._loop = Loop()
         self._errors = b""
@@ -62,7 +63,7 @@ class Link:
         own = {name: value for name, value in variables.items() if name != VARIABLE}
         try:
             self._ssh = subprocess.Popen(
-                order["command"],
+                order.command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -96,7 +97,7 @@ class Link:
         if channel.decoder.greeted and not self._stopped:
             self._errors = b""  # a banner, or what a shell has said
             self._beat()
-            channel.send(frames.ORDER, json.dumps(self._order["order"]).encode())
+            channel.send(frames.ORDER, to_text(self._order.order))
             try:
                 self._send_workspace()
                 channel.send(frames.GO)
@@ -114,10 +115,10 @@ class Link:
         return end
 
     def _send_workspace(self) -> None:
-        if self._order["workspace"]:
+        if self._order.workspace:
             from relight.job import workspaces
 
-            workspaces.archive(self._order["workspace"], self)  # type: ignore[arg-type]  # it writes only
+            workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
 
     def write(self, data: bytes) -> int:
         """Send a part of the archive, when there is room for it."""
@@ -148,7 +149,7 @@ class Link:
 
     def _beat(self) -> None:
         self._channel.send(frames.BEAT)
-        self._loop.call_after(self._order["order"]["silence_s"] / _BEATS, self._beat)
+        self._loop.call_after(self._order.order.silence_s / _BEATS, self._beat)
 
     def _stop(self) -> None:
         """Stop the replica; a second time at once."""
@@ -156,7 +157,7 @@ class Link:
             self._channel.send(frames.STOP)
         if not self._stopped:
             self._stopped = True
-            grace_s = self._order["order"]["grace_s"]
+            grace_s = self._order.order.grace_s
             wait_s = grace_s + MARGIN_S if self._channel.decoder.greeted else 0
             self._loop.call_after(wait_s, self._ssh.kill)
 
@@ -205,13 +206,14 @@ def _end_as(exitcode: int) -> NoReturn:
 def main() -> NoReturn:
     """Run the replica that the order in the environment describes."""
     variables = dict(env.read().variables)
-    order = json.loads(variables[VARIABLE])
+    order: LinkOrder = fields.record(LinkOrder, fields.decode(variables[VARIABLE]))
     passed_on = {name: variables[name] for name in _PASSED_ON if name in variables}
-    order["order"]["env"] = {**passed_on, **order["order"]["env"]}
+    run = order.order
+    order = order._replace(order=run._replace(env={**passed_on, **run.env}))
     try:
         end = Link(order, variables).run()
     except RelightError as error:
-        _report(order["report"], json.dumps({"message": error.message}))
+        _report(order.report_path, json.dumps({"message": error.message}))
         hint = f" ({error.hint})" if error.hint else ""
         sys.stderr.write(f"relight: {error.message}{hint}\n")
         sys.stderr.flush()
@@ -221,9 +223,9 @@ def main() -> NoReturn:
         sys.stderr.flush()
         os._exit(EXIT_INTERNAL)
     if end.error_file:
-        _report(order["report"], end.error_file)
+        _report(order.report_path, end.error_file)
     elif end.error:
-        _report(order["report"], json.dumps({"message": end.error}))
+        _report(order.report_path, json.dumps({"message": end.error}))
     stopped = EXIT_SIGNAL_BASE + signal.SIGTERM
     _end_as(stopped if end.exitcode is None else end.exitcode)
 

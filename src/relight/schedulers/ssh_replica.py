@@ -22,10 +22,11 @@ import shutil
 import signal
 import sys
 import tempfile
-from typing import IO, Any, NoReturn
+from typing import IO, NoReturn
 
 from relight import env
-from relight.core.fields import decode
+from relight.core import fields
+from relight.core.fields import Malformed
 from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, way_to
 from relight.events import Event, SignalReceived, Tick, WorkerExited
@@ -35,10 +36,12 @@ from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.host.scratch import Scratch
 from relight.job import macros, records
 from relight.schedulers import ssh_frames as frames
+from relight.schedulers.orders import Check, Remove, Run
 
 _SILENCE_S = 30.0
 """Before an order says how long it may be."""
 _FLUSH_S = 10.0
+_ORDERS = Run | Check | Remove
 _REPORT_LIMIT = 1 << 20
 
 
@@ -60,7 +63,7 @@ class Session:
             on_end=self._stop,
             on_room=self._resume,
         )
-        self._order: dict[str, Any] = {"silence_s": _SILENCE_S}
+        self._order: Run | Check | Remove | None = None
         self._archive: IO[bytes] | None = None
         self._supervision: Supervision | None = None
         self._workers: Workers | None = None
@@ -98,9 +101,8 @@ class Session:
         self._hear()
         try:
             if kind == frames.ORDER:
-                order = decode(payload)
-                self._order = {**order, "silence_s": float(order["silence_s"])}
-                self._obey()
+                self._order = fields.message(_ORDERS, fields.decode(payload))
+                self._obey(self._order)
             elif kind == frames.ARCHIVE:
                 self._keep(payload)
             elif kind == frames.GO:
@@ -124,7 +126,8 @@ class Session:
         """Somebody is there: begin to wait anew for silence."""
         if self._silence is not None:
             self._silence.cancel()
-        self._silence = self._loop.call_after(self._order["silence_s"], self._channel.give_up)
+        silence_s = self._order.silence_s if self._order is not None else _SILENCE_S
+        self._silence = self._loop.call_after(silence_s, self._channel.give_up)
 
     def _stop(self) -> None:
         if self._supervision is None:
@@ -134,15 +137,14 @@ class Session:
 
     # What is ordered.
 
-    def _obey(self) -> None:
-        order = self._order
-        if order["do"] == "check":
-            if not order["copy"]:
-                _directory(order["cwd"])
-            for command in order["commands"]:
-                _find(command, _path(order["path"]))
+    def _obey(self, order: Run | Check | Remove) -> None:
+        if isinstance(order, Check):
+            if not order.copy:
+                _directory(order.cwd)
+            for command in order.commands:
+                _find(command, _path(order.path))
             self._over = True
-        elif order["do"] == "remove":
+        elif isinstance(order, Remove):
             copy = _place(order)
             files.remove_tree(copy)
             for _ in range(2):  # the directories of its role and job, once they are empty
@@ -153,17 +155,22 @@ class Session:
                     break
             self._over = True
 
+    def _to_run(self) -> Run:
+        if not isinstance(self._order, Run):
+            raise Malformed("something to run before an order")
+        return self._order
+
     def _keep(self, data: bytes) -> None:
         if self._archive is None:
-            place = _place(self._order)
+            place = _place(self._to_run())
             os.makedirs(place, 0o700, exist_ok=True)
             self._archive = tempfile.TemporaryFile(dir=os.path.dirname(place))
         self._archive.write(data)
 
     def _start(self) -> None:
-        order, here = self._order, env.read()
-        cwd = order["cwd"]
-        if order["copy"]:
+        order, here = self._to_run(), env.read()
+        cwd = order.cwd
+        if order.copy:
             place = _place(order)
             if self._archive is not None:
                 _unpack(self._archive, place)
@@ -172,9 +179,9 @@ class Session:
         cwd = _directory(cwd)
         os.chdir(cwd)
         values = {"img_root": cwd}
-        own = {name: macros.text(value, values) for name, value in order["env"].items()}
+        own = {name: macros.text(value, values) for name, value in order.env.items()}
         own["PATH"] = _path(own.get("PATH", ""))
-        argv = tuple(macros.text(word, values) for word in order["args"])
+        argv = tuple(macros.text(word, values) for word in order.args)
         _find(argv[0], own["PATH"])
         self._scratch = Scratch(self._loop, files.temporary_base(here))
         report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch.make() else {}
@@ -182,7 +189,7 @@ class Session:
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
-        self._supervision = Supervision(1, order["grace_s"])
+        self._supervision = Supervision(1, order.grace_s)
         self._workers = Workers(self._loop, [plan], (0,), self._scratch.path, self._on_process)
         for reader, writer, kind in zip(readers, writers, (frames.OUT, frames.ERR), strict=True):
             os.close(writer)
@@ -252,15 +259,15 @@ class Session:
             pass  # it has written none
 
 
-def _place(order: dict[str, Any]) -> str:
+def _place(order: Run | Remove) -> str:
     """Return where the copy of a workspace is; each replica has its own, as hosts may share a disk.
 
     Raises:
         UsageError: the id is none.
     """
-    job = records.path(order["app_id"])
+    job = records.path(order.app_id)
     top = os.path.join(os.path.dirname(os.path.dirname(job)), "copies", os.path.basename(job))
-    return os.path.join(top, order["role"], str(order["replica"]))
+    return os.path.join(top, order.role, str(order.replica))
 
 
 def _unpack(file: IO[bytes], place: str) -> None:
