@@ -46,6 +46,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=why))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file to which all processes of relight add the mistakes that they make."""
+    file = tmp_path_factory.getbasetemp() / "mistakes"
+    os.environ["RELIGHT_MISTAKES"] = str(file)
+    return file
+
+
+@pytest.fixture(autouse=True)
+def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test fails in which relight makes a mistake, unless it is marked with `mistakes`."""
+    yield
+    if _mistakes.exists():
+        text = _mistakes.read_text()
+        _mistakes.unlink()
+        if request.node.get_closest_marker("mistakes") is None:
+            pytest.fail(f"relight has made mistakes:\n{text}", pytrace=False)
+
+
 Launch = Callable[..., "subprocess.CompletedProcess[str]"]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
@@ -54,6 +73,7 @@ def clean_environment(**variables: str) -> dict[str, str]:
     """The environment of this process without what would change a launcher's behaviour."""
     hidden = ("PET_", "TORCHELASTIC_", "RELIGHT_", "OMP_NUM_THREADS", "COV_", "PYTEST_")
     environment = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+    environment["RELIGHT_MISTAKES"] = os.environ.get("RELIGHT_MISTAKES", "")
     if PORTABLE:
         environment["RELIGHT_HOST"] = "portable"
     return {**environment, **variables}

@@ -2,6 +2,7 @@
 message has led to end its connection, and what the machine refuses is named.
 """
 
+import os
 import re
 import socket
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Launch, clean_environment
+from conftest import Launch, Start, clean_environment
 
 from relight.coordinator import Coordinator
 from relight.core.fields import Malformed
@@ -33,6 +34,7 @@ main.entry()
 """
 
 
+@pytest.mark.mistakes
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -57,6 +59,52 @@ def test_an_exception_that_nobody_catches(error: str, code: int, said: str) -> N
     assert result.returncode == code
     assert said in result.stderr
     assert "Traceback" not in result.stderr and len(result.stderr.splitlines()) <= 2
+
+
+BROKEN_LATER = """
+from relight.coordinator import Coordinator
+def broken(*_): raise KeyError("x")
+Coordinator.{method} = broken
+from relight.cli.main import entry
+entry()
+"""
+
+
+@pytest.mark.mistakes
+@pytest.mark.parametrize("verb", ["run", "coordinator"])
+@pytest.mark.parametrize("method", ["_look", "received"])
+def test_a_mistake_of_a_coordinator(start: Start, tmp_path: Path, verb: str, method: str) -> None:
+    """It ends a coordinator with 70 and a line, be that an agent or `relight coordinator`. If a
+    message has led to it, only the connection of the node that sent it ends; that node comes again,
+    but not at once, and says so once.
+    """
+    code = BROKEN_LATER.format(method=method)
+    where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
+    nodes = ("--nnodes=2", "--no-python", "sleep", "60")
+    flags = (verb, *where, *(nodes if verb == "run" else ()))
+    broken = start(*flags, command=(sys.executable, "-c", code), text=True)
+    assert broken.stderr is not None
+    if method == "_look":
+        assert broken.wait(30) == 70
+        assert "error: a mistake in relight: KeyError: 'x' (at " in broken.stderr.read()
+    else:
+        until(broken, "1 of 2 nodes" if verb == "run" else "coordinating job")
+        other = start("run", *where, *nodes, text=True)
+        until(broken, "a mistake in relight, please report it: a message of ")
+        until(other, "waiting for the coordinator")
+        until(broken, "a mistake in relight, please report it: a message of ")
+        other.kill()
+        broken.terminate()
+        assert broken.wait(30) == (128 + 15 if verb == "run" else 0)
+        assert "the coordinator" not in str(other.stderr and other.stderr.read())
+    assert "KeyError: 'x' (at " in Path(os.environ["RELIGHT_MISTAKES"]).read_text()
+
+
+def until(process: "subprocess.Popen[Any]", words: str) -> None:
+    """Read what a process says on stderr until it has said this."""
+    assert process.stderr is not None
+    while words not in (line := process.stderr.readline()):
+        assert line, words
 
 
 def test_no_descriptors(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ ROOT = Path(relight.__file__).parent
 
 # Each layer may import itself and what stands before it.
 LAYERS = (
-    ("errors", "typed"),
+    ("env", "errors", "typed"),
     ("values",),
-    ("events", "env", "spec"),
+    ("events", "spec"),
     ("core",),
     ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
     ("postmortem",),

@@ -42,7 +42,7 @@ from relight.core.messages import (
 from relight.core.ranks import Assignment, Generation, Place
 from relight.core.supervision import End as WorkerEnd
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import MachineError, exit_code_of_signal, many, signal_name, way_to
+from relight.errors import MachineError, exit_code_of_signal, many, mistake, signal_name
 from relight.events import (
     Ended,
     Event,
@@ -114,7 +114,7 @@ class Agent:
         self.job = job
         self.spec = job.command.spec
         self.loop = Loop()
-        self.loop.on_mistake = lambda what, error: self._record(Mistake(what, way_to(error)))
+        self.loop.on_mistake = lambda what, error: self._record(Mistake(what, mistake(error)))
         self.consoles = Consoles.open(self.loop)
         self.host = socket.gethostname()
         self._event_log = EventLog(

@@ -25,6 +25,11 @@ def host() -> str:
     return os.environ.get("RELIGHT_HOST", "")
 
 
+def mistakes() -> str:
+    """Return RELIGHT_MISTAKES: a file in which tests look for mistakes of relight, or nothing."""
+    return os.environ.get("RELIGHT_MISTAKES", "")
+
+
 def read() -> Environment:
     """Return the environment of this process."""
     return Environment(dict(os.environ))

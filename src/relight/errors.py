@@ -15,6 +15,8 @@ A message is one line: what happened, to which thing, why. The hint says what to
 
 import signal
 
+from relight import env
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -72,9 +74,23 @@ class InternalError(RelightError):
     exit_code = EXIT_INTERNAL
 
 
+def mistake(error: BaseException) -> str:
+    """Return an exception that is a mistake of ours in one line, as `way_to` does. It is also added
+    to the file `env.mistakes`, if there is one: no test shall pass by in which one was made.
+    """
+    line = way_to(error)
+    if env.mistakes():
+        try:
+            with open(env.mistakes(), "a") as file:
+                file.write(line + "\n")
+        except OSError:
+            pass
+    return line
+
+
 def way_to(error: BaseException) -> str:
-    """Return an exception that is a mistake of ours in one line: what it says, and where in our
-    code it was raised, from the innermost place on.
+    """Return an exception in one line: what it says, and where in our code it was raised, from the
+    innermost place on.
     """
     places, trace = [], error.__traceback__
     while trace is not None:

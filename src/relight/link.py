@@ -141,6 +141,8 @@ class RemoteLink:
         self._sent: dict[int, float] = {}
         self._echoed_at = 0.0
         self._quiet_until = 0.0
+        self._heard = False
+        """Whether the coordinator has said something over this connection."""
         self._leased_until = 0.0
         self._unfit_since: float | None = None
         self._unfit = ""
@@ -367,6 +369,7 @@ class RemoteLink:
         from relight.core import fields
 
         told = fields.message(_HEARD, message)
+        self._heard = True
         if isinstance(told, Beat):
             self._echo(told.number)
             return
@@ -388,6 +391,7 @@ class RemoteLink:
     def closed(self, connection: "Connection", reason: str) -> None:
         """The connection is gone, or could not be made."""
         was_open = self._beat_timer is not None
+        was_heard, self._heard = self._heard, False
         self._connection = None
         self._stop_beating()
         if self._closed:
@@ -399,13 +403,14 @@ class RemoteLink:
         elif connection.unfit and self._unfit_since is None:
             self._unfit_since = self._loop.now()
             self._unfit = reason
-        if was_open:
+        if was_heard:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
             self._look_up()  # a pod that comes back has another address
         else:
             again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
-            self._retry(reason, again, 1.0 if connection.unfit else _RETRY_S)
+            # Who opens and says nothing does not take us: to come again at once would not help.
+            self._retry(reason, again, 1.0 if connection.unfit or was_open else _RETRY_S)
 
     def _is_of_others(self, connection: "Connection") -> bool:
         """Whether who turned us away coordinates other jobs, and not ours."""

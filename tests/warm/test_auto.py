@@ -137,7 +137,7 @@ def test_a_watched_worker_does_not_notice(run: Callable[..., Path]) -> None:
         BEFORE
         + """
 import os
-assert not [name for name in os.environ if name.startswith("RELIGHT_")], os.environ
+assert {name for name in os.environ if name.startswith("RELIGHT_")} == {"RELIGHT_MISTAKES"}
 assert not [path for path in sys.path if path.endswith("hook")], sys.path
 assert os.environ.get("PYTHONPATH") == os.environ["EXPECTED"]
 assert "sitecustomize" not in sys.modules

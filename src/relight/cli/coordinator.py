@@ -14,7 +14,7 @@ from relight import env as environment
 from relight.cli.arguments import Parsed, parse
 from relight.coordinator import Coordinator
 from relight.env import Environment
-from relight.errors import UsageError, nearest, way_to
+from relight.errors import UsageError, mistake, nearest
 from relight.events import Mistake, describe
 from relight.host import system
 from relight.host.loop import Loop
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
         )
     meeting, notes = _meeting(parsed, env)
     loop = Loop()
-    loop.on_mistake = lambda what, error: _say(describe(Mistake(what, way_to(error))))
+    loop.on_mistake = lambda what, error: _say(describe(Mistake(what, mistake(error))))
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)

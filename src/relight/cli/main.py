@@ -16,6 +16,7 @@ from relight.errors import (
     EXIT_OK,
     EXIT_SIGNAL_BASE,
     RelightError,
+    mistake,
     way_to,
 )
 from relight.typed import NoReturn
@@ -102,7 +103,7 @@ def entry() -> NoReturn:
                 print("hint: look at `ulimit -n`", file=sys.stderr)
     except Exception as error:
         exit_code = EXIT_INTERNAL
-        print(f"relight: error: a mistake in relight: {way_to(error)}", file=sys.stderr)
+        print(f"relight: error: a mistake in relight: {mistake(error)}", file=sys.stderr)
         print("hint: please report these lines and what was run", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _OF_AGENTS:
         leaving.leave(exit_code)

@@ -33,7 +33,7 @@ from relight.doctor.messages import (
     Verdict,
 )
 from relight.doctor.probes import Station, cookie_from, mtu_to
-from relight.errors import way_to
+from relight.errors import mistake
 from relight.events import Mistake, describe
 from relight.host.connection import Connection, dial, resolve
 from relight.host.loop import Loop, Timer
@@ -76,7 +76,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
     loop, mistakes = Loop(), list[Finding]()
 
     def on_mistake(what: str, error: Exception) -> None:
-        mistakes.append(Finding(WARNING, describe(Mistake(what, way_to(error))), ""))
+        mistakes.append(Finding(WARNING, describe(Mistake(what, mistake(error))), ""))
 
     loop.on_mistake = on_mistake
     gathering = _Gathering(loop, wish, say)

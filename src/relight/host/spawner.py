@@ -36,7 +36,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from types import FrameType
 
-from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, way_to
+from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
 from relight.host import system
 from relight.host.descriptors import restore_limit
 from relight.host.files import remove_tree
@@ -297,7 +297,7 @@ def _live(
         spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")
         os._exit(EXIT_MACHINE)
     except BaseException as error:
-        spawner.tell(f"broken {way_to(error)}")
+        spawner.tell(f"broken {mistake(error)}")
         os._exit(EXIT_INTERNAL)
 
 

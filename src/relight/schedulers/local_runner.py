@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from relight import env
 from relight.core import fields
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import EXIT_INTERNAL, RelightError, signal_name, way_to
+from relight.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
 from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
 from relight.host.descriptors import raise_limit
 from relight.host.loop import Loop, Timer
@@ -317,7 +317,7 @@ def main() -> NoReturn:
         _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
         os._exit(1)
     except Exception as error:
-        _tell(f"a mistake in relight: {way_to(error)}\tplease report it")
+        _tell(f"a mistake in relight: {mistake(error)}\tplease report it")
         os._exit(EXIT_INTERNAL)
     os._exit(0)
 

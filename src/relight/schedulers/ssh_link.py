@@ -25,7 +25,7 @@ from relight.errors import (
     EXIT_SIGNAL_BASE,
     MachineError,
     RelightError,
-    way_to,
+    mistake,
 )
 from relight.host import files
 from relight.host.loop import Loop
@@ -219,7 +219,7 @@ def main() -> NoReturn:
         sys.stderr.flush()
         os._exit(error.exit_code)
     except Exception as error:
-        sys.stderr.write(f"relight: error: a mistake in relight: {way_to(error)}\n")
+        sys.stderr.write(f"relight: error: a mistake in relight: {mistake(error)}\n")
         sys.stderr.flush()
         os._exit(EXIT_INTERNAL)
     if end.error_file:

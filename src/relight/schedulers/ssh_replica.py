@@ -28,7 +28,7 @@ from relight import env
 from relight.core import fields
 from relight.core.fields import Malformed
 from relight.core.supervision import Kill, Signal, State, Supervision
-from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, way_to
+from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
 from relight.events import Event, SignalReceived, Tick, WorkerExited
 from relight.host import files
 from relight.host.loop import Loop, Timer
@@ -115,7 +115,7 @@ class Session:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             self._refuse(str(what), "", MachineError.exit_code)
         except Exception as error:
-            self._refuse(f"a mistake in relight: {way_to(error)}", "", EXIT_INTERNAL)
+            self._refuse(f"a mistake in relight: {mistake(error)}", "", EXIT_INTERNAL)
 
     def _refuse(self, message: str, hint: str, code: int) -> None:
         """Say why an order can't be obeyed, and end."""
