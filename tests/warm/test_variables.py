@@ -55,6 +55,23 @@ def test_what_a_script_sets_before_an_import_is_obeyed(
     assert ("starts again, cold" in stderr) == (what != "putenv")
 
 
+NUMPY = """
+import os
+os.putenv("NPY_DISABLE_CPU_FEATURES", "X86_V3")
+import numpy
+print(numpy._core._multiarray_umath.__cpu_features__.get("X86_V3", False))
+"""
+
+
+def test_compiled_code_sees_what_was_put_past_os_environ(launch: Launch, script: Script) -> None:
+    """os.putenv alone is obeyed where a cold worker would: by what reads with getenv."""
+    result = launch("run", "--preload=numpy", "-v", script(NUMPY))
+    assert "workers start warm" in result.stderr
+    assert (result.returncode, result.stdout) == (0, "False\n")
+    assert "sets NPY_DISABLE_CPU_FEATURES before it imports numpy" in result.stderr
+    assert "starts again, cold" in result.stderr
+
+
 @pytest.mark.parametrize(
     "text",
     ['os.environ["MINE"] = "1"', 'import library\nos.environ["LIBRARY_MODE"] = "late"',

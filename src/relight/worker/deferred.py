@@ -69,6 +69,7 @@ class Deferred:
         self._restart = restart
         self._pid = os.getpid()
         self._expected = {**os.environ, **imports.values}
+        self._put: dict[str, str | None] = {}
         self._done = False
         if self._hidden:
             sys.meta_path.insert(0, self)
@@ -114,23 +115,32 @@ class Deferred:
     def _check(self, name: str, names: set[str]) -> None:
         """See to it that the script's variables are what these modules were imported with, which
         are needed for an import.
+
+        Python reads `os.environ`, compiled code the process's own environment, which `os.putenv`
+        alone can change.
         """
-        now = dict(os.environ)
-        if now == self._expected:
-            return
-        both = now.keys() | self._expected.keys()
-        changed = {name for name in both if now.get(name) != self._expected.get(name)}
-        for variable in sorted(changed):
-            if self._is_read(variable, names):
-                self._obey(variable, name, now.get(variable))
+        python = dict(os.environ)
+        own = {k: v for k, v in {**python, **self._put}.items() if v is not None}
+        for now, is_read in ((python, self._is_read), (own, self._is_read_natively)):
+            if now == self._expected:
+                continue
+            both = now.keys() | self._expected.keys()
+            changed = {name for name in both if now.get(name) != self._expected.get(name)}
+            for variable in sorted(changed):
+                if is_read(variable, names):
+                    self._obey(variable, name, now.get(variable))
 
     def _is_read(self, variable: str, names: set[str]) -> bool:
-        """Return whether one of these modules has read a variable."""
+        """Return whether one of these modules has read a variable from `os.environ`."""
         for name in names:
             if variable in self._imports.reads.get(name, ()):
                 return True
             if variable.startswith(tuple(self._imports.looks.get(name, ()))):
                 return True
+        return False
+
+    def _is_read_natively(self, variable: str, names: set[str]) -> bool:
+        """Return whether one of these modules is compiled and reads a variable."""
         if not variable.startswith(_NATIVE) or variable.startswith(_LATER):
             return False
         specs = [getattr(self._hidden[name], "__spec__", None) for name in names]
@@ -153,10 +163,17 @@ class Deferred:
                 signal.signal(number, signal.SIG_DFL)
             start = os.execve if "/" in argv[0] else os.execvpe
             start(argv[0], argv, variables)
-        self._expected[variable] = value or ""
+        if value is None:
+            del self._expected[variable]
+        else:
+            self._expected[variable] = value
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Notice what can't be done twice."""
+        """Notice what can't be done twice, and what is written to the environment."""
+        if event == "os.putenv":
+            self._put[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
+        elif event == "os.unsetenv":
+            self._put[os.fsdecode(arguments[0])] = None
         if self._done:
             return
         if event in _DONE:
