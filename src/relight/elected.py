@@ -49,7 +49,7 @@ class ElectedLink(RemoteLink):
         """Find the coordinator, or become it, and join."""
         self._owner = owner
         self._since = self._loop.now()
-        self._owner.say(f"job {self._meeting.job} meets at {self._meeting.where}")
+        self._owner.say(f"{self._meeting.who} meets at {self._meeting.where}")
         for index, (host, port) in enumerate(self._hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 

@@ -153,7 +153,7 @@ class RemoteLink:
         """Find the coordinator, or become it, and join."""
         self._owner = owner
         self._since = self._loop.now()
-        self._owner.say(f"job {self._meeting.job} meets at {self._meeting.where}")
+        self._owner.say(f"{self._meeting.who} meets at {self._meeting.where}")
         self._look_up()
 
     def send(self, message: FromAgent) -> None:

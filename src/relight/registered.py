@@ -128,7 +128,7 @@ class RegisteredLink(RemoteLink):
         """Find the coordinator, or become it, and join."""
         self._owner = owner
         self._since = self._loop.now()
-        self._say(f"job {self._meeting.job} meets at {self._meeting.where}")
+        self._say(f"{self._meeting.who} meets at {self._meeting.where}")
         self._seek()
 
     def close(self, give_up: Callable[[], bool]) -> None:

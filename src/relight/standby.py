@@ -88,7 +88,7 @@ class Standby:
             self._tell(f"{self._meeting.where} does not answer: {words(found)}")
             self._look_later()
         elif found.ours:
-            self._tell(f"coordinating job {self._meeting.job} on port {self._port}")
+            self._tell(f"coordinating {self._meeting.who} on port {self._port}")
         else:
             self._look_after(found)
 
@@ -99,7 +99,7 @@ class Standby:
             self._tell("waiting: what is written down is no record of relight's")
             self._look_later()
             return
-        self._tell(f"waiting: {contact.host} coordinates job {self._meeting.job}")
+        self._tell(f"waiting: {contact.host} coordinates {self._meeting.who}")
 
         def on_answer(result: str | Exception) -> None:
             if result == "":

@@ -115,6 +115,8 @@ SUBMIT = [
     ("utils.sh --entrypoint nope", "the command of sh/0, nope, is not there"),
     ("utils.binary --entrypoint nope", "the command of binary/0, nope, is not there"),
     ("utils.binary --entrypoint ./c.py", "./c.py, is not executable"),
+    ("utils.python a.py --lr 1", "a.py stands where arguments of a script are"),
+    ("utils.python", "exactly one of -m, -c and --script is needed: none is there"),
     ("utils.python -m a -c b", "exactly one of -m, -c and --script is needed: 2 are there"),
     ("utils.booth --x1 1 --x2 a", "--x2=a: expected a number"),
     ("utils.copy --src a", "utils.copy needs --dst"),

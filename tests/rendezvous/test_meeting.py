@@ -29,6 +29,12 @@ def test_the_exit_barrier(conf: str, variable: str, seconds: float) -> None:
     assert met(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
 
 
+def test_a_job_without_an_id_has_no_name_for_people() -> None:
+    """What stands for no id (none) is not told as one."""
+    assert met()[0].who == "job j"
+    assert met("--rdzv-id=none")[0].who == "the job"
+
+
 def test_an_exit_barrier_that_is_no_time() -> None:
     """A variable that is no time is refused by its name."""
     with pytest.raises(UsageError, match=f"{BARRIER}=-1: expected a number of seconds from 0"):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from relight.errors import UsageError
+from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
 from relight.schedulers import slurm_script, slurm_states
 from relight.schedulers.api import LogQuery
@@ -280,6 +280,37 @@ def test_without_a_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
     assert request.text == request.body["script"]
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("sbatch: fatal: Could not establish a configuration source",
+         "no Slurm cluster is known on this host: Could not establish a configuration source"),
+        ("sbatch: fatal: Unable to process configuration file",
+         "Slurm's configuration on this host can't be used: Unable to process configuration file"),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (refused)",
+         "Slurm's controller (slurmctld) does not answer: Batch job submission failed: Unable to "
+         "contact slurm controller (refused)"),
+    ],
+)  # fmt: skip
+def test_a_slurm_without_a_cluster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
+) -> None:
+    """Commands of Slurm's that reach no cluster: what is missing is said, with their own words."""
+    for name in ("sbatch", "squeue"):
+        command = tmp_path / name
+        command.write_text(f"#!/bin/sh\necho 'debug' >&2\necho '{said}' >&2\nexit 1\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
+    scheduler = make()
+    request = scheduler.render(AppDef("main", (ddp(),)), {}, "main-x7")
+    for ask in (lambda: scheduler.submit(request), lambda: scheduler.status(["1"])):
+        with pytest.raises(MachineError) as caught:
+            ask()
+        assert caught.value.message == expected
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,11 @@ class Meeting(NamedTuple):
     security: Security
 
     @property
+    def who(self) -> str:
+        """The job for people, by its id if it was given one."""
+        return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
+
+    @property
     def doctor(self) -> str:
         """What finds out why nodes don't meet."""
         if self.register is not None:

@@ -215,7 +215,9 @@ class Slurm:
             raise _unknown(app_id)
         process = slurm_states.run(["scancel", "--quiet", app_id])
         if process.returncode:
-            raise MachineError(f"Slurm: {slurm_states.reason_of(process)}")
+            raise slurm_states.unavailable(process) or MachineError(
+                f"Slurm: {slurm_states.reason_of(process)}"
+            )
 
     def delete(self, app_id: str) -> None:
         """Cancel a job and remove its directory when it is over."""
@@ -244,6 +246,8 @@ class Slurm:
     def _sbatch(self, command: Sequence[str]) -> str:
         process = slurm_states.run(command)
         if process.returncode:
+            if (error := slurm_states.unavailable(process)) is not None:
+                raise error
             reason = slurm_states.reason_of(process)
             hint = ""
             if "partition" in reason.lower():

@@ -41,6 +41,24 @@ _WORDS = {
 _FIELDS = (("JobID", 20), ("HetJobID", 20), ("HetJobOffset", 14), ("State", 20), ("exit_code", 12),
            ("RestartCnt", 12), ("SubmitTime", 24), ("Name", 256), ("Reason", 80),
            ("NodeList", 4096))  # fmt: skip
+_UNAVAILABLE = (
+    (
+        "Could not establish a configuration source",
+        "no Slurm cluster is known on this host",
+        "jobs go to Slurm from a host of the cluster; SLURM_CONF=FILE names a slurm.conf elsewhere",
+    ),
+    (
+        "Unable to process configuration file",
+        "Slurm's configuration on this host can't be used",
+        "look at the file that SLURM_CONF names, else at slurm.conf in /etc/slurm",
+    ),
+    (
+        "Unable to contact slurm controller",
+        "Slurm's controller (slurmctld) does not answer",
+        "scontrol ping says on which host it should run",
+    ),
+)
+"""What Slurm's commands say that can't do anything: what that means, and what to do."""
 _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
@@ -165,13 +183,24 @@ def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
     return re.sub(r"^(?:\w+: )?(?:error|fatal): |^slurm_load_jobs error: ", "", last.strip())
 
 
+def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | None:
+    """Return the error if a command of Slurm's has failed because there is no Slurm to talk to."""
+    reason = reason_of(process)
+    for said, meaning, hint in _UNAVAILABLE:
+        if said in reason:
+            return MachineError(f"{meaning}: {reason}", hint=hint)
+    return None
+
+
 def _squeue(choice: Sequence[str]) -> Jobs:
     form = ",".join(f"{name}:{width}" for name, width in _FIELDS)
     process = run(["squeue", "--noheader", "--all", "--states=all", f"--Format={form}", *choice])
     if process.returncode and "Invalid job id" in process.stderr:
         return {}
     if process.returncode:
-        raise MachineError(f"Slurm: {reason_of(process)}", hint="scontrol ping")
+        raise unavailable(process) or MachineError(
+            f"Slurm: {reason_of(process)}", hint="scontrol ping"
+        )
     return from_squeue(process.stdout)
 
 

@@ -41,18 +41,27 @@ def parse_name(
     there comes from the script or module.
 
     Raises:
-        UsageError: there is not exactly one of script and module; if `script_args` begin with what
-            looks like a script, the hint says how it is given.
+        UsageError: there is not exactly one of script and module.
     """
-    first, *rest = [*script_args, ""]
-    if not (script or m) and first.endswith(".py"):
-        words = shlex.join(["--script", first, *(["--", *rest[:-1]] if rest[:-1] else [])])
-        raise UsageError(f"{first} stands where arguments of a script are", hint=f"type {words}")
+    if not (script or m):
+        refuse_script(script_args)
     default = role_name(script, m)
     experiment, slash, run = name.partition("/")
     if not slash:
         experiment, run = "", name
     return Name(experiment or DEFAULT_EXPERIMENT, run or default)
+
+
+def refuse_script(args: Sequence[str]) -> None:
+    """Refuse a script that is given as the first of its own arguments.
+
+    Raises:
+        UsageError: it looks like one; the hint says how it is given.
+    """
+    first, *rest = args or [""]
+    if first.endswith(".py"):
+        words = shlex.join(["--script", first, *(["--", *rest] if rest else [])])
+        raise UsageError(f"{first} stands where arguments of a script are", hint=f"type {words}")
 
 
 def role_name(script: str | None, m: str | None) -> str:
@@ -63,7 +72,8 @@ def role_name(script: str | None, m: str | None) -> str:
     """
     if (not script) == (not m):
         both = "both are there" if script else "none is there"
-        raise UsageError(f"exactly one of --script and -m is needed: {both}")
+        hint = "--script train.py, or -m my.train"
+        raise UsageError(f"exactly one of --script and -m is needed: {both}", hint=hint)
     if m:
         if m.endswith("."):
             raise UsageError(f"-m {m}: expected the name of a module, as in my.train")

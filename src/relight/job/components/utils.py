@@ -6,6 +6,7 @@ from relight.env import read
 from relight.errors import UsageError
 from relight.job.app import AppDef, Resource, Role
 from relight.job.components import IMAGE, launcher
+from relight.job.components.nodes import refuse_script
 from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
 
@@ -120,8 +121,14 @@ def python(
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
     """
     given = [each for each in (m, c, script) if each is not None]
+    if not given:
+        refuse_script(args)
     if len(given) != 1:
-        raise UsageError(f"exactly one of -m, -c and --script is needed: {len(given)} are there")
+        raise UsageError(
+            f"exactly one of -m, -c and --script is needed: {len(given) or 'none'} "
+            f"{'are' if given else 'is'} there",
+            hint="--script train.py, -m my.train, or -c 'print(1)'",
+        )
     program = ("-m", m) if m is not None else ("-c", c) if c is not None else (script,)
     role = Role(
         name="python",
