@@ -7,16 +7,27 @@ torchrun's agent, this one signals only workers and what they have started, what
 and does not kill itself: a late worker is a failure like any other.
 """
 
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
 
+from relight.core import fields
 from relight.host.loop import Loop, Timer
+from relight.typed import NamedTuple
 from relight.values import MOST_SECONDS
 
 _LIMIT = 64 * 1024
+
+
+class Request(NamedTuple):
+    """What a script asks for."""
+
+    version: int
+    pid: int
+    scope_id: str
+    expiration_time: float
+    signal: int
 
 
 class WorkerTimers:
@@ -67,15 +78,14 @@ class WorkerTimers:
             self._buffer = b""
         for line in lines:
             try:
-                self._take(json.loads(line))
-            except (ValueError, KeyError, TypeError, OverflowError):
+                self._take(fields.record(Request, fields.decode(line)))
+            except fields.Malformed:
                 continue  # anybody who may write to the FIFO may write nonsense
 
-    def _take(self, request: dict[str, object]) -> None:
-        if request["version"] != 1:
+    def _take(self, request: Request) -> None:
+        version, pid, scope, due, number = request
+        if version != 1:
             return
-        pid, scope = int(str(request["pid"])), str(request["scope_id"])
-        due, number = float(str(request["expiration_time"])), int(str(request["signal"]))
         previous = self._timers.pop((pid, scope), None)
         if previous is not None:
             previous.cancel()
