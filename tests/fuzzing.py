@@ -93,7 +93,8 @@ class Chance(random.Random):
                 return annotation(max(least, min(most, self.choice(_EDGES))))
             return (self.randint if annotation is int else self.uniform)(least, most)
         if annotation is str and field in fields._EXACT:
-            return self.choice(ODD) if self.random() < 0.3 else self.letters()
+            some = self.randbytes(self.randrange(12))  # as the system has it: not always UTF-8
+            return self.choice(ODD) if self.random() < 0.3 else os.fsdecode(some)
         if annotation is str:
             known = _NAMES if field in fields._NAMES else _TEXTS
             return self.choice(known) if self.random() < 0.8 else self.letters(str.isprintable)

@@ -128,7 +128,8 @@ def a_state(state: str, error: str = "") -> dict[str, Any]:
     """A state as the runner writes it."""
     files = dict.fromkeys(("stdout", "stderr", "combined"), "/x")
     texts = ("scheduler", "app_id", "name", "log_dir", "message", "submitted", "host")
-    one = {"role": "main", "replica": 0, "state": state, "exitcode": None, "error": error, **files}
+    one = {"role": "main", "replica": 0, "state": state, "pid": 1, "exitcode": None}
+    one |= {"error": error, **files}
     return {**dict.fromkeys(texts, "x"), "state": state, "pid": 1, "restarts": 0, "replicas": [one]}
 
 

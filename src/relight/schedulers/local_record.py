@@ -13,23 +13,15 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from relight.core import fields
 from relight.errors import UsageError
 from relight.job.app import AppState
 
 POLL_S = 0.05
 _ROOM = 4096
 _TRIES = 5
-_OF_STATE = {
-    "scheduler": str, "app_id": str, "name": str, "log_dir": str, "state": str, "message": str,
-    "submitted": str, "host": str, "pid": int, "restarts": int, "replicas": list,
-}  # fmt: skip
-_OF_REPLICA = {
-    "role": str, "replica": int, "state": str, "exitcode": int | None, "error": str,
-    "stdout": str, "stderr": str, "combined": str,
-}  # fmt: skip
 _ONE = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
 
@@ -44,16 +36,34 @@ def _date(fd: int) -> None:
     os.utime(fd, ns=(now, now))
 
 
-def _is_state(found: Any) -> bool:
-    return _has(found, _OF_STATE) and all(_has(each, _OF_REPLICA) for each in found["replicas"])
+class ReplicaState(NamedTuple):
+    """A replica: where it is, why it failed, and the files of its streams."""
+
+    role: str
+    replica: int
+    state: AppState
+    exitcode: int | None
+    error: str
+    stdout: str
+    stderr: str
+    combined: str
+    pid: int
 
 
-def _has(found: Any, wanted: Mapping[str, Any]) -> bool:
-    return (
-        isinstance(found, dict)
-        and all(key in found and isinstance(found[key], kind) for key, kind in wanted.items())
-        and found["state"] in AppState.__members__
-    )
+class JobState(NamedTuple):
+    """A job: where it is, and its runner's pid."""
+
+    scheduler: str
+    app_id: str
+    name: str
+    log_dir: str
+    state: AppState
+    message: str
+    submitted: str
+    host: str
+    pid: int
+    restarts: int
+    replicas: tuple[ReplicaState, ...]
 
 
 class LocalRecord:
@@ -167,15 +177,17 @@ class LocalRecord:
             if number:
                 time.sleep(POLL_S)  # just being written, on a full disk
             try:
-                with open(self._state) as file:
-                    state = json.load(file)
+                with open(self._state, "rb") as file:
+                    state = fields.decode(file.read())
             except OSError:
                 return None
-            except ValueError:
+            except fields.Malformed:
                 continue
-            except RecursionError:
+            try:
+                found: dict[str, Any] = fields.plain(fields.record(JobState, state))
+            except fields.Malformed:
                 return None
-            return state if _is_state(state) else None
+            return found
         return None
 
     def stop(self, limit_s: float) -> bool:
