@@ -205,7 +205,7 @@ from relight.worker.trial import UnfitError, attempt
 
 def wait_for(nice):
     end = time.monotonic() + 30
-    while os.getpriority(os.PRIO_PROCESS, 0) != nice and time.monotonic() < end:
+    while os.getpriority(os.PRIO_PROCESS, 0) - usual != nice and time.monotonic() < end:
         time.sleep(0.01)
     print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
 

@@ -2,13 +2,14 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Launch, Start
+from conftest import Launch, Start, clean_environment
 from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
 Script = Callable[..., Path]
@@ -145,6 +146,71 @@ def test_what_does_not_fit_is_left_out(launch: Launch, script: Script, library: 
         assert reason.replace("culprit", names[what]) in why[names[what]]
     assert "needs starts a thread" in why["needs"]
     assert f"it needs {names['a lock']}" in why["tries"]
+
+
+def test_what_a_module_needs_that_is_left_out_is_tried_together(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """Of 100 modules that one imports which does not fit, all that fit are there, after a few
+    trials: not one for each.
+    """
+    (tmp_path / "site-packages").mkdir()
+    unfit = (50, 70)
+    for number in range(100):
+        script("import os\nos.environ.get('RANK')" if number in unfit else "",
+               f"site-packages/part{number}.py")  # fmt: skip
+    names = [f"part{number}" for number in range(100)]
+    script(f"import os, {', '.join(names)}\nos.environ.get('RANK')", "site-packages/culprit.py")
+    script(
+        """
+import sys
+preload = sys.modules.get("relight.worker.preload")
+if preload is not None:
+    def counted(*arguments, attempt=preload.attempt):
+        with open("trials", "a") as file:
+            file.write("one\\n")
+        return attempt(*arguments)
+    preload.attempt = counted
+""",
+        "site-packages/sitecustomize.py",
+    )
+    result = launch(
+        "run", "--preload=culprit", "-v",
+        script("import sys\nprint(*(n for n in sys.meta_path[0]._hidden if n[:4] == 'part'))"),
+        PYTHONPATH=os.pathsep.join([PYTHONPATH, str(tmp_path / "site-packages")]),
+    )  # fmt: skip
+    assert result.stdout.split() == [x for x in names if int(x[4:]) not in unfit], result.stderr
+    assert "without culprit: part50 reads RANK" in result.stderr
+    assert (tmp_path / "trials").read_text().count("one") < 15
+
+
+def test_only_who_reads_all_values_is_searched() -> None:
+    """A search of all that was imported takes seconds: names alone, which most look for, can't have
+    left a value.
+    """
+    program = """
+import os
+from relight.worker import watch
+searched = []
+watch._search = lambda marks: searched.append(1) or ""
+watched = watch.Watch(["RANK"])
+for look in (
+    lambda: [os.environ[name] for name in os.environ if name.startswith("TQDM_")],
+    lambda: [value for name, value in os.environ.items() if name.startswith("TQDM_")],
+    lambda: dict(os.environ),
+):
+    watched.begin()
+    look()
+    assert watched.problem() == ("", "")
+    print(len(searched))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        env=clean_environment(),
+        check=False,
+    )
+    assert result.stdout.split() == [b"0", b"1", b"2"]
 
 
 BROKEN = {

@@ -54,7 +54,8 @@ def raise_to_quarter(pid: int) -> None:
     try:
         if os.sched_getscheduler(pid) == os.SCHED_IDLE:
             _set_autogroup(_QUARTER_NICE, pid)
-            os.setpriority(os.PRIO_PROCESS, pid, _QUARTER_NICE)
+            nice = os.getpriority(os.PRIO_PROCESS, pid) + _QUARTER_NICE
+            os.setpriority(os.PRIO_PROCESS, pid, nice)
             os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
     except OSError:
         pass  # it has ended

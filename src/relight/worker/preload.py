@@ -10,9 +10,11 @@ import os
 import signal
 import site
 import sys
+import time
 from collections.abc import Collection
 from functools import partial
 from importlib.machinery import PathFinder
+from itertools import takewhile
 
 from relight.host import linux
 from relight.typed import Any
@@ -21,6 +23,9 @@ from relight.worker.temporary import Temporary
 from relight.worker.trial import UnfitError, attempt
 from relight.worker.watch import Watch
 
+_TURN = b"%9d"
+_TRIAL_S = 1.0
+"""How long a trial of many modules may last: so much, at most, has to be done again."""
 _MOST_PRINTED = 65536
 _SPARED = ("jemalloc_bg_thd",)
 """Threads of jemalloc (pyarrow has it), which purges without them in a forked process."""
@@ -94,37 +99,76 @@ def _import_all(
 ) -> dict[str, set[str]]:
     """Import what fits of these modules, and what does not need what does not fit; return which
     modules were imported by which.
+
+    What was named is tried by itself, all else many at once. A trial of many that goes wrong is
+    undone, and says how many went well: these are next, and then the one that did not, alone.
     """
     imports = _Imports()
+    asked, left = set(names), names
+    alone = asked if before.is_asked else set()
     unfit: list[str] = []
     fits = False
-    left = [(name, True) for name in reversed(names)]
-    while left:
-        name, is_asked = left.pop()
-        if name in sys.modules or name.startswith(tuple(f"{other}." for other in unfit)):
-            continue
-        os.write(control, f"importing {name}\n".encode(errors="replace"))
+    at_once: int | None = None
+    turn = os.memfd_create("turn")
+    while left := [x for x in left if x not in sys.modules and not _is_below(x, unfit)]:
+        many = list(takewhile(lambda name: name not in alone, left))[:at_once]
+        os.pwrite(turn, _TURN % 1, 0)
         printed = [os.fstat(output).st_size for output in outputs]
-        spoiled = attempt(partial(before.load, name, imports), guard)
+        spoiled = attempt(
+            partial(_import_some, many or left[:1], before, imports, turn, control), guard
+        )
+        tried = int(os.pread(turn, len(_TURN % 0), 0))
         if spoiled is None:
             fits = True
+            left = left[tried:]
+            at_once = None
             continue
         for output, size in zip(outputs, printed, strict=True):
             os.ftruncate(output, size)
             os.lseek(output, size, os.SEEK_SET)
-        culprit = spoiled.culprit or name
+        if tried > 1:
+            at_once = tried - 1
+            continue
+        name = left[0]
         unfit.append(name)
+        culprit = spoiled.culprit or name
         imports.culprits.add(culprit)
-        if is_asked:
+        if name in asked:
             line = f"without {name} {spoiled.seconds:.3f} {spoiled.reason}\n"
             os.write(control, line.encode(errors="replace"))
             # Of what it imports, most may fit.
             tops = _packages([name, culprit])
             others = [x for x in _installed(spoiled.modules) if x.partition(".")[0] not in tops]
-            left += [(other, False) for other in reversed(others)]
+            left = [*others, *left]
+    os.close(turn)
     if unfit and not fits:
         raise UnfitError("", "no module is left")
     return imports.needs
+
+
+def _import_some(
+    names: list[str],
+    before: "_Before",
+    imports: "_Imports",
+    turn: int,
+    control: int,
+    child: int,
+) -> None:
+    """Import modules for a while; leave in the file `turn` how many there were, so that a copy of
+    this process knows where this one has ended.
+    """
+    end = time.monotonic() + _TRIAL_S
+    for number, name in enumerate(names, 1):
+        os.pwrite(turn, _TURN % number, 0)
+        if name not in sys.modules:
+            os.write(control, f"importing {name}\n".encode(errors="replace"))
+            before.load(name, imports, child)
+        if time.monotonic() > end:
+            break
+
+
+def _is_below(name: str, others: list[str]) -> bool:
+    return name in others or name.startswith(tuple(f"{other}." for other in others))
 
 
 class _Imports:
@@ -155,6 +199,9 @@ class _Before:
 
     Args:
         descriptors: those that may be open.
+
+    Attributes:
+        is_asked: the user has named the modules.
     """
 
     def __init__(
@@ -169,6 +216,7 @@ class _Before:
         self._directory = os.readlink("/proc/self/cwd")
         self._path = list(sys.path)
         self._setup = setup
+        self.is_asked = not setup["learned"]
         self._known = set(loaded)
         self._temporary = temporary
         self._watch = watch
@@ -181,7 +229,7 @@ class _Before:
         try:
             __import__(name)
         except BaseException as error:
-            if not self._setup["learned"] and not imports.wanted:
+            if self.is_asked and not imports.wanted:
                 hint = _hint(error, self._setup["argv"])
                 raise UnfitError(name, f"it can't be imported: {error!r}{hint}") from None
         if imports in sys.meta_path:
@@ -222,7 +270,7 @@ class _Before:
                 raise UnfitError(culprit, reason)
         new = sys.modules.keys() - self._known
         _check_shadows(self._setup["argv"], new)
-        if self._setup["learned"]:
+        if not self.is_asked:
             _check_files(new)
         self._known.update(new)
 

@@ -104,7 +104,8 @@ class Watch:
         iterated, at = self._place
         if name in self._marks:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
-                return  # a part of a look at all of them
+                self._looked = self._looked or module_of(frame)  # a part of a look at all of them
+                return
             if not self._first[0]:
                 self._first = module_of(frame), name
         elif frame is iterated and frame.f_lasti == at:
@@ -115,7 +116,6 @@ class Watch:
         """All variables are looked through."""
         frame = _caller()
         module = module_of(frame)
-        self._looked = self._looked or module
         self._place = frame, frame.f_lasti
         if frame.f_code not in self._seen:
             self._seen.add(frame.f_code)
