@@ -18,8 +18,8 @@ settings.load_profile("tests")
 
 # `make portable`: what other systems run, on a Linux that plays macOS (tests/portable).
 PORTABLE = os.environ.get("RELIGHT_HOST") == "portable"
-_FAKE_MACOS = str(Path(__file__).parent / "portable" / "fake_macos.py")
-RELIGHT = (sys.executable, _FAKE_MACOS) if PORTABLE else (sys.executable, "-m", "relight")
+_FAKE = str(Path(__file__).parent / "portable" / "fake_system.py")
+RELIGHT = (sys.executable, _FAKE, "darwin") if PORTABLE else (sys.executable, "-m", "relight")
 FIRST_WARM = (
     sys.executable, "-c",
     "from relight.host import warm; warm._waits = lambda workplace: True\n"

@@ -26,8 +26,8 @@ from relight.host.tcp_store import TCPStore
 __all__ = ["marker"]
 
 HERE = Path(__file__).parent
-MACOS = (sys.executable, str(HERE / "fake_macos.py"))
-WINDOWS = (sys.executable, str(HERE / "fake_windows.py"))
+MACOS = (sys.executable, str(HERE / "fake_system.py"), "darwin")
+WINDOWS = (sys.executable, str(HERE / "fake_system.py"), "win32")
 TREE = (CHILD + ELSEWHERE + END).format
 OF_TWO = 10
 
@@ -56,8 +56,8 @@ def test_both_layers_have_it(name: str) -> None:
 STRICT = """
 import os, select, sys
 sys.path.insert(0, {here!r})
-import fake_macos
-fake_macos.become_macos()
+import fake_system
+fake_system.become("darwin")
 def refused(what):
     try:
         what()
@@ -173,7 +173,7 @@ def test_the_guardian_ends_what_is_left(
         os.kill(holder, signal.SIGSTOP)
         agent.kill()
     elif who == "all of their name":
-        for pid in marked("fake_macos.py"):
+        for pid in marked("fake_system.py"):
             if os.getpgid(pid) in (agent.pid, holder):
                 os.kill(pid, signal.SIGKILL)
     else:
@@ -247,7 +247,7 @@ def test_without_a_guardian_workers_run(tmp_path: Path, launch: Launch) -> None:
     """A guardian that was killed, or could not become one, harms nobody."""
     (tmp_path / "run.py").write_text(
         f"import sys; sys.path.insert(0, {str(HERE)!r})\n"
-        "import fake_macos; fake_macos.become_macos()\n"
+        "import fake_system; fake_system.become('darwin')\n"
         "from relight.cli.main import entry\n"
         "sys.executable = '/no/python'\n"
         "entry()\n"
