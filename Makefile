@@ -9,8 +9,9 @@ EXAMPLES_READY := $(VENV)/.ready-examples
 READY := $(VENV)/.ready
 # pip compiles on one core whatever it installs, torch with 2,000 modules; this is left to us.
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
-# Most tests wait most of the time; those of a file stay together, as they share servers.
-PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile
+# Most tests wait most of the time; those of a file stay together, as they share servers. Files come
+# in the order of tests/conftest.py.
+PYTEST := $(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help setup demo test check lint types unit portable bench simulate long packages clean
 

@@ -35,8 +35,24 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(_number, signal.SIG_DFL)
 
 
+_LONGEST = (
+    "tests/programs/test_programs.py",
+    "tests/test_examples.py",
+    "tests/warm/test_endings.py",
+    "tests/differential/test_command_lines.py",
+    "tests/test_restarts.py",
+    "tests/warm/test_faults.py",
+    "tests/warm/test_draws.py",
+    "tests/test_failures_e2e.py",
+    "tests/nodes/test_network.py",
+)
+"""Files begun last would be waited for by one processor alone."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what can't hold without Linux, where that is played."""
+    """Begin with the longest files; skip what can't hold without Linux, where that is played."""
+    places = {name: place for place, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(_LONGEST)))
     if not PORTABLE:
         return
     from portable import exceptions

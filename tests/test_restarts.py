@@ -34,17 +34,21 @@ dist.destroy_process_group()
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("nproc", [2, 4])
-def test_a_gloo_job_survives_20_kills_of_20(nproc: int, launch: Launch, script: Script) -> None:
+@pytest.mark.parametrize(
+    ("nproc", "kills", "preload"), [(2, 6, "off"), (4, 20, "torch")], ids=["cold", "warm"]
+)
+def test_a_gloo_job_survives_every_kill(
+    nproc: int, kills: int, preload: str, launch: Launch, script: Script
+) -> None:
     """A rank killed with SIGKILL, each time another: every attempt meets in a fresh store."""
     result = launch(
-        "run", f"--nproc-per-node={nproc}", "--max-restarts=20", script(GLOO),
-        KILLS="20", timeout=290,
+        "run", f"--nproc-per-node={nproc}", f"--max-restarts={kills}", f"--preload={preload}",
+        script(GLOO), KILLS=str(kills), timeout=290,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "trained in attempt 20\n"
-    assert result.stderr.count("was killed by SIGKILL") == 20
-    assert "restart 20 of 20" in result.stderr
+    assert result.stdout == f"trained in attempt {kills}\n"
+    assert result.stderr.count("was killed by SIGKILL") == kills
+    assert f"restart {kills} of {kills}" in result.stderr
 
 
 @pytest.mark.slow

@@ -191,8 +191,10 @@ dist.destroy_process_group()
 def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> None:
     """With torch preloaded, each of 10 restarts is warm, and the result is that of a cold start."""
     path = script(DDP)
-    result = launch("run", "--preload=torch", "--nproc-per-node=2", "--max-restarts=10", "-v", path,
-                    timeout=290)  # fmt: skip
+    result = launch(
+        "run", "--preload=torch,torch._dynamo", "--nproc-per-node=2", "--max-restarts=10", "-v",
+        path, timeout=290,
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("workers start warm") == 11
     assert result.stdout.startswith("trained 10 ")
