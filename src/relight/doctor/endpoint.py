@@ -14,6 +14,7 @@ from relight.core.fields import Malformed, printable
 from relight.core.secret import NONCE_BYTES
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, lines_of
 from relight.doctor.inspection import addresses_of, open_files, within
+from relight.host.devices import content
 from relight.host.names import is_numeric, sock_address, text_of
 from relight.host.ports import is_loopback, is_ours
 
@@ -120,15 +121,15 @@ def listener_of(port: int, proc: str = "/proc") -> str:
     """Return which process of this machine listens at a TCP port, as far as we may look."""
     inodes = set()
     for name in ("tcp", "tcp6"):
-        for line in _lines(f"{proc}/net/{name}")[1:]:
+        for line in content(f"{proc}/net/{name}").splitlines()[1:]:
             fields = line.split()
             if len(fields) > 9 and fields[3] == "0A" and fields[1].endswith(f":{port:04X}"):
                 inodes.add(f"socket:[{fields[9]}]")
     for pid in filter(str.isdecimal, os.listdir(proc) if inodes else ()):
         if inodes.intersection(open_files(pid, proc)):
-            words = " ".join(_lines(f"{proc}/{pid}/cmdline")).replace("\0", " ").strip()
-            name = " ".join(_lines(f"{proc}/{pid}/comm"))
-            return f"{printable(words or name)[:60]} (pid {pid})"
+            words = " ".join(content(f"{proc}/{pid}/cmdline").replace("\0", " ").split())
+            name = words or content(f"{proc}/{pid}/comm")
+            return f"{printable(name, lines=False)[:60]} (pid {pid})"
     return ""
 
 
@@ -344,11 +345,3 @@ def _wrong(what: str, same: list[Answer], where: str, port: int) -> Finding:
         f"{what}; {holder}" if holder else what,
         f"{end} another port in --rdzv-endpoint on all nodes",
     )
-
-
-def _lines(path: str) -> list[str]:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().splitlines()
-    except OSError:
-        return []

@@ -16,6 +16,7 @@ from typing import TypeVar
 from relight.doctor.machine import NO_LIMIT, Disk, Gpus, Machine
 from relight.env import Environment
 from relight.host import devices
+from relight.host.devices import content, entries
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -47,7 +48,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
         tasks_of_user=_tasks_of_user(root),
         tasks_of_cgroup=_tasks_of_cgroup(root),
         locked=_limits(resource.RLIMIT_MEMLOCK)[0],
-        rdma=tuple(_list(os.path.join(root, "sys/class/infiniband"))),
+        rdma=tuple(entries(os.path.join(root, "sys/class/infiniband"))),
         memory=_memory_of_cgroup(root),
         gpus=gpus(env, root),
         python=facts.get("Python", ""),
@@ -96,13 +97,13 @@ def disk(path: str) -> Disk:
 def gpus(env: Environment, root: str = "/") -> Gpus:
     """Return the accelerators of this machine, and what a worker sees of them."""
     bare = Environment({})
-    present = max(_on_bus(root), len(_list(os.path.join(root, "proc/driver/nvidia/gpus"))))
+    present = max(_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
     usable = devices.gpus(bare, root)
     hiding = [name for name in _HIDING if name in env.variables]
     named = -1
     if len(hiding) == 1:
-        entries = env.variables[hiding[0]].split(",")
-        named = len(entries) if all(map(str.strip, entries)) else -1
+        words = env.variables[hiding[0]].split(",")
+        named = len(words) if all(map(str.strip, words)) else -1
     return Gpus(
         present=max(present, len(usable)),
         usable=len(usable),
@@ -116,17 +117,17 @@ def gpus(env: Environment, root: str = "/") -> Gpus:
 
 def driver(root: str = "/") -> str:
     """Return the version of the driver of the GPUs, or nothing if none is loaded."""
-    version = _read(os.path.join(root, "sys/module/nvidia/version"))
+    version = content(os.path.join(root, "sys/module/nvidia/version"))
     if version:
         return version
     amd = os.path.join(root, "sys/module/amdgpu")
-    return (_read(os.path.join(amd, "version")) or "amdgpu") if os.path.isdir(amd) else ""
+    return (content(os.path.join(amd, "version")) or "amdgpu") if os.path.isdir(amd) else ""
 
 
 def open_files(pid: str, proc: str = "/proc") -> list[str]:
     """Return what a process has open; nothing if it is another user's, or has ended."""
     files = []
-    for fd in _list(f"{proc}/{pid}/fd"):
+    for fd in entries(f"{proc}/{pid}/fd"):
         try:
             files.append(os.readlink(f"{proc}/{pid}/fd/{fd}"))
         except OSError:
@@ -139,7 +140,7 @@ def facts_of(machine: Machine) -> dict[str, str]:
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
         found["GPU driver"] = machine.gpus.driver
-    low, _, high = _read("/proc/sys/net/ipv4/ip_local_port_range").replace("\t", " ").partition(" ")
+    low, _, high = content("/proc/sys/net/ipv4/ip_local_port_range").partition("\t")
     if low.isdecimal() and high.strip().isdecimal():
         found["port range"] = f"{low}-{high.strip()}"
     return found
@@ -149,22 +150,22 @@ def _on_bus(root: str) -> int:
     """Return how many NVIDIA GPUs the bus has, whether or not a driver knows them."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found = 0
-    for name in _list(folder):
-        kind = _read(os.path.join(folder, name, "class"))
+    for name in entries(folder):
+        kind = content(os.path.join(folder, name, "class"))
         if kind.startswith(("0x0300", "0x0302")):
-            found += _read(os.path.join(folder, name, "vendor")) == "0x10de"
+            found += content(os.path.join(folder, name, "vendor")) == "0x10de"
     return found
 
 
 def _holders(root: str) -> tuple[str, ...]:
     """Return other processes that have a GPU open, as far as we may look."""
     found = []
-    for pid in _list(os.path.join(root, "proc")):
+    for pid in entries(os.path.join(root, "proc")):
         if not pid.isdecimal() or int(pid) == os.getpid():
             continue
         files = open_files(pid, os.path.join(root, "proc"))
         if any(f.startswith(_DEVICES) and not f.startswith(_NO_DEVICES) for f in files):
-            found.append(f"{_read(os.path.join(root, 'proc', pid, 'comm'))} (pid {pid})")
+            found.append(f"{content(os.path.join(root, 'proc', pid, 'comm'))} (pid {pid})")
     return tuple(found)
 
 
@@ -182,10 +183,10 @@ def _tasks_of_user(root: str) -> int:
     if limit == NO_LIMIT or os.geteuid() == 0:
         return NO_LIMIT
     used = 0
-    for pid in _list(os.path.join(root, "proc")):
+    for pid in entries(os.path.join(root, "proc")):
         try:
             if pid.isdecimal() and os.stat(os.path.join(root, "proc", pid)).st_uid == os.geteuid():
-                used += len(_list(os.path.join(root, "proc", pid, "task")))
+                used += len(entries(os.path.join(root, "proc", pid, "task")))
         except OSError:
             continue
     return max(0, limit - used)
@@ -213,7 +214,7 @@ def _least(
 ) -> int:
     """Return what is left of a limit, the least of all cgroups from ours up."""
     left = []
-    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "":
             mounts, limit_name, used_name = ("", "unified"), limit2, used2
@@ -225,9 +226,9 @@ def _least(
         for depth in range(len(parts) + 1):
             for mount in mounts:
                 folder = os.path.join(root, "sys/fs/cgroup", mount, *parts[:depth])
-                limit = _read(os.path.join(folder, limit_name))
+                limit = content(os.path.join(folder, limit_name))
                 if limit.isdecimal() and int(limit) < _UNLIMITED:
-                    used = _read(os.path.join(folder, used_name))
+                    used = content(os.path.join(folder, used_name))
                     free = int(limit) - (int(used) if used.isdecimal() else 0)
                     left.append(max(0, free + _in_stat(folder, cache)))
     return min(left, default=NO_LIMIT)
@@ -236,7 +237,7 @@ def _least(
 def _in_stat(folder: str, name: str) -> int:
     if not name:
         return 0
-    for line in _read(os.path.join(folder, "memory.stat")).splitlines():
+    for line in content(os.path.join(folder, "memory.stat")).splitlines():
         key, _, value = line.partition(" ")
         if key in (name, f"total_{name}") and value.isdecimal():
             return int(value)
@@ -256,24 +257,9 @@ def _interfaces(root: str) -> tuple[str, ...]:
             except OSError:
                 continue  # it has no IPv4 address
             found.append(f"{name} {socket.inet_ntoa(answer[20:24])}")
-    for line in _read(os.path.join(root, "proc/net/if_inet6")).splitlines():
+    for line in content(os.path.join(root, "proc/net/if_inet6")).splitlines():
         fields = line.split()
         if len(fields) == 6:
             address = socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))
             found.append(f"{fields[5]} {address}")
     return tuple(found)
-
-
-def _list(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

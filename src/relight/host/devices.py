@@ -115,14 +115,14 @@ def _nvidia(root: str) -> list[Device]:
     """
     minors = {
         int(name[6:])
-        for name in _list(os.path.join(root, "dev"))
+        for name in entries(os.path.join(root, "dev"))
         if re.fullmatch("nvidia[0-9]+", name) and _usable(os.path.join(root, "dev", name))
     }
     folder = os.path.join(root, "proc/driver/nvidia/gpus")
     listed = []
-    for pci in _list(folder):
+    for pci in entries(folder):
         facts = {}
-        for line in _read(os.path.join(folder, pci, "information")).splitlines():
+        for line in content(os.path.join(folder, pci, "information")).splitlines():
             key, _, value = line.partition(":")
             facts[key.strip()] = value.strip()
         minor = facts.get("Device Minor", "")
@@ -141,12 +141,12 @@ def _amd(root: str) -> list[Device]:
         return []
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
-    for node in sorted(int(name) for name in _list(folder) if name.isdecimal()):
+    for node in sorted(int(name) for name in entries(folder) if name.isdecimal()):
         # A CPU is a node as well, with id 0; what a container may not use can't be read.
-        if _read(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
+        if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
         facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
-        for line in _read(os.path.join(folder, str(node), "properties")).splitlines():
+        for line in content(os.path.join(folder, str(node), "properties")).splitlines():
             key, _, value = line.partition(" ")
             if key in facts:
                 facts[key] = int(value)
@@ -164,7 +164,7 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
     """Return the Intel GPUs that we may open, or their tiles, by PCI address."""
     folder = os.path.join(root, "sys/class/drm")
     cards = []
-    for name in _list(folder):
+    for name in entries(folder):
         device = os.path.realpath(os.path.join(folder, name, "device"))
         driver = os.path.basename(os.path.realpath(os.path.join(device, "driver")))
         if not name.startswith("renderD") or driver not in ("xe", "i915"):
@@ -180,9 +180,9 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
 
 def _tiles(device: str) -> int:
     """Return how many tiles an Intel GPU has: xe has tile<N>, i915 drm/card<N>/gt/gt<N>."""
-    found = [name for name in _list(device) if re.fullmatch("tile[0-9]+", name)]
-    for card in _list(os.path.join(device, "drm")):
-        found += _list(os.path.join(device, "drm", card, "gt"))
+    found = [name for name in entries(device) if re.fullmatch("tile[0-9]+", name)]
+    for card in entries(os.path.join(device, "drm")):
+        found += entries(os.path.join(device, "drm", card, "gt"))
     return max(1, len(found))
 
 
@@ -238,7 +238,7 @@ def _cpu_quota(root: str) -> int | None:
     cpu.cfs_quota_us).
     """
     limits = []
-    for line in _read(os.path.join(root, "proc/self/cgroup")).splitlines():
+    for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "" or "cpu" in controllers.split(","):
             # Any group above may be the one with the limit; a container sees its own as the root.
@@ -253,10 +253,10 @@ def _quota_of(root: str, controllers: str, path: str) -> int | None:
     for mount in mounts:
         folder = os.path.join(root, "sys/fs/cgroup", mount, path)
         if controllers:
-            quota = _read(os.path.join(folder, "cpu.cfs_quota_us"))
-            period = _read(os.path.join(folder, "cpu.cfs_period_us"))
+            quota = content(os.path.join(folder, "cpu.cfs_quota_us"))
+            period = content(os.path.join(folder, "cpu.cfs_period_us"))
         else:
-            quota, _, period = _read(os.path.join(folder, "cpu.max")).partition(" ")
+            quota, _, period = content(os.path.join(folder, "cpu.max")).partition(" ")
         if quota.isdecimal() and period.isdecimal():  # "max" and -1 are no limit
             return -(-int(quota) // int(period))
     return None
@@ -271,14 +271,16 @@ def _usable(path: str) -> bool:
     return os.access(path, os.R_OK | os.W_OK)
 
 
-def _list(folder: str) -> list[str]:
+def entries(folder: str) -> list[str]:
+    """Return the names in a directory of the system, in order; none if it can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
         return []
 
 
-def _read(path: str) -> str:
+def content(path: str) -> str:
+    """Return what a file of the system says, without blanks around; nothing if it can't be read."""
     try:
         with open(path, errors="surrogateescape") as file:
             return file.read().strip()
