@@ -158,7 +158,7 @@ class Chance(random.Random):
         return json.dumps(value).replace("Infinity", "1e999").encode()
 
 
-def fuzzed(test: Any) -> Any:
+def fuzzed(test: Any, *, most: int = EXAMPLES) -> Any:
     """Run a test many times, each with its own `chance`."""
-    many = settings(max_examples=EXAMPLES, phases=(Phase.explicit, Phase.generate))
+    many = settings(max_examples=most, phases=(Phase.explicit, Phase.generate))
     return many(given(chance=st.integers(0, 1 << 64).map(Chance))(test))

@@ -29,6 +29,7 @@ from relight.doctor.probes import Station, mtu_to, new_cookie
 from relight.host.connection import Connection, Security
 from relight.host.listener import Listener
 from relight.host.loop import Loop, Timer
+from relight.host.names import is_numeric
 from relight.host.ports import is_loopback
 from relight.values import Nodes
 
@@ -149,6 +150,8 @@ class Host:
     def _take_in(self, connection: Connection, node: Node) -> None:
         if connection in self._peers:
             raise Malformed("a second node")
+        if node.address and not is_numeric(node.address):
+            raise Malformed(f"an address that is none: {node.address:.40}")
         if self._probing or len(self._nodes) >= self._wanted.most:
             connection.close()
             return
@@ -193,7 +196,7 @@ class Host:
         if len(self._nodes) == 1:
             self._end()
             return
-        others = [node.address for node in self._nodes[1:] if not is_loopback(node.address)]
+        others = [n.address for n in self._nodes[1:] if n.address and not is_loopback(n.address)]
         self._nodes[0] = self._nodes[0]._replace(mtu=mtu_to(others[0]) if others else 0)
         targets = tuple(Target(self._address_of(n), n.tcp_port, n.udp_port) for n in self._nodes)
         cookie = new_cookie()

@@ -1,0 +1,82 @@
+"""Nodes that say anything where the doctors of a job meet, and a host of the meeting that does."""
+
+import json
+import socket
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fuzzing import EXAMPLES, Chance, fuzzed, kinds_of
+
+from relight.core import fields
+from relight.core.group import Hello, Settings
+from relight.doctor.hosting import Host
+from relight.doctor.messages import Clock, FromHost, FromNode, Node, Report
+from relight.host.connection import Security
+from relight.host.loop import Loop
+from relight.values import Nodes
+
+
+class Peer:
+    """A node's connection, of which what is said to the node is read there."""
+
+    peer = "10.0.0.7:41234"
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def own_address(self) -> str:
+        return "10.0.0.1"
+
+    def send(self, message: Any) -> None:
+        self.heard.append(fields.message(FromHost, json.loads(json.dumps(message))))
+
+    def close(self) -> None:
+        pass
+
+
+@partial(fuzzed, most=EXAMPLES // 4)
+def test_nothing_that_a_node_says_breaks_the_meeting(chance: Chance) -> None:
+    """What is said is taken or `Malformed`; all nodes get a verdict that they can read."""
+    loop = Loop()
+    station: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
+    own = Node("here", "10.0.0.1", 1, 1, 1500, (), {})
+    sock = socket.create_server(("127.0.0.1", 0))
+    host = Host(loop, sock, Security(), "j", Nodes(2, 3), own, station, 60.0, lambda _: None)
+    peers: list[Any] = [Peer(), Peer()]
+    try:
+        stranger: Any = Peer()
+        with pytest.raises(fields.Malformed):
+            host.received(stranger, fields.to_json(own._replace(address="a.name")))
+        for peer in peers:
+            host.opened(peer, fields.plain(Hello("doctor", "j", Settings(2, 3, 0))))
+            address = chance.choice(["", "10.0.0.7", "fd77::7", "127.0.0.1"])
+            node = chance.valid(Node)._replace(address=address)
+            host.received(peer, fields.to_json(node))
+        for _ in range(chance.randrange(6)):
+            kind = chance.choice(kinds_of(FromNode))
+            said = chance.written(chance.near(fields.to_json(chance.valid(kind))))
+            try:
+                heard = fields.decode(said)
+                if isinstance(heard, dict):
+                    host.received(chance.choice(peers), heard)
+            except fields.Malformed:
+                continue
+        report = fields.to_json(Report((), 0.0, 0.0))
+        for peer in peers:
+            try:
+                host.received(peer, report)
+            except fields.Malformed:  # it has sent one
+                pass
+        host._end()
+        assert host.verdict is not None and len(host.verdict.came) == 3
+        told = fields.plain(host.verdict)
+        assert all(fields.plain(peer.heard[-1]) == told for peer in peers)
+        host.received(peers[0], fields.to_json(Clock(7)))
+        assert peers[0].heard[-1].number == 7
+    finally:
+        for peer in peers:
+            host.closed(peer, "over")
+        host._listener.close()
+        loop.close()
