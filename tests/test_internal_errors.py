@@ -184,6 +184,18 @@ def test_a_message_that_leads_to_a_mistake(hello: dict[str, Any]) -> None:
     assert here == ["the peer closed the connection"]
 
 
+def test_a_mistake_before_the_peer_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends the connection, too; the port goes on to be served."""
+
+    def broken(*_: Any) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("relight.core.secret.Opening._receive_hello", broken)
+    mistakes, there, here = serve(KeyError("y"), {})
+    assert mistakes == ["a message: KeyError('x')"] and not there
+    assert here == ["the peer closed the connection instead of a greeting (is it relight?)"]
+
+
 def test_a_message_that_is_none() -> None:
     """Malformed is the peer's mistake, and no other."""
     mistakes, there, _ = serve(Malformed("no rank"), {})

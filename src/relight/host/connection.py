@@ -11,7 +11,6 @@ import errno
 import os
 import socket
 from collections.abc import Callable
-from functools import partial
 
 from relight.core import wire
 from relight.core.fields import Malformed, Message
@@ -155,23 +154,20 @@ class Connection:
             self._end()
             self.owner.closed(self, reason)
 
-    def _hand_over(self, take: Callable[[], None]) -> None:
-        """Let the owner take what the peer has sent. What goes wrong then ends this connection, and
-        nothing else.
+    def _ready(self) -> None:
+        """Do what is due. What goes wrong then, here or when the owner takes what the peer has
+        sent, ends this connection, and nothing else.
         """
 
         def attempt() -> None:
             try:
-                take()
+                self._act()
             except Malformed as error:
                 self.fail(f"it sent nonsense: {error}")
 
         if not self._loop.attempt(attempt, f"a message of {self.peer}"):
             reason = "relight made a mistake with its message"
             self._loop.attempt(lambda: self.fail(reason), f"the end of {self.peer}")
-
-    def _ready(self) -> None:
-        self._act()
         self._watch()
 
     def _watch(self) -> None:
@@ -265,7 +261,7 @@ class Connection:
             if message is None:
                 return
             if self.is_open:
-                self._hand_over(partial(self.owner.received, self, message))
+                self.owner.received(self, message)
             else:
                 self._receive_early(message)
 
@@ -306,7 +302,7 @@ class Connection:
         waiting, self._waiting = self._waiting, []
         for body in waiting:
             self._push(body)
-        self._hand_over(partial(self.owner.opened, self, opening.peer_hello))
+        self.owner.opened(self, opening.peer_hello)
 
     def _too_late(self) -> None:
         if self._act == self._finish_connecting:
