@@ -14,16 +14,29 @@ INOTIFY = "files that are shown while they are written are looked at ten times a
 LAUNCH_PATH = "the launch path there has the portable layer instead"
 PRELOAD = "there is no --preload"
 DAEMON = "who is in a session of its own is not found once its parent has ended"
+STUCK = "to look for workers in an uninterruptible call would take a process each time"
+NO_NEED = "a job there does without /proc"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
 REASONS = {
     "test_startup.py": LAUNCH_PATH,
     "test_teardown.py::test_who_has_nothing_to_save_is_not_waited_for[ignores SIGTERM]": HANDLERS,
     "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
+    "test_internal_errors.py::test_no_proc": NO_NEED,
     "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
     "test_function.py::test_torch_workers_of_two_nodes": SEVERAL_NODES,
+    "differential/test_command_lines.py::test_same_as_torchrun[one node, nproc-per-node=cpu]": (
+        AFFINITY
+    ),
+    "differential/test_command_lines.py::test_same_as_torchrun[master-addr alone, "
+    "nproc-per-node=auto]": AFFINITY,
+    "differential/test_differences.py::test_a_c10d_store_in_a_file_is_a_directory": SEVERAL_NODES,
+    "differential/test_differences.py::test_an_endpoint_that_nobody_serves_is_given_up": (
+        SEVERAL_NODES
+    ),
+    "differential/test_differences.py::test_a_worker_that_the_system_holds_fails_the_job": STUCK,
     "schedulers/test_local_ends.py::test_a_held_job_ends_with_its_submitter": DAEMON,
     "host/test_agents.py": PROC,
     "host/test_arrivals.py": PROC,
@@ -38,8 +51,8 @@ REASONS = {
     "host/test_tls.py": SEVERAL_NODES,
 }
 
-NO_DIFFERENCE = {"parent-death-signal"}
-"""Differences from torchrun that are none there."""
+NO_DIFFERENCE = {"parent-death-signal": r"workers .* parent death signal"}
+"""Differences from torchrun that are none there, and what is not compared therefore."""
 
 
 def reason(nodeid: str) -> str:
