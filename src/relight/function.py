@@ -51,7 +51,7 @@ def launch(
 
     Args:
         function: what to call. One that is defined in `__main__`, or inside another one, needs
-            `pip install 'relight[notebook]'` (cloudpickle).
+            `pip install cloudpickle`.
         args: passed on.
         nproc_per_node: workers of each node, or a word as for `--nproc-per-node`.
         nnodes: agents, all on this machine; with `hosts`, their number. It is fixed.
@@ -94,8 +94,8 @@ def launch(
     except Exception as error:
         raise UsageError(
             f"{_name(function)} and its arguments can't be sent to workers: {error}",
-            hint="pip install 'relight[notebook]' for functions that no module has; open files, "
-            "locks and sockets can't travel",
+            hint="pip install cloudpickle for functions that no module has; open files, locks and "
+            "sockets can't travel",
         ) from None
     with tempfile.TemporaryDirectory(prefix="relight-launch-") as directory:
         with open(os.path.join(directory, "call.pickle"), "wb") as file:

@@ -270,7 +270,7 @@ def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert scheduler.affinity() == 0
     with pytest.raises(UsageError, match="needs the package docker") as caught:
         scheduler.list()
-    assert caught.value.hint == "pip install 'relight[docker]'"
+    assert caught.value.hint == "pip install 'docker>=7', in the environment of relight"
 
 
 def test_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ class Daemon:
         except ImportError:
             raise UsageError(
                 "the Docker scheduler needs the package docker",
-                hint="pip install 'relight[docker]'",
+                hint="pip install 'docker>=7', in the environment of relight",
             ) from None
         where = address()
         try:
