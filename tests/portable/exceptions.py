@@ -22,6 +22,7 @@ REASONS = {
     "test_startup.py": LAUNCH_PATH,
     "test_teardown.py::test_who_has_nothing_to_save_is_not_waited_for[ignores SIGTERM]": HANDLERS,
     "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
+    "test_internal_errors.py::test_a_mistake_of_a_coordinator": SEVERAL_NODES,
     "test_internal_errors.py::test_no_proc": NO_NEED,
     "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
