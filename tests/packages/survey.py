@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -189,6 +190,8 @@ def table(names: list[str], alone: dict[str, Run], together: Run, cold: Run) -> 
     rest = [f"- {line}" for owner in sorted(seen) for line in seen[owner]]
     ready = next((e for e in reversed(together.events) if e["event"] == "PreloadReady"), {})
     return [
+        f"`make packages`, {datetime.now(UTC).date()}, {os.cpu_count()} processors, Python"
+        f" {sys.version.split()[0]}. "
         f"{count['alone']} of {len(names)} packages are warm alone, {count['together']} in one list"
         f" with torch {version('torch')}, which is {'' if 'torch' in in_list else 'not '}warm there"
         f" ({ready.get('modules', 0)} modules, {ready.get('mib', 0):.0f} MiB).", "",
