@@ -19,6 +19,7 @@ import tempfile
 import time
 import types
 import uuid
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ FIRST_WARM = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 DEPTH = 6
+UNITS = (1, 1e3, 1e6, 1e9)
 MOST = 2_000_000
 ATOMS = (int, float, str, bytes, complex, uuid.UUID)
 STATES = ("getstate", "get_state", "bit_generator", "initial_seed")
@@ -52,11 +54,12 @@ def look(names: list[str]) -> dict[str, str]:
                 if abs(value - clock()) < 600:
                     return "time "
         if type(value) is int:
-            if any(low <= value < high for low, high in addresses):
+            place = bisect_right(addresses, (value, value)) - 1
+            if addresses[place][0] <= value < addresses[place][1]:
                 return "address "
             if value in (os.getpid(), os.getppid()):
                 return "pid "
-            if any(abs(value / unit - begin) < 600 for unit in (1, 1e3, 1e6, 1e9)):
+            if 1e9 < value < 1e19 and any(abs(value / unit - begin) < 600 for unit in UNITS):
                 return "time "
         if isinstance(value, str) and " at 0x" in value:
             return "address "
@@ -132,7 +135,7 @@ def _addresses() -> list[tuple[int, int]]:
     for line in Path("/proc/self/maps").read_text().splitlines():
         low, _, high = line.split()[0].partition("-")
         found.append((int(low, 16), int(high, 16)))
-    return found
+    return sorted(found)
 
 
 def _key(process: Any) -> str:
