@@ -47,6 +47,8 @@ FIRST_WARM = (
     "from relight.host import warm\nwarm._waits = lambda workplace: True\nwarm._PATIENCE_S = 3600\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
+MOST_NAMED = 4
+"""Variables of one package."""
 TOLD = ("time ", "address ", "pid ")
 """What `draws.look` tells apart: the same in all warm workers, and no harm (decision 11)."""
 
@@ -156,8 +158,11 @@ def by_owner(found: list[tuple[str, str]]) -> dict[str, list[str]]:
         lines.setdefault(name.partition(".")[0], {}).setdefault(name, []).append(how)
     return {
         owner: [
-            f"`{name}`: {hows[0]}" + (f" (and {len(hows) - 1} more values)" if hows[1:] else "")
-            for name, hows in names.items()
+            *(
+                f"`{name}`: {hows[0]}" + (f" (and {len(hows) - 1} more values)" if hows[1:] else "")
+                for name, hows in [*names.items()][:MOST_NAMED]
+            ),
+            *([f"and {len(names) - MOST_NAMED} more variables"] if len(names) > MOST_NAMED else []),
         ]
         for owner, names in lines.items()
     }

@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -48,21 +49,26 @@ def look(names: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     left_out = {"__main__", "builtins", "sys", "os", "posix", "gc", "time"}
 
+    def is_address(value: int) -> bool:
+        place = bisect_right(addresses, (value, value)) - 1
+        return addresses[place][0] <= value < addresses[place][1]
+
     def kind(value: object) -> str:
         if isinstance(value, float):
             for clock in (time.time, time.monotonic, time.process_time):
                 if abs(value - clock()) < 600:
                     return "time "
         if type(value) is int:
-            place = bisect_right(addresses, (value, value)) - 1
-            if addresses[place][0] <= value < addresses[place][1]:
+            if is_address(value):
                 return "address "
             if value in (os.getpid(), os.getppid()):
                 return "pid "
             if 1e9 < value < 1e19 and any(abs(value / unit - begin) < 600 for unit in UNITS):
                 return "time "
-        if isinstance(value, str) and " at 0x" in value:
-            return "address "
+        if isinstance(value, str):
+            numbers = (int(number) for number in re.findall("[0-9]{12,15}", value))
+            if " at 0x" in value or any(map(is_address, numbers)):  # pydantic has the latter
+                return "address "
         return ""
 
     def walk(value: object, path: str, depth: int) -> None:

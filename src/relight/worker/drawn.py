@@ -72,5 +72,6 @@ _DRAWS: dict[str, Callable[[Any], object]] = {
     "numpy.random": _seed_numpy,
     "torch": _seed_torch,
     "multiprocessing.process": _renew_key,
+    "multiprocess.process": _renew_key,  # a copy of that one, which datasets brings
     "threading": lambda threading: threading.main_thread()._set_native_id(),
 }
