@@ -400,17 +400,18 @@ def test_what_an_import_has_started_ends_with_the_agent(
 
 
 def test_generators_without_a_seed_are_seeded_again(
-    launch: Launch, script: Script, library: Library
+    launch: Launch, script: Script, library: Library, tmp_path: Path
 ) -> None:
     """A generator that an import has made draws other numbers in each worker, unless seeded; the
     key of dill's multiprocess is drawn again like that of multiprocessing.
     """
     found = library("import random\na, b = random.Random(), random.Random(5)")
-    script("", "lib/multiprocess/__init__.py")
+    (tmp_path / "lib/multiprocess").mkdir()
     script("process = type('Process', (), {'authkey': b'x'})()\n"
            "current_process = lambda: process", "lib/multiprocess/process.py")  # fmt: skip
     path = script("import culprit, multiprocess.process as m\n"
-                  "print(culprit.a.random(), culprit.b.random(), m.process.authkey.hex())")  # fmt: skip
+                  "a, b = culprit.a.random(), culprit.b.random()\n"
+                  "print(a, b, m.process.authkey.hex())")  # fmt: skip
     result = launch("run", "--preload=culprit,multiprocess.process", "--nproc-per-node=2", "-v",
                     path, **found)  # fmt: skip
     assert "workers start warm" in result.stderr, result.stderr
