@@ -26,6 +26,7 @@ REASONS = {
     "test_internal_errors.py::test_no_proc": NO_NEED,
     "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
+    "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
     "test_function.py::test_torch_workers_of_two_nodes": SEVERAL_NODES,
     "differential/test_command_lines.py::test_same_as_torchrun[one node, nproc-per-node=cpu]": (
