@@ -141,7 +141,9 @@ def differences(cold: Run, warm: Run) -> list[tuple[str, str]]:
         if a[path] != b[path] and c[path] == d[path]:
             found.append((path, "the same in all warm workers"))
         elif a[path] == b[path] and {c[path], d[path]} != {a[path]}:
-            found.append((path, f"cold {a[path][:60]}, warm {c[path][:60]}"))
+            is_path = os.sep in a[path] + c[path]
+            how = "another path" if is_path else f"cold {a[path][:60]}, warm {c[path][:60]}"
+            found.append((path, how))
     before, after = cold.ranks[0]["process"], warm.ranks[0]["process"]
     found += [(f"process: {name}", f"cold {before[name]}, warm {after[name]}")
               for name in before if before[name] != after[name]]  # fmt: skip
@@ -162,7 +164,11 @@ def by_owner(found: list[tuple[str, str]]) -> dict[str, list[str]]:
                 f"`{name}`: {hows[0]}" + (f" (and {len(hows) - 1} more values)" if hows[1:] else "")
                 for name, hows in [*names.items()][:MOST_NAMED]
             ),
-            *([f"and {len(names) - MOST_NAMED} more variables"] if len(names) > MOST_NAMED else []),
+            *(
+                [f"and {len(names) - MOST_NAMED} more variables of {owner}"]
+                if len(names) > MOST_NAMED
+                else []
+            ),
         ]
         for owner, names in lines.items()
     }
