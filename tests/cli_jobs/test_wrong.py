@@ -141,7 +141,7 @@ OTHERS = [
     ("logs local://relight/nope --since 99999999999d", "that is before all calendars"),
     ("cancel local://relight/nope/echo/0", "names a part of a job; jobs are cancelled as a whole"),
     ("delete local://relight/nope/echo/0", "names a part of a job; jobs are deleted as a whole"),
-    ("logs garbage/x", "'garbage/x' is no handle of a job"),
+    ("logs garbage/x", "there is no job garbage"),
     ("wait", "relight wait needs one job"),
     ("wait --timeout -1 local://relight/nope", "--timeout=-1: expected seconds"),
     ("wait --timeout soon local://relight/nope", "--timeout=soon: expected seconds"),

@@ -43,7 +43,7 @@ def test_handles(text: str, expected: Handle) -> None:
     "text",
     [
         "", "/", "://", "local://", "local://relight", "local://relight/", "local:/relight/a",
-        "a/b", "local://relight/a b", "lo cal://relight/a", "s://s/a/r/x", "s://s/a/r/0/1",
+        "a/b/x", "local://relight/a b", "lo cal://relight/a", "s://s/a/r/x", "s://s/a/r/0/1",
         "s://s/a//0", "local://relight/a\n",
     ],
 )  # fmt: skip
@@ -72,11 +72,25 @@ def test_ids_alone() -> None:
     assert handles.parse("other-y4c") == handles.parse("77") == Handle("slurm", "relight", "77")
 
 
+@pytest.mark.parametrize(
+    ("part", "role", "replicas"),
+    [("", "", ()), ("/", "", ()), ("/train", "train", ()), ("/train/0,2", "train", (0, 2))],
+)
+def test_parts_of_jobs_by_ids_alone(part: str, role: str, replicas: tuple[int, ...]) -> None:
+    """A role or replicas of a recorded job are named with its id as with its whole handle."""
+    record("train-x3b")
+    record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
+    assert handles.parse(f"train-x3b{part}") == Handle(
+        "local", "relight", "train-x3b", role, replicas
+    )
+    assert handles.parse(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
+
+
 def test_an_id_that_is_not_there() -> None:
     """The nearest one is told, or where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="there is no job train-x3c") as caught:
-        handles.parse("train-x3c")
+        handles.parse("train-x3c/train/0")
     assert caught.value.hint == "did you mean train-x3b?"
     with pytest.raises(UsageError) as caught:
         handles.parse("zzz")

@@ -6,7 +6,9 @@ from typing import NamedTuple
 from relight.errors import UsageError
 
 SESSION = "relight"
-_FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
+_PART = r"(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
+_FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)" + _PART
+_ID_FORM = r"([^/\s]*[^/\s:])" + _PART
 _EXAMPLE = "SCHEDULER://SESSION/JOB, as relight submit and relight list print it"
 
 
@@ -24,27 +26,34 @@ class Handle(NamedTuple):
 
 
 def parse(text: str) -> Handle:
-    """Return the job that a handle, or a handle with `/ROLE/REPLICA,…`, names.
+    """Return the job, or with `/ROLE` or `/ROLE/REPLICA,…` behind it the part of one, that a handle
+    or an id names.
 
-    A text without `://` is the id of a job of relight's own records.
+    A text without `://` starts with the id of a job of relight's own records.
 
     Raises:
         UsageError: it is no handle, or no job is recorded under this id.
     """
     match = re.fullmatch(_FORM, text)
+    if match is not None:
+        scheduler, session, app_id, role, replicas = match.groups()
+        return _part_of(Handle(scheduler, session, app_id), role, replicas)
+    match = None if "://" in text else re.fullmatch(_ID_FORM, text)
     if match is None:
-        if "://" in text or "/" in text or not text:
-            raise UsageError(f"{text!r} is no handle of a job", hint=_EXAMPLE)
-        return _by_id(text)
-    scheduler, session, app_id, role, replicas = match.groups()
-    numbers = [int(number) for number in (replicas or "").split(",") if number]
-    return Handle(scheduler, session, app_id, role or "", tuple(dict.fromkeys(numbers)))
+        raise UsageError(f"{text!r} is no handle of a job", hint=_EXAMPLE)
+    app_id, role, replicas = match.groups()
+    return _part_of(_by_id(app_id), role, replicas)
 
 
 def is_whole(text: str) -> bool:
     """Return whether a text is the handle of a job, and not of a part of one."""
     match = re.fullmatch(_FORM, text)
     return match is not None and match[4] is None
+
+
+def _part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
+    numbers = [int(number) for number in (replicas or "").split(",") if number]
+    return job._replace(role=role or "", replicas=tuple(dict.fromkeys(numbers)))
 
 
 def _by_id(text: str) -> Handle:
