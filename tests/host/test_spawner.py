@@ -1,11 +1,15 @@
 """The end of the process that holds the workers, on its own socket."""
 
 import os
+import signal
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from relight.host import spawner
+from relight.host import linux, spawner
 from relight.host.spawner import WorkerPlan
 
 
@@ -30,3 +34,115 @@ def test_who_cleans_up(tmp_path: Path, farewell: bytes) -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
     assert scratch.exists() == bool(farewell)
+
+
+COUNTERS = """
+import os, subprocess, sys, time
+
+def count(name):
+    file, number = os.open(name, os.O_WRONLY | os.O_CREAT), 0
+    while True:
+        number += 1
+        os.pwrite(file, str(number).encode(), 0)
+        time.sleep(0.005)
+
+if len(sys.argv) == 1:
+    for name, there in (("session", True), ("plain", False)):
+        subprocess.Popen([sys.executable, __file__, name], start_new_session=there)
+    # One whose parent has ended.
+    subprocess.run(["sh", "-c", f"{sys.executable} {__file__} orphan & sleep 0.1"])
+    sleeper = subprocess.Popen(["sleep", "100"])
+    os.kill(sleeper.pid, 19)
+    with open("sleeper", "w") as file:
+        file.write(str(sleeper.pid))
+    count("worker")
+count(sys.argv[1])
+"""
+COUNTING = ("session", "plain", "orphan", "worker")
+
+
+class Counters:
+    """Processes of a worker, in a directory: each counts in a file of its own while it runs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        (directory / "counters.py").write_text(COUNTERS)
+        null = os.open(os.devnull, os.O_WRONLY)
+        argv = ("sh", "-c", f"cd {directory} && exec {sys.executable} counters.py")
+        plan = WorkerPlan(0, argv, dict(os.environ), null, null, frozenset(), False)
+        self.pid, self.agent = spawner.fork([plan])
+        os.close(null)
+        self.until(lambda: all(self.counts().values()))
+
+    def counts(self) -> dict[str, int]:
+        paths = {name: self.directory / name for name in COUNTING}
+        return {name: int(p.read_text() or 0) if p.exists() else 0 for name, p in paths.items()}
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        end = time.monotonic() + 20
+        while not condition():
+            assert time.monotonic() < end, self.counts()
+            time.sleep(0.005)
+
+    def until_said(self, word: str) -> None:
+        said = b""
+        while not said.endswith(f"{word}\n".encode()):
+            data = self.agent.recv(100)
+            assert data, said
+            said += data
+
+    def until_all_stand(self) -> dict[str, int]:
+        """Return what they have counted when none has counted on for a while."""
+        last, since = self.counts(), time.monotonic()
+        end = since + 20
+        while time.monotonic() < since + 0.3:
+            assert time.monotonic() < end, "some count on"
+            if (now := self.counts()) != last:
+                last, since = now, time.monotonic()
+            time.sleep(0.01)
+        return last
+
+    def until_all_run(self) -> None:
+        before = self.counts()
+        self.until(lambda: all(now > before[name] for name, now in self.counts().items()))
+
+    def end(self) -> None:
+        self.agent.close()
+        os.waitpid(self.pid, 0)
+
+
+def test_all_that_a_worker_has_started_freezes_and_thaws(tmp_path: Path) -> None:
+    """Processes in sessions of their own, and such whose parents have ended, have the lease of the
+    worker. What somebody else had stopped before stays so.
+    """
+    counters = Counters(tmp_path)
+    try:
+        for _ in range(3):
+            counters.agent.sendall(b"lease 1.0\n")
+            counters.until_said("frozen")
+            counters.until_all_stand()
+            counters.agent.sendall(b"lease 0\n")
+            counters.until_said("thawed")
+            counters.until_all_run()
+        assert linux.is_stopped(int((tmp_path / "sleeper").read_text()))
+    finally:
+        counters.end()
+
+
+def test_a_foreign_sigcont_does_not_end_the_freeze(tmp_path: Path) -> None:
+    """As when a machine's processes are continued one by one: they stand still again at once."""
+    counters = Counters(tmp_path)
+    try:
+        counters.agent.sendall(b"lease 1.0\n")
+        counters.until_said("frozen")
+        stood = counters.until_all_stand()
+        for pid in linux.tree(counters.pid):
+            os.kill(pid, signal.SIGCONT)
+        again = counters.until_all_stand()
+        assert all(again[name] - stood[name] < 100 for name in COUNTING), (stood, again)
+        assert linux.is_stopped(int((tmp_path / "sleeper").read_text()))
+        counters.agent.sendall(b"lease 0\n")
+        counters.until_said("thawed")
+        counters.until_all_run()
+    finally:
+        counters.end()

@@ -247,9 +247,37 @@ def end_children(limit_s: float, keep: int = 0) -> None:
         time.sleep(0.002)
 
 
+def tree(pid: int) -> list[int]:
+    """Return the pids of all that this process has started, however indirectly; each after its
+    parent.
+    """
+    found = _children_of(pid)
+    for each in found:  # it grows meanwhile
+        found += _children_of(each)
+    return found
+
+
+def _children_of(pid: int) -> list[int]:
+    """Return the children of a process, whichever of its threads has started them."""
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                found += [int(word) for word in file.read().split()]
+    except FileNotFoundError:  # it has ended, or the kernel has no CONFIG_PROC_CHILDREN
+        if os.path.exists(f"/proc/{pid}/task"):
+            return [child for child in _all_pids() if parent_of(child) == pid]
+    return found
+
+
 def is_stopped(pid: int) -> bool:
     """Return whether a process stands still, by a signal or a debugger."""
     return _state(pid) in (b"T", b"t")
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended and does not stand still."""
+    return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
 def is_uninterruptible(pid: int) -> bool:

@@ -377,6 +377,22 @@ def is_stopped(pid: int) -> bool:
     return _ps("stat", pid).startswith("T")
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended and does not stand still."""
+    return not _ps("stat", pid).startswith(("T", "Z")) and parent_of(pid) > 0
+
+
+def tree(pid: int) -> list[int]:
+    """Return the pids of all that this process has started, each after its parent, but for those
+    whose parents have ended.
+    """
+    processes = _processes()
+    found = [process.pid for process in processes if process.parent == pid]
+    for each in found:  # it grows meanwhile
+        found += [process.pid for process in processes if process.parent == each]
+    return found
+
+
 def is_uninterruptible(pid: int) -> bool:
     """Return False: to ask for it all the time would take a process each time."""
     del pid

@@ -15,8 +15,8 @@ the agent's (it is a subreaper as well), which kills it. Only children of our ow
 by pids that can't have been used again because nobody else reaps them.
 
 Workers may have a lease, a time until which they may run. When it is over, they are frozen
-(SIGSTOP) until it is renewed. The spawner sees to that, so that it also holds for an agent that is
-itself stopped.
+(SIGSTOP) with all that they have started until it is renewed (`host/freezer.py`). The spawner sees
+to that, so that it also holds for an agent that is itself stopped.
 
 Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none),
 `end`.
@@ -44,6 +44,12 @@ from relight.typed import NamedTuple, NoReturn
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """For itself only; as subprocess does it, not for the programs that it starts."""
+
+_LOOK_EVERY_S = 0.05
+"""Somebody else may continue frozen workers."""
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.freezer import Freezer
 
 
 class WorkerPlan(NamedTuple):
@@ -85,6 +91,7 @@ class Spawner:
         self.pid_of: dict[int, int] = {}
         self.buffer = b""
         self.lease = 0.0
+        self.freezer: Freezer | None = None
         self.frozen = False
         self.abandoned = True
 
@@ -114,20 +121,21 @@ class Spawner:
 
     def _until_lease_ends(self) -> float | None:
         """Return the milliseconds until there is something to do without being told."""
-        if not self.lease or self.frozen:
-            return None
-        return max(0.0, self.lease - time.monotonic()) * 1000
+        if self.frozen:
+            return _LOOK_EVERY_S * 1000
+        return max(0.0, self.lease - time.monotonic()) * 1000 if self.lease else None
 
     def _keep_lease(self) -> None:
-        """Freeze the workers if their lease is over, thaw them if it is not."""
+        """Freeze the workers while their lease is over, thaw them if it is not."""
+        if self.freezer is None:
+            return
         over = bool(self.lease) and time.monotonic() >= self.lease
+        if over:
+            self.freezer.hold()
+        elif self.frozen:
+            self.freezer.release()
         if over != self.frozen:
             self.frozen = over
-            for pid in self.local_rank_of:
-                try:
-                    os.killpg(pid, signal.SIGSTOP if over else signal.SIGCONT)
-                except (ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGSTOP if over else signal.SIGCONT)
             self.tell("frozen" if over else "thawed")
 
     def _prepare(self) -> int:
@@ -216,9 +224,17 @@ class Spawner:
                 self._end_everything()
             elif words[0] == b"lease":
                 self.lease = float(words[1])
+                self._get_freezer()
             elif words[0] == b"end":
                 self.abandoned = False
         return True
+
+    def _get_freezer(self) -> None:
+        """Be able to freeze workers. Not later: it is loaded from a disk that may be lost too."""
+        if self.lease and self.freezer is None:
+            from relight.host.freezer import Freezer
+
+            self.freezer = Freezer()
 
     def _signal(self, local_rank: int, number: int) -> None:
         pid = self.pid_of.get(local_rank)
