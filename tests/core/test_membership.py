@@ -83,18 +83,6 @@ def test_of_too_many_the_first_are_taken() -> None:
     assert game.waits("b").spare
 
 
-def test_enough_nodes_that_are_never_quiet_form_at_the_join_timeout() -> None:
-    """A node that comes and goes can't keep the others from starting for ever."""
-    game = table(2, 4, join_timeout_s=20.0)
-    game.play("0 a b joins")
-    for second in range(1, 18, 3):
-        game.play(f"{second} c joins\n{second + 1} c lost")
-    game.play("""
-        20 -
-        -> form 0: a b
-    """)
-
-
 def test_what_members_are_told() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)

@@ -26,12 +26,16 @@ Rules:
   during a stop it was a change of membership.
 - Whoever was lost and returns in time, workers and all, has its place again.
 - A generation's number is above all that were heard of. Nodes above the maximum are spares.
+- A coordinator that hears of a generation which it does not know forms none of its own as long as
+  workers of that one may run.
+- The last call has an end. A host whose nodes come and go makes nobody wait or begin anew for it.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
 
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
+from relight.core.flapping import Flapping
 from relight.core.group import Event, Lost, Send, Settings, State, Told
 from relight.core.messages import (
     Announce,
@@ -58,15 +62,19 @@ _TELL_AFTER_S = 0.3
 """What is over so soon need not be told."""
 _MAX_NUMBER = 1 << 40
 """Nobody has formed so many generations: a node that says so must not spoil the numbers."""
+_LAST_CALLS = 3
+"""So many times the last call is how long nodes are waited for that come one after the other."""
 
 
 class _Member:
     """A node that is connected."""
 
-    def __init__(self, join: Join, number: int) -> None:
+    def __init__(self, join: Join, number: int, arrived_at: float, probation_s: float) -> None:
         self.node = join.node
         self.join = join
         self.number = number  # of its arrival
+        self.arrived_at = arrived_at
+        self.probation_s = probation_s  # is let in when it has stayed for so long
         self.ready: Ready | None = None
         self.idle = True  # has come without workers, and was not told to start any
 
@@ -95,9 +103,11 @@ class Membership:
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
         self._by_node_rank: dict[int, str] = {}
         self._differences = waiting.Differences()
+        self._flapping = Flapping()
         self._arrivals = 0
-        self._arrived_at = 0.0
         self._waiting_since = 0.0
+        self._enough_since: float | None = None  # since when the last call goes on
+        self._unsure_until = 0.0  # workers of a generation that is not known here may run
         self._formed_at = 0.0
         self._highest = -1  # generation heard of
         self._cause = "start"
@@ -129,10 +139,13 @@ class Membership:
         if self.state is State.GATHERING and self.members:
             times.append(self._waiting_since + settings.join_timeout_s)
             if self._enough():
-                times.append(self._arrived_at + settings.last_call_s)
+                until = 0.0 if self._is_full() else self._last_call_until()
+                times.append(max(until, self._unsure_until))
         elif self.state is State.RUNNING:
-            if self._newcomers():
-                times.append(self._arrived_at + settings.last_call_s)
+            if self._has_room():
+                until = self._last_call_until()
+                waiting_ones = [self.members[node] for node in self._ready]
+                times += [max(until, m.arrived_at + m.probation_s) for m in waiting_ones]
             if self._done:
                 times.append(next(iter(self._done.values())) + settings.exit_barrier_s)
         if self._recover_until is not None:
@@ -200,9 +213,13 @@ class Membership:
             for text in self._differences.of(join):
                 for node in (join.node, *list(self.members)[:1]):
                     self._send(node, Note(text))
-            member = self.members[join.node] = _Member(join, self._arrivals)
+            probation_s = self._flapping.probation_s(join.host, self.settings.last_call_s)
+            if probation_s:
+                text = waiting.on_probation(join.host, self._flapping.times(join.host), probation_s)
+                self._send(join.node, Note(text))
+            member = _Member(join, self._arrivals, now, probation_s)
+            self.members[join.node] = member
             self._arrivals += 1
-            self._arrived_at = now
         if self.settings.ordered:
             self._by_node_rank[join.node_rank] = join.node
         member.join, member.ready, member.idle = join, None, join.announce is None
@@ -269,8 +286,9 @@ class Membership:
         current = node in self._places and getattr(message, "generation", -1) == self.generation
         match message:
             case Ready():
-                if message.generation < _MAX_NUMBER:
-                    self._highest = max(self._highest, message.generation)
+                heard = max(message.generation, message.heard)
+                if heard < _MAX_NUMBER:
+                    self._highest = max(self._highest, heard)
                 if node in self._places and not (current or member.idle):
                     return  # an older word
                 self._is_ready(member, message, current, now)
@@ -297,6 +315,8 @@ class Membership:
             self._done.pop(node, None)
         if self.generation < 0:  # the budget outlives a coordinator
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
+            if self._highest >= 0 and not self._unsure_until:
+                self._unsure_until = now + self.settings.rejoin_s
         member.ready = ready
         self._ready[node] = None
         self._untold = True
@@ -308,6 +328,7 @@ class Membership:
     def _lose(self, member: _Member, what: str, now: float, *, orderly: bool = False) -> None:
         node = member.node
         self._forget(member)
+        self._flapping.gone(member.join.host, now - member.arrived_at)
         self._untold = True
         if node not in self._places:
             return
@@ -380,11 +401,9 @@ class Membership:
             self._forget(self.members[node])
             self._done_and_gone += 1
             self._send(node, End(EXIT_OK, "its workers ended well; others still run", (), None))
-        newcomers = self._newcomers()
-        full = len(self.order) + newcomers >= self.settings.most
-        if newcomers and (full or now >= self._arrived_at + self.settings.last_call_s):
+        if newcomers := self._newcomers(now):
             self._changed = True
-            hosts = [m.join.host for m in self._outside() if m.ready is not None]
+            hosts = [member.join.host for member in newcomers]
             self._stop(f"{waiting.names(hosts)} joined", gently=self.settings.gently)
 
     def _stop(self, cause: str, *, gently: bool = False) -> None:
@@ -417,10 +436,16 @@ class Membership:
         if not self.members:
             return
         late = now >= self._waiting_since + self.settings.join_timeout_s
-        if self._enough():
-            quiet = now >= self._arrived_at + self.settings.last_call_s
-            full = len(self._ready) >= self.settings.most
-            if full or quiet or late or self.generation >= 0:
+        if not self._enough():
+            self._enough_since = None
+        elif self.generation >= 0:
+            self._form(now)
+            return
+        else:
+            if self._enough_since is None:
+                self._enough_since = now
+            over = self._is_full() or now >= self._last_call_until()
+            if (over and not self._is_unsure(now)) or late:
                 self._form(now)
                 return
         if late:
@@ -431,9 +456,37 @@ class Membership:
     def _enough(self) -> bool:
         return len(self._ready) >= self.settings.needed
 
+    def _is_unsure(self, now: float) -> bool:
+        """Whether workers of a generation that is not known here may run: nodes have heard of it,
+        and not all that can have been in it are here.
+        """
+        readies = (self.members[node].ready for node in self._ready)
+        here = sum(ready is not None and ready.generation == self._highest for ready in readies)
+        return now < self._unsure_until and here < self.settings.most
+
+    def _is_full(self) -> bool:
+        """Whether nobody else is waited for before the first generation."""
+        most = self.settings.most
+        return len(self._ready) >= most and (
+            self.settings.needed == most or len(self._regular()) >= most
+        )
+
+    def _last_call_until(self) -> float:
+        """Return until when others are waited for, if no other comes."""
+        last_call_s = self.settings.last_call_s
+        regular = (m.arrived_at for m in reversed(self.members.values()) if not m.probation_s)
+        since = self._enough_since
+        if since is None:
+            since = min((self.members[node].arrived_at for node in self._ready), default=0.0)
+        return min(next(regular, since) + last_call_s, since + _LAST_CALLS * last_call_s)
+
+    def _regular(self) -> list[_Member]:
+        """Return the nodes that are ready, but for those of hosts that come and go."""
+        return [m for node in self._ready if not (m := self.members[node]).probation_s]
+
     def _form(self, now: float) -> None:
         """Form the next generation of the nodes that are ready, or of as many as may be."""
-        members = self._in_rank_order()
+        members = self._in_rank_order(now)
         first = members[0]
         assert first.ready is not None
         self._highest += 1
@@ -443,7 +496,7 @@ class Membership:
         self._active = set(self._places)
         self._done.clear()
         self._done_and_gone, self._changed, self._trouble = 0, False, ""
-        self._failures, self._left = [], []
+        self._failures, self._left, self._enough_since = [], [], None
         self._untold = len(self.members) > len(self.order)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)
@@ -453,12 +506,21 @@ class Membership:
             del self._ready[member.node]
             self._send(member.node, Form(generation, place))
 
-    def _in_rank_order(self) -> list[_Member]:
+    def _candidates(self, now: float) -> list[_Member]:
+        """Return the nodes to form a generation of, in the order of their arrival. One of a host
+        that comes and goes is taken when it has stayed for a while, or where it is needed.
+        """
         ready = sorted((self.members[node] for node in self._ready), key=lambda m: m.number)
-        most = self.settings.most
+        settled = [m for m in ready if now >= m.arrived_at + m.probation_s]
+        others = [m for m in ready if m not in settled]
+        return settled + others[: max(0, self.settings.needed - len(settled))]
+
+    def _in_rank_order(self, now: float) -> list[_Member]:
+        ready, most = self._candidates(now), self.settings.most
         if self.generation < 0:
             ready = sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
-        survivors = [node if node in self._ready else None for node in self.order]
+        taken = {member.node for member in ready}
+        survivors = [node if node in taken else None for node in self.order]
         newcomers = [m.node for m in ready if m.node not in self._places]
         order = ranks.arrange(survivors, newcomers, most)
         numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
@@ -482,18 +544,27 @@ class Membership:
             return
         self._untold = False
         for member in told:
-            self._send(member.node, Wait(text, spare))
+            self._send(member.node, Wait(text, spare, self.generation))
             self._tell_at = now + _WAIT_EVERY_S
 
     def _outside(self) -> list[_Member]:
         """Return the nodes that are not in the live generation."""
         return [m for node, m in self.members.items() if node not in self._places]
 
-    def _newcomers(self) -> int:
-        """Return how many nodes could be let in now. A job that is about to end lets in none."""
-        if self._done or self._done_and_gone:
-            return 0
-        return min(len(self._ready), self.settings.most - len(self.order))
+    def _has_room(self) -> bool:
+        """Whether nodes that wait may be let in. A job that is about to end lets in none."""
+        ending = self._done or self._done_and_gone
+        return bool(self._ready) and not ending and len(self.order) < self.settings.most
+
+    def _newcomers(self, now: float) -> list[_Member]:
+        """Return the nodes to let in now."""
+        if not self._has_room():
+            return []
+        regular, room = self._regular(), self.settings.most - len(self.order)
+        if len(regular) < room and now < self._last_call_until():
+            return []
+        ready = [self.members[node] for node in self._ready]
+        return [m for m in ready if now >= m.arrived_at + m.probation_s][:room]
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         self._effects.append(Send(node, message))

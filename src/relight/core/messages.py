@@ -50,7 +50,8 @@ class Ready(NamedTuple):
 
     `generation` is the last one that the node was in, -1 for none. `failures` are how its workers
     ended there, if not well (`core.failures.shared`). `left` are the ranks that had ended well
-    before. `restart` is how many restarts the job has had, as far as this node knows.
+    before. `restart` is how many restarts the job has had, as far as this node knows. `heard` is
+    the latest generation that it knows of, in which it need not have been.
     """
 
     generation: int
@@ -58,6 +59,7 @@ class Ready(NamedTuple):
     failures: tuple[Failure, ...]
     left: tuple[int, ...]
     restart: int = 0
+    heard: int = -1
 
 
 class Failed(NamedTuple):
@@ -104,10 +106,13 @@ class Confirm(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Why there is no generation for this node yet, for people. `spare`: it is kept in reserve."""
+    """Why there is no generation for this node yet, for people. `spare`: it is kept in reserve.
+    `generation` is the latest there was, -1 for none.
+    """
 
     text: str
     spare: bool
+    generation: int = -1
 
 
 class Note(NamedTuple):

@@ -69,6 +69,14 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
     )
 
 
+def on_probation(host: str, times: int, seconds: float) -> str:
+    """Return the line for a node of a host whose nodes come and go."""
+    return (
+        f"{host} has joined and gone {times} times; it is let in when it has stayed for "
+        f"{duration(seconds)}"
+    )
+
+
 def names(hosts: Sequence[str]) -> str:
     """Return the names of hosts, not too many."""
     shown = ", ".join(hosts[:8])
