@@ -315,7 +315,11 @@ class Agent:
             case End():
                 self._end = message
                 self._stop_workers(Stop(self._last, message.reason, gently=False))
-            case Wait(text, _) | Note(text):
+            case Wait(text, _, generation):
+                if self._ready is not None:  # a later coordinator may not know
+                    self._ready = self._ready._replace(heard=generation)
+                self.say(text)
+            case Note(text):
                 self.say(text)
             case _:
                 pass

@@ -378,6 +378,8 @@ class Agent:
                     self._stop_workers(Stop(self.last, message.reason, gently=False))
             case Wait():
                 self.waits = message
+                if self.ready is not None:
+                    self.ready = self.ready._replace(heard=message.generation)
             case _:
                 pass
 

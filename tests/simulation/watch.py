@@ -189,7 +189,8 @@ class Watch:
             if stayed != [node for node, _ in ordered if node in before.kept]:
                 raise Failure("nodes that stay do not keep their order")
             restart = first.generation.restart
-            if not before.changed and restart != before.restart + 1:
+            same = not before.changed and forms.keys() == before.nodes.keys()
+            if same and restart != before.restart + 1:
                 raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
         formation = Formation(coordinator.number, first, dict(ordered))
         self.formations.append(formation)

@@ -7,7 +7,7 @@ node has stayed for a while, each time for twice as long.
 
 _SOON_S = 60.0
 """A node that is lost after a longer stay was not a mistake from the beginning."""
-_DOUBLINGS = 6
+_DOUBLINGS = 2
 _MOST_HOSTS = 10_000
 
 

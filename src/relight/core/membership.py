@@ -143,9 +143,7 @@ class Membership:
                 times.append(max(until, self._unsure_until))
         elif self.state is State.RUNNING:
             if self._has_room():
-                until = self._last_call_until()
-                waiting_ones = [self.members[node] for node in self._ready]
-                times += [max(until, m.arrived_at + m.probation_s) for m in waiting_ones]
+                times.append(self._let_in_at())
             if self._done:
                 times.append(next(iter(self._done.values())) + settings.exit_barrier_s)
         if self._recover_until is not None:
@@ -556,12 +554,21 @@ class Membership:
         ending = self._done or self._done_and_gone
         return bool(self._ready) and not ending and len(self.order) < self.settings.most
 
+    def _let_in_at(self) -> float:
+        """Return when nodes that wait are let in: together, if they are ready for it within one
+        last call.
+        """
+        waiting_ones = (self.members[node] for node in self._ready)
+        times = sorted(m.arrived_at + m.probation_s for m in waiting_ones)
+        together = [at for at in times if at <= times[0] + self.settings.last_call_s]
+        return max(together[-1], self._last_call_until())
+
     def _newcomers(self, now: float) -> list[_Member]:
         """Return the nodes to let in now."""
         if not self._has_room():
             return []
         regular, room = self._regular(), self.settings.most - len(self.order)
-        if len(regular) < room and now < self._last_call_until():
+        if len(regular) < room and now < self._let_in_at():
             return []
         ready = [self.members[node] for node in self._ready]
         return [m for m in ready if now >= m.arrived_at + m.probation_s][:room]
