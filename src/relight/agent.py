@@ -117,8 +117,9 @@ class Agent:
         self.loop.on_mistake = lambda what, error: self._record(Mistake(what, mistake(error)))
         self.consoles = Consoles.open(self.loop)
         self.host = socket.gethostname()
+        on_console = self.spec.event_log_handler == "console"
         self._event_log = EventLog(
-            job.run_directory, console=self.spec.event_log_handler == "console"
+            job.run_directory, self.consoles.stderr.say if on_console else None
         )
         self._scratch = Scratch(self.loop, job.scratch)
         self._signals: list[int] = []
@@ -317,7 +318,7 @@ class Agent:
                 self._stop_workers(Stop(self._last, message.reason, gently=False))
             case Wait(text, _, generation):
                 if self._ready is not None:  # a later coordinator may not know
-                    self._ready = self._ready._replace(heard=generation)
+                    self._ready = self._ready._replace(latest=generation)
                 self.say(text)
             case Note(text):
                 self.say(text)

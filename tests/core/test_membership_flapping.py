@@ -152,7 +152,7 @@ def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old
     game = table(2, 2, rejoin_s=1.75)
     for node in ("s", "t"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(-1, 29500, (), (), heard=4)))
+        game.step(Told(node, Ready(-1, 29500, (), (), latest=4)))
     game.play("""
         1.7 -
         1.8 -
@@ -169,7 +169,7 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
     game = old.follow()
     for node in ("s", "t"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(-1, 29500, (), (), heard=0)))
+        game.step(Told(node, Ready(-1, 29500, (), (), latest=0)))
     game.play("""
         0.5 a returns
         0.6 b returns

@@ -1,8 +1,11 @@
 """`relight coordinator`: a head node that coordinates and does not train."""
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -115,3 +118,38 @@ def test_bad_command_lines(launch: Launch) -> None:
         assert message in result.stderr
         assert "Traceback" not in result.stderr
     assert json.dumps(launch("coordinator", "--help").stdout).count("--bind") >= 2
+
+
+def test_a_console_that_nobody_reads_stops_no_worker(lab: Lab, tmp_path: Path) -> None:
+    """Its stderr is a full pipe, and a stranger comes: the workers of its job run on."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, bytes(4096))
+    os.set_blocking(writer, True)
+    try:
+        head = lab["node4"].start(
+            [*RELIGHT, "coordinator", "--bind=node4", "-v"],
+            stdout=subprocess.DEVNULL,
+            stderr=writer,
+            env=clean_environment(TMPDIR=str(tmp_path)),
+        )
+        job = Job(lab, tmp_path, *c10d("node4", "2"))
+        agents = [job.start("node1"), job.start("node2")]
+        job.until_runs(agents, 2)
+        stranger = (
+            "import socket; s = socket.create_connection(('node4', 29400)); "
+            "s.sendall(b'x' * 99); s.recv(9)"
+        )
+        for _ in range(3):
+            lab["node3"].start([sys.executable, "-c", stranger]).wait(20)
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            assert all(job.running(agent.host) for agent in agents), job.report()
+        assert job.stop() == [0, 0]
+        head.send_signal(signal.SIGTERM)
+        assert head.wait(20) == 0
+    finally:
+        os.close(writer)
+        os.close(reader)

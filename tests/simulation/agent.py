@@ -379,7 +379,7 @@ class Agent:
             case Wait():
                 self.waits = message
                 if self.ready is not None:
-                    self.ready = self.ready._replace(heard=message.generation)
+                    self.ready = self.ready._replace(latest=message.generation)
             case _:
                 pass
 

@@ -7,7 +7,6 @@ register (etcd, a file) it serves one job, and a second one can stand by.
 
 import signal
 import socket
-import sys
 import time
 
 from relight import env as environment
@@ -17,6 +16,7 @@ from relight.env import Environment
 from relight.errors import UsageError, mistake, nearest
 from relight.events import Mistake, describe
 from relight.host import system
+from relight.host.console import Consoles
 from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
@@ -27,6 +27,7 @@ from relight.standby import Standby
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
 _LOG_EVERY_S = 10.0
+_FLUSH_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
@@ -58,7 +59,13 @@ def main(argv: list[str]) -> int:
         )
     meeting, notes = _meeting(parsed, env)
     loop = Loop()
-    loop.on_mistake = lambda what, error: _say(describe(Mistake(what, mistake(error))))
+    console = Consoles.open(loop).stderr  # if it takes no more, nobody waits for it
+
+    def say(text: str) -> None:
+        if not console.full:
+            console.say(f"relight: {time.strftime('%H:%M:%S')} {text}")
+
+    loop.on_mistake = lambda what, error: say(describe(Mistake(what, mistake(error))))
     stopped: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.on_signal(number, stopped.append)
@@ -70,28 +77,30 @@ def main(argv: list[str]) -> int:
         nonlocal quiet_until
         if loop.now() >= quiet_until:  # not each of many
             quiet_until = loop.now() + _LOG_EVERY_S
-            _say(f"turned away {line}")
+            say(f"turned away {line}")
 
     coordinator = Coordinator(
         loop, sock, meeting.security, meeting.lost_after_s, lambda c: c.close(), turned_away
     )
     if parsed.values["verbose"]:
-        coordinator.on_job = lambda job, what: _say(f"job {job}: {what}")
+        coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
     for note in notes:
-        _say(f"note: {note}")
+        say(f"note: {note}")
     standby = None
     if meeting.register is not None:
-        standby = Standby(loop, meeting, coordinator, port, _say)
+        standby = Standby(loop, meeting, coordinator, port, say)
     else:
-        _say(f"coordinating the jobs that meet at {where}")
+        say(f"coordinating the jobs that meet at {where}")
     loop.run_until(lambda: bool(stopped or (standby and standby.error)))
     if coordinator.others:
-        _say("workers run on; their agents look for the next coordinator")
+        say("workers run on; their agents look for the next coordinator")
     coordinator.close()
     if standby is not None:
         if standby.error is not None:
             raise standby.error
         standby.close()
+    limit = loop.call_after(_FLUSH_S, lambda: None)
+    console.flush(lambda: loop.now() >= limit.when)
     loop.close()
     return 0
 
@@ -147,7 +156,3 @@ def _address(host: str) -> str:
         raise UsageError(f"--bind={host:.80}: no host can have this name") from None
     except OSError as error:
         raise UsageError(f"--bind={host}: {error.strerror or error}") from None
-
-
-def _say(text: str) -> None:
-    print(f"relight: {time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)

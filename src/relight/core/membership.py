@@ -284,7 +284,7 @@ class Membership:
         current = node in self._places and getattr(message, "generation", -1) == self.generation
         match message:
             case Ready():
-                heard = max(message.generation, message.heard)
+                heard = max(message.generation, message.latest)
                 if heard < _MAX_NUMBER:
                     self._highest = max(self._highest, heard)
                 if node in self._places and not (current or member.idle):

@@ -50,7 +50,7 @@ class Ready(NamedTuple):
 
     `generation` is the last one that the node was in, -1 for none. `failures` are how its workers
     ended there, if not well (`core.failures.shared`). `left` are the ranks that had ended well
-    before. `restart` is how many restarts the job has had, as far as this node knows. `heard` is
+    before. `restart` is how many restarts the job has had, as far as this node knows. `latest` is
     the latest generation that it knows of, in which it need not have been.
     """
 
@@ -59,7 +59,7 @@ class Ready(NamedTuple):
     failures: tuple[Failure, ...]
     left: tuple[int, ...]
     restart: int = 0
-    heard: int = -1
+    latest: int = -1
 
 
 class Failed(NamedTuple):

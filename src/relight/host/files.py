@@ -6,8 +6,8 @@ Layout, as torchrun's: `<base>/<run id>_<random>/`, made by each agent for itsel
 import errno
 import os
 import stat
-import sys
 import time
+from collections.abc import Callable
 
 from relight.env import Environment
 from relight.errors import UsageError
@@ -125,29 +125,28 @@ class EventLog:
 
     Args:
         directory: the run directory, or empty for no file.
-        console: whether events go to stderr as well (`--event-log-handler=console`).
+        console: takes a line for the console, if events go there (`--event-log-handler=console`).
     """
 
-    def __init__(self, directory: str, *, console: bool) -> None:
+    def __init__(self, directory: str, console: Callable[[str], None] | None = None) -> None:
         self._console = console
         self._path = os.path.join(directory, "events.jsonl") if directory else ""
 
     def write(self, event: Event) -> None:
         """Add an event with the time: `t` is monotonic, `time` is seconds since 1970."""
-        if not (self._path or self._console):
+        if not self._path and self._console is None:
             return
         import json
 
         from relight.events import to_json
 
         record = {"t": round(time.monotonic(), 6), "time": round(time.time(), 3), **to_json(event)}
-        line = json.dumps(record) + "\n"
-        if self._console:
-            sys.stderr.write(line)
-            sys.stderr.flush()
+        line = json.dumps(record)
+        if self._console is not None:
+            self._console(line)
         if self._path:
             try:
                 with open(self._path, "a") as file:
-                    file.write(line)
+                    file.write(line + "\n")
             except OSError:
                 self._path = ""  # the disk is full; the job goes on
