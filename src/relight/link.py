@@ -15,7 +15,8 @@ RemoteLink, as seen from outside:
     hosting      the coordinator is in this process; there is no lease to lose
 
 A refused connection is no silence: the host lives and nobody is coordinator there, so that the
-lease goes on. Where nothing is heard at all it ends, and the workers freeze until we know more,
+lease goes on, for 5 s after the last echo; a firewall refuses as well. Where nothing is heard at
+all it ends, and the workers freeze until we know more,
 because the others may have gone on without us.
 """
 
@@ -58,6 +59,8 @@ _UNFIT_S = 30.0
 """How long nodes of the same job that have another token may still be there, from a former try."""
 _BURST_S = 0.05
 """Time between beats while the last one has no echo."""
+_REFUSALS_S = 5.0
+"""How long a refused connection is believed: long enough for a coordinator to be started again."""
 _LOG_EVERY_S = 10.0
 _HEARD = FromCoordinator | Beat | Redirect
 
@@ -221,6 +224,10 @@ class RemoteLink:
             self._retry(error, self._look_up, 1.0)
         else:
             self._seek()
+
+    def _on_other_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
+        del error
+        self._addresses = addresses or self._addresses
 
     def _host_anyway(self) -> bool:
         """Whether the endpoint is this machine, although none of its addresses is.
@@ -390,6 +397,8 @@ class RemoteLink:
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """The connection is gone, or could not be made."""
+        from relight.host.connection import resolve
+
         was_open = self._beat_timer is not None
         was_heard, self._heard = self._heard, False
         self._connection = None
@@ -406,7 +415,11 @@ class RemoteLink:
         if was_heard:
             self._since = self._loop.now()
             self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
-            self._look_up()  # a pod that comes back has another address
+            if self._addresses:  # a pod that comes back has another address
+                resolve(
+                    self._loop, self._meeting.host, self._meeting.port, self._on_other_addresses
+                )
+            self._seek()
         else:
             again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
             # Who opens and says nothing does not take us: to come again at once would not help.
@@ -418,9 +431,14 @@ class RemoteLink:
         return isinstance(jobs, list) and self._meeting.job not in jobs
 
     def _renew_by_refusal(self) -> None:
-        """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile."""
-        if self._loop.now() < self._leased_until:
-            self._lease(self._loop.now() + self._meeting.lease_s)
+        """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile.
+
+        A firewall may say so as well, in the name of a host where a coordinator has gone on.
+        """
+        now = self._loop.now()
+        is_proof = is_ours(str(self._target[0])) or now < self._echoed_at + _REFUSALS_S
+        if now < self._leased_until and is_proof:
+            self._lease(now + self._meeting.lease_s)
 
     def _lease(self, until: float | None) -> None:
         self._leased_until = float("inf") if until is None else until

@@ -178,3 +178,21 @@ def test_without_udp(lab: Lab, tmp_path: Path) -> None:
     lab.mend("node3")
     job.until_runs(agents, 4, generation=2)
     assert job.stop() == [0, 0, 0, 0]
+
+
+def test_a_firewall_that_refuses_a_node_does_not_keep_its_workers_running(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The others go on without it; a refused connection is believed for 5 s only."""
+    job, agents = begin(lab, tmp_path, "1:3", 3)
+    for table, address in (("iptables", "address"), ("ip6tables", "address6")):
+        for protocol, how in (("tcp", ["REJECT", "--reject-with", "tcp-reset"]), ("udp", ["DROP"])):
+            rule = [table, "-A", "INPUT", "-p", protocol, "--dport", "29400"]
+            source = ["-s", getattr(lab["node2"], address)]
+            assert lab["node1"].start([*rule, *source, "-j", *how]).wait(20) == 0
+    job.until_runs([agents[0], agents[2]], 2, generation=1)
+    job.until_says(agents[1], "workers stand still")
+    assert not job.running("node2")
+    assert job.running("node1")
+    job.tell("stop")
+    assert [agents[0].wait(), agents[2].wait()] == [0, 0]
