@@ -15,6 +15,7 @@ from conftest import Launch, Start, clean_environment
 
 from relight.coordinator import Coordinator
 from relight.core.fields import Malformed
+from relight.core.group import Settings
 from relight.elected import Elector
 from relight.errors import MachineError
 from relight.host.beats import Beats
@@ -211,11 +212,11 @@ def test_an_elector_that_sends_nonsense() -> None:
     meeting = Meeting(
         job="j", where="", register=None, ttl_s=0.0, hosts=(host, ("there", 1)), alone=False,
         hosted=None, local_addr="", fixed_port=False, node_rank=-1, interval_s=1.0,
-        lost_after_s=1.0, lease_s=1.0, checkpoint_s=1.0, dial_s=1.0, seek_s=1.0, close_s=1.0,
+        lease_s=1.0, checkpoint_s=1.0, dial_s=1.0, seek_s=1.0, close_s=1.0,
         security=Security(),
     )  # fmt: skip
-    elector = Elector(loop, meeting, 0, [[], []], lambda _: None, said.append)
-    coordinator = Coordinator(loop, sock, Security(), 9.0, socket.socket.close, said.append)
+    elector = Elector(loop, meeting, Settings(1, 2, 0), 0, [[], []], lambda _: None, said.append)
+    coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
     coordinator.on_elector = elector.take
     there = Owner(AssertionError())
     there.closed = lambda connection, reason: there.reasons.append(reason)  # type: ignore[method-assign]

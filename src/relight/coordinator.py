@@ -11,7 +11,7 @@ connection can make.
 import socket
 from collections.abc import Callable
 
-from relight.core import fields, wire
+from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
 from relight.core.group import Hello, Lost, Settings, Told
 from relight.core.messages import (
@@ -46,7 +46,6 @@ class Coordinator:
         loop: the agent's loop.
         sock: bound to the endpoint and listening.
         security: what agents must prove.
-        lost_after_s: a node that is silent for so long is lost.
         divert: takes clients of torch's TCPStore that come to the endpoint's port.
         log: is told of peers that were turned away.
     """
@@ -56,7 +55,6 @@ class Coordinator:
         loop: Loop,
         sock: socket.socket,
         security: Security,
-        lost_after_s: float,
         divert: Callable[[socket.socket], None],
         log: Callable[[str], None],
     ) -> None:
@@ -65,7 +63,7 @@ class Coordinator:
         """The address of this machine that other nodes use, once one has come."""
         self.holds: Callable[[], bool] = lambda: True
         """Whether this host is the coordinator now; an endpoint of several hosts elects one."""
-        self.on_elector: Callable[[Connection], None] = Connection.close
+        self.on_elector: Callable[[Connection, Settings | None], None] = _close
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
@@ -73,7 +71,6 @@ class Coordinator:
         """Is told of the first node of each job, and when the last has gone."""
         raise_limit()
         self._loop = loop
-        self._lost_after_s = lost_after_s
         self._peers: dict[Connection, _Peer] = {}
         self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._by_key: dict[bytes, Connection] = {}
@@ -81,9 +78,9 @@ class Coordinator:
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
         self._log = log
-        self._patient_until = 0.0
+        self._stalled_at = float("-inf")
         self._looked_at = loop.now()
-        self._timer = loop.call_after(lost_after_s / 8, self._look)
+        self._timer = loop.call_after(0, self._look)
 
     @property
     def others(self) -> int:
@@ -129,7 +126,7 @@ class Coordinator:
         """An agent of some job has come."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
-            self.on_elector(connection)
+            self.on_elector(connection, settings)
             return
         if not self.holds():
             connection.send(fields.to_json(Redirect(self.whereabouts())))
@@ -139,6 +136,10 @@ class Coordinator:
             self._turn_away(connection, "it asks for no number of nodes that can be")
             return
         group = self.group(job, settings)
+        refusal = waiting.other_patience(settings.lost_after_s, group.membership.settings)
+        if refusal:
+            self._turn_away(connection, refusal)
+            return
         own = connection.own_address()
         if own and (not self.seen_address or is_loopback(self.seen_address)):
             self.seen_address = own
@@ -169,9 +170,10 @@ class Coordinator:
     def closed(self, connection: Connection, reason: str) -> None:
         """The connection to an agent is gone."""
         if connection in self._peers:
-            if self._loop.now() < self._patient_until:
+            patient_until = self._patient_until(self._peers[connection])
+            if self._loop.now() < patient_until:
                 # It gave us up while we stood still; it will be back.
-                self._loop.call_at(self._patient_until, lambda: self._lose(connection, reason))
+                self._loop.call_at(patient_until, lambda: self._lose(connection, reason))
             else:
                 self._lose(connection, reason)
         else:
@@ -262,19 +264,26 @@ class Coordinator:
 
     def _look(self) -> None:
         now = self._loop.now()
-        interval = self._lost_after_s / 8
+        patiences = [group.membership.settings.lost_after_s for group in self.groups.values()]
+        interval = min(patiences, default=_STALL_S) / 8
         if now - self._looked_at > interval + _STALL_S:
-            self._patient_until = now + 2 * self._lost_after_s
+            self._stalled_at = now
         self._looked_at = now
         self._timer = self._loop.call_after(interval, self._look)
         self._forget_empty_groups()
-        if now < self._patient_until:
-            return
-        for connection in list(self._peers):
+        for connection, peer in list(self._peers.items()):
             silent_s = now - connection.heard_at
-            if silent_s > self._lost_after_s:
+            if silent_s > peer.patience_s and now >= self._patient_until(peer):
                 connection.close()
                 self._lose(connection, f"no word for {silent_s:.1f} s")
+
+    def _patient_until(self, peer: "_Peer") -> float:
+        return self._stalled_at + 2 * peer.patience_s
+
+
+def _close(connection: Connection, settings: Settings | None) -> None:
+    del settings
+    connection.close()
 
 
 def _ignore(job: str, what: str) -> None:
@@ -287,6 +296,7 @@ class _Peer:
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
+        self.patience_s = group.membership.settings.lost_after_s
         self.node = ""
         self._beat = -1
 

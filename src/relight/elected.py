@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from relight.core import election, fields
+from relight.core import election, fields, waiting
 from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
 from relight.core.fields import Message
 from relight.core.group import Hello, Settings
@@ -77,7 +77,13 @@ class ElectedLink(RemoteLink):
                 continue
             coordinator = self._make_coordinator(sock)
             self._elector = Elector(
-                self._loop, self._meeting, index, self._known, self._on_role, self._log
+                self._loop,
+                self._meeting,
+                self._settings,
+                index,
+                self._known,
+                self._on_role,
+                self._log,
             )
             coordinator.holds = self._elector.holds
             coordinator.on_elector = self._elector.take
@@ -158,6 +164,7 @@ class Elector:
     Args:
         loop: the agent's loop.
         meeting: where and how the nodes meet.
+        settings: what the job was asked to be; votes count for as long as leases.
         me: the index of this host in its list.
         known: the addresses of each host.
         on_role: is told, again and again, whether this host is the coordinator.
@@ -168,6 +175,7 @@ class Elector:
         self,
         loop: Loop,
         meeting: Meeting,
+        settings: Settings,
         me: int,
         known: list[list[tuple[str, int]]],
         on_role: Callable[[bool], None],
@@ -176,6 +184,7 @@ class Elector:
         self.me = me
         self._loop = loop
         self._meeting = meeting
+        self._settings = settings
         self._known = known
         self._on_role = on_role
         self._log = log
@@ -212,8 +221,12 @@ class Elector:
         """Return until when this host is the coordinator for sure."""
         return self._election.lease_until()
 
-    def take(self, connection: Connection) -> None:
+    def take(self, connection: Connection, settings: Settings | None) -> None:
         """Hear another elector over a connection that it made."""
+        if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
+            # Its votes would count for another time than ours.
+            connection.fail(waiting.other_patience(settings.lost_after_s, self._settings))
+            return
         connection.owner = self
         self._in.add(connection)
 
@@ -264,7 +277,7 @@ class Elector:
             if connection is None:
                 self._turn += 1
                 address = addresses[self._turn % len(addresses)]
-                hello = fields.plain(Hello(sender="elector"))
+                hello = fields.plain(Hello("elector", self._meeting.job, self._settings))
                 security = self._meeting.security
                 try:
                     self._out[index] = dial(

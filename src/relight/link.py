@@ -324,9 +324,7 @@ class RemoteLink:
     def _make_coordinator(self, sock: socket.socket) -> "Coordinator":
         from relight.coordinator import Coordinator
 
-        meeting = self._meeting
-        security, lost_after_s = meeting.security, meeting.lost_after_s
-        return Coordinator(self._loop, sock, security, lost_after_s, self._divert, self._log)
+        return Coordinator(self._loop, sock, self._meeting.security, self._divert, self._log)
 
     def _serve(self, coordinator: "Coordinator") -> None:
         """Join the group of a coordinator in this process."""
@@ -458,7 +456,7 @@ class RemoteLink:
             return
         now = self._loop.now()
         silent_s = now - self._echoed_at
-        if silent_s > self._meeting.lost_after_s:
+        if silent_s > self._settings.lost_after_s:
             connection.close()
             self.closed(connection, f"no word from it for {silent_s:.1f} s")
             return

@@ -234,7 +234,7 @@ class RegisteredLink(RemoteLink):
         if self._first and is_evidence(contact, address, reached=self._reached == record.revision):
             # Without workers here nobody waits for us: until all leases of its group are over.
             here = self._owner.announce() is not None or is_ours(address)
-            patience_s = SIGN_OF_LIFE_S if here else self._meeting.lost_after_s * 2
+            patience_s = SIGN_OF_LIFE_S if here else self._settings.lost_after_s * 2
             self._holding.evict(record, patience_s, lambda _: self._seek())
         where = (
             f"{contact.host}, which coordinates, refuses at {names.text_of(address, contact.port)}"

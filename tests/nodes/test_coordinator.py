@@ -153,3 +153,22 @@ def test_a_console_that_nobody_reads_stops_no_worker(lab: Lab, tmp_path: Path) -
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def test_a_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
+    """The coordinator counts a node as lost after what the node's job was started with."""
+    head = coordinate(lab, tmp_path / "head.txt")
+    job = Job(lab, tmp_path, *c10d("node4", "2"), "--rdzv-conf=keep_alive_interval=2")
+    agents = [job.start("node1"), job.start("node2")]
+    job.until_runs(agents, 2)
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        assert all(job.running(agent.host) for agent in agents), job.report()
+    other = job.start("node3", "--rdzv-conf=keep_alive_interval=1")
+    assert other.wait() == 2
+    assert "is 5 s on this node, but the job was started with 10 s" in other.text
+    job.tell("stop")
+    assert [agent.wait() for agent in agents] == [0, 0]
+    assert [len(agent.workers) for agent in agents] == [1, 1]
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 0

@@ -79,9 +79,7 @@ def main(argv: list[str]) -> int:
             quiet_until = loop.now() + _LOG_EVERY_S
             say(f"turned away {line}")
 
-    coordinator = Coordinator(
-        loop, sock, meeting.security, meeting.lost_after_s, lambda c: c.close(), turned_away
-    )
+    coordinator = Coordinator(loop, sock, meeting.security, lambda c: c.close(), turned_away)
     if parsed.values["verbose"]:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
     for note in notes:

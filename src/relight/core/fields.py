@@ -66,6 +66,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "join_timeout_s": _SECONDS,
     "exit_barrier_s": _SECONDS,
     "rejoin_s": _SECONDS,
+    "lost_after_s": (0.1, 1e12),
     "age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,

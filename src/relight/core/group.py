@@ -13,7 +13,8 @@ class Settings(NamedTuple):
 
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
     a live generation may take to come to a new coordinator. `gently`: newcomers are let in only
-    when the workers have saved a checkpoint.
+    when the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is
+    lost; the leases of workers follow from it, so it is the same for all nodes of a job.
     """
 
     least: int
@@ -25,6 +26,7 @@ class Settings(NamedTuple):
     rejoin_s: float = 2.0
     ordered: bool = False
     gently: bool = False
+    lost_after_s: float = 1.25
 
     @property
     def needed(self) -> int:
@@ -35,8 +37,8 @@ class Settings(NamedTuple):
 class Hello(NamedTuple):
     """What a peer says of itself before anything else, and before it has proved who it is.
 
-    `sender` is empty for an agent, which names its `job` and the `settings` of it. `jobs` are those
-    that a coordinator serves, if they are few.
+    `sender` is empty for an agent. An agent and an elector name their `job` and the `settings` of
+    it. `jobs` are those that a coordinator serves, if they are few.
     """
 
     sender: str = ""

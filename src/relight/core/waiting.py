@@ -42,6 +42,17 @@ def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
     return ""
 
 
+def other_patience(asked_s: float, settings: Settings) -> str:
+    """Return why a node that has other heartbeats can't join, or nothing."""
+    if asked_s == settings.lost_after_s:
+        return ""
+    return (
+        "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
+        f"{asked_s:g} s on this node, but the job was started with {settings.lost_after_s:g} s; "
+        "give all nodes the same"
+    )
+
+
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
     """Return the line for fewer nodes than are needed."""
     least = "at least " if most > needed else ""

@@ -54,7 +54,6 @@ class Meeting(NamedTuple):
     fixed_port: bool
     node_rank: int
     interval_s: float
-    lost_after_s: float
     lease_s: float
     checkpoint_s: float
     dial_s: float
@@ -126,7 +125,6 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         fixed_port=static,
         node_rank=node_rank,
         interval_s=conf.keep_alive_interval,
-        lost_after_s=conf.lost_after_s,
         lease_s=conf.lease_s,
         checkpoint_s=conf.checkpoint_timeout,
         dial_s=min(_DIAL_S, conf.read_timeout or _DIAL_S),
@@ -144,6 +142,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         rejoin_s=conf.lost_after_s + _REJOIN_S,
         ordered=static,
         gently=spec.membership_change == "at-checkpoint",
+        lost_after_s=conf.lost_after_s,
     )
     return meeting, settings, notes
 
