@@ -35,7 +35,6 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
-from relight.core.flapping import Flapping
 from relight.core.group import Event, Lost, Send, Settings, State, Told
 from relight.core.messages import (
     Announce,
@@ -55,6 +54,10 @@ from relight.core.messages import (
 )
 from relight.core.ranks import Generation, Node
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.flapping import Flapping
 
 _WAIT_EVERY_S = 1.0
 """A node is told at most this often why it waits: many that join must not flood each other."""
@@ -103,7 +106,7 @@ class Membership:
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
         self._by_node_rank: dict[int, str] = {}
         self._differences = waiting.Differences()
-        self._flapping = Flapping()
+        self._flapping: Flapping | None = None  # from the first node that has gone
         self._arrivals = 0
         self._waiting_since = 0.0
         self._enough_since: float | None = None  # since when the last call goes on
@@ -211,11 +214,7 @@ class Membership:
             for text in self._differences.of(join):
                 for node in (join.node, *list(self.members)[:1]):
                     self._send(node, Note(text))
-            probation_s = self._flapping.probation_s(join.host, self.settings.last_call_s)
-            if probation_s:
-                text = waiting.on_probation(join.host, self._flapping.times(join.host), probation_s)
-                self._send(join.node, Note(text))
-            member = _Member(join, self._arrivals, now, probation_s)
+            member = _Member(join, self._arrivals, now, self._probation_s(join))
             self.members[join.node] = member
             self._arrivals += 1
         if self.settings.ordered:
@@ -326,7 +325,7 @@ class Membership:
     def _lose(self, member: _Member, what: str, now: float, *, orderly: bool = False) -> None:
         node = member.node
         self._forget(member)
-        self._flapping.gone(member.join.host, now - member.arrived_at)
+        self._has_gone(member, now)
         self._untold = True
         if node not in self._places:
             return
@@ -344,6 +343,23 @@ class Membership:
                 self._cause = f"{member.join.host} {what}"
             if self.state is State.STOPPING and not self._places and not orderly:
                 self._recover_until = now + self.settings.rejoin_s
+
+    def _probation_s(self, join: Join) -> float:
+        """Return how long a newcomer must stay before it is let in, and tell it."""
+        if self._flapping is None:
+            return 0.0
+        seconds = self._flapping.probation_s(join.host, self.settings.last_call_s)
+        if seconds:
+            times = self._flapping.times(join.host)
+            self._send(join.node, Note(waiting.on_probation(join.host, times, seconds)))
+        return seconds
+
+    def _has_gone(self, member: _Member, now: float) -> None:
+        if self._flapping is None:
+            from relight.core.flapping import Flapping
+
+            self._flapping = Flapping()
+        self._flapping.gone(member.join.host, now - member.arrived_at)
 
     def _forget(self, member: _Member) -> None:
         del self.members[member.node]
