@@ -1,11 +1,13 @@
 """`relight.launch`: a function on every worker, results and exceptions back in the caller."""
 
 import functools
+import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from conftest import Start, clean_environment
 
 import relight
-from relight.errors import UsageError
+from relight.errors import UsageError, WorkersFailedError
 from relight.function import check_call
 from relight.function_hosts import keep
 
@@ -254,6 +256,8 @@ REFUSED = {
     "1, nnodes=0": ("nnodes=0", "at least 1"),
     "1, nnodes=2.0": ("nnodes=2.0", "a number"),
     "1, max_restarts='x'": ("max_restarts='x'", "a number"),
+    "1, nproc_per_node='two'": ("nproc_per_node='two'", "expected a number"),
+    "1, nproc_per_node=0": ("nproc_per_node=0", "at least 1 worker"),
     "1, flags='--tee=3'": ("flags='--tee=3'", "flags=['--tee=3']"),
     "1, hosts='a,b'": ("hosts='a,b'", "hosts=['a', 'b']"),
     "1, env={'A': 1}": ("env: A=1", "a text"),
@@ -270,7 +274,21 @@ def test_a_wrong_argument_is_refused(arguments: str) -> None:
     with pytest.raises(UsageError) as caught:
         eval(f"launch(train, {arguments})", {"launch": relight.launch, "train": train})
     for part in REFUSED[arguments]:
-        assert part in f"{caught.value.message} {caught.value.hint}"
+        assert part in "".join(traceback.format_exception_only(caught.value))
+
+
+def test_what_relight_run_refuses_is_in_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is wrong with it and what to do about it, and it is not printed besides; a worker that
+    ends with 2 is no mistake of the caller.
+    """
+    with pytest.raises(UsageError) as caught:
+        relight.launch(print, flags=["--tea=3"])
+    said = "".join(traceback.format_exception_only(caught.value))
+    assert "unknown flag: --tea" in said
+    assert "\nhint: did you mean --tee?" in said
+    assert capsys.readouterr().err == ""
+    with pytest.raises(WorkersFailedError, match="relight run ended with exit code 2"):
+        relight.launch(os._exit, 2)
 
 
 def test_what_takes_any_argument_is_not_asked() -> None:

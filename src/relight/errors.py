@@ -42,6 +42,8 @@ class RelightError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # what a traceback in Python ends with
 
 
 class WorkersFailedError(RelightError):

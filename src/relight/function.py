@@ -21,9 +21,10 @@ from typing import Any, TypeVar
 
 from relight import env as environment
 from relight.errors import UsageError, nearest
+from relight.function_results import Refusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
-from relight.function_results import collect
 from relight.rendezvous.meeting import TOKEN
+from relight.values import parse_nproc
 from relight.worker import call
 
 R = TypeVar("R")
@@ -78,6 +79,10 @@ def launch(
     check_call(function, args, kwargs)
     nodes = _number("nnodes", nnodes, least=1)
     _number("max_restarts", max_restarts, least=0)
+    try:
+        parse_nproc(str(nproc_per_node))
+    except ValueError as error:
+        raise UsageError(f"nproc_per_node={nproc_per_node!r}: {error}") from None
     _check_texts(flags, hosts, env or {})
     if hosts and nodes not in (1, len(hosts)):
         raise UsageError(f"nnodes={nodes}, and there are {len(hosts)} hosts: one node each")
@@ -101,6 +106,7 @@ def launch(
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
             pickle.dump((bool(hosts), sys.path, payload), file)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
+        refusal = Refusal(directory)
         if hosts:
             from relight import function_hosts
 
@@ -110,8 +116,8 @@ def launch(
             program = [sys.executable, "-m", "relight", "run"]
             script = ["-m", "relight.worker.call", directory]
             command = [*program, *asked, *_meeting(nodes), *flags, *script]
-            exit_codes = _run([command] * nodes, variables)
-        return collect(directory, _name(function), exit_codes)
+            exit_codes = _run([command] * nodes, variables, refusal)
+        return collect(directory, _name(function), exit_codes, refusal)
 
 
 def check_call(
@@ -205,7 +211,9 @@ def _meeting(nnodes: int) -> list[str]:
             f"--rdzv-id=launch-{os.getpid()}"]  # fmt: skip
 
 
-def _run(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> list[int]:
+def _run(
+    commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: Refusal
+) -> list[int]:
     """Run agents to their end; show what they print; return their exit codes."""
     agents: list[subprocess.Popen[bytes]] = []
     readers: list[threading.Thread] = []
@@ -213,7 +221,9 @@ def _run(commands: Sequence[Sequence[str]], variables: Mapping[str, str]) -> lis
         for command in commands:
             agents.append(_start(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
-                readers.append(threading.Thread(target=_show, args=(source, name), daemon=True))
+                readers.append(
+                    threading.Thread(target=_show, args=(source, name, refusal), daemon=True)
+                )
                 readers[-1].start()
         return [agent.wait() for agent in agents]
     finally:
@@ -250,10 +260,12 @@ entry()
 """Ends an agent with this process; not done after the fork, where threads may have held locks."""
 
 
-def _show(source: Any, name: str) -> None:
+def _show(source: Any, name: str, refusal: Refusal) -> None:
     """Copy to the stream as it is now, which is the notebook's cell in a notebook."""
     with source:
         for line in source:
+            if name == "stderr" and refusal.takes(line.decode(errors="replace")):
+                continue
             stream = getattr(sys, name)
             stream.write(line.decode(errors="replace"))
             stream.flush()

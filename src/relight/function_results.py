@@ -16,13 +16,38 @@ class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
         return f"\n{self.args[0]}"
 
 
-def collect(directory: str, name: str, exit_codes: Sequence[int]) -> list[Any]:
+class Refusal:
+    """What `relight run` says when it starts no worker: its error, and the hint in the next line.
+
+    Args:
+        directory: where workers keep what they return.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.message = ""
+        self.hint = ""
+        self._directory = directory
+
+    def takes(self, line: str) -> bool:
+        """Return whether a line of standard error is that; it belongs into the exception then."""
+        error, hint = "relight: error: ", "hint: "
+        if line.startswith(error) and not _began(self._directory):
+            self.message = line.removeprefix(error).strip()
+            return True
+        if line.startswith(hint) and self.message:
+            self.hint = line.removeprefix(hint).strip()
+            return True
+        return False
+
+
+def collect(directory: str, name: str, exit_codes: Sequence[int], refusal: Refusal) -> list[Any]:
     """Return what each rank of the last attempt has returned, in the order of ranks.
 
     Args:
         directory: where the workers have kept it; one directory a host in it, for other hosts.
         name: of the function.
         exit_codes: of the agents.
+        refusal: what they have said when they started nothing.
 
     Raises:
         Exception: what was raised on the rank that failed first.
@@ -30,7 +55,7 @@ def collect(directory: str, name: str, exit_codes: Sequence[int]) -> list[Any]:
         UsageError: a flag was wrong.
     """
     if any(exit_codes):
-        raise _failure(directory, exit_codes)
+        raise _failure(directory, exit_codes, refusal)
     last = max((call.Begun(*each) for _, each in _kept(directory, call.BEGUN)), default=None)
     if last is None:
         raise WorkersFailedError(f"no worker came to {name}; what they printed says why")
@@ -48,14 +73,21 @@ def collect(directory: str, name: str, exit_codes: Sequence[int]) -> list[Any]:
     return [found[rank][1] for rank in range(last.world_size)]
 
 
-def _failure(directory: str, exit_codes: Sequence[int]) -> BaseException:
+def _began(directory: str) -> bool:
+    return any(_kept(directory, call.BEGUN))
+
+
+def _failure(directory: str, exit_codes: Sequence[int], refusal: Refusal) -> BaseException:
     """Return what to raise for a job that has failed."""
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _kept(directory, call.ERROR)]
     raised = [each for each in errors if not _is_good_end(each[3])]
     if not raised:
         code = next(code for code in exit_codes if code)
-        return (UsageError if code == UsageError.exit_code else WorkersFailedError)(
-            f"relight run ended with exit code {code}; what it printed says why"
+        if code == UsageError.exit_code and refusal.message and not _began(directory):
+            return UsageError(refusal.message, hint=refusal.hint)
+        why = refusal.message or "what it printed says why"
+        return WorkersFailedError(
+            f"relight run ended with exit code {code}; {why}", hint=refusal.hint
         )
     _, rank, _, kept, text = min(raised, key=lambda each: (each[0], each[2]))
     if isinstance(kept, Exception):
