@@ -289,11 +289,43 @@ def test_what_was_printed_is_shown_as_such() -> None:
         ("x" * 50, "x" * 39 + "…"),
         ("It is broken. See the log of the worker for more", "It is broken. See the log of the …"),
         ("The disk of node 7 is full. See the log, please", "The disk of node 7 is full. …"),
+        ("Writing the large file /data/x: no space is left", "Writing the large file /data/x: no …"),
     ],
 )
 def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> None:
     """What is left out begins where a reader stops."""
     assert cut(text, 40) == expected
+
+
+@pytest.mark.parametrize("later", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] "
+            "Read error [127.0.0.1]:4522: Connection reset by peer",
+            "Read error [127.0.0.1]:4522: Connection reset by peer",
+        ),
+        (
+            "Read error [fe80:0000:0000:0000:0242:acff:fe11:0002]:45221: Connection reset by peer",
+            "Read error [fe80:0000:0000:0000:0242:acff:fe11:0002]:45221: Connection reset by peer",
+        ),
+        (
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+            "[127.0.0.1]:4187. This is typically caused by a remote worker crashing. Check the "
+            "remote worker for logs.",
+            "Connection closed by peer [127.0.0.1]:4187. …",
+        ),
+        ("Timed out: " + "x" * 300, "Timed out: " + "x" * 20),
+    ],
+)
+def test_what_followed_keeps_its_reason(message: str, shown: str, later: float) -> None:
+    """A long line of what followed takes a second row before it loses the reason at its end."""
+    failures = [end(9, report=error()), *(end(n, -TERM, later, asked=TERM,
+                report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
+    lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
+    (line,) = [line for line in lines if "raised RuntimeError" in line]
+    assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
 
 
 def test_many_ranks_are_counted() -> None:

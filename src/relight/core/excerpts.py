@@ -46,11 +46,12 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 def cut(text: str, size: int) -> str:
     """Return at most `size` characters, the last an ellipsis if some are left out. It is cut at the
-    end of a sentence, or else of a word, if there is one in the second half.
+    end of a sentence, or else of a word, if there is one in the second half; not at a colon, after
+    which the reason comes.
     """
     if len(text) <= size:
         return text
-    sentence = max(text.rfind(mark, size // 2, size - 2) for mark in (". ", "; ", ": ")) + 1
+    sentence = max(text.rfind(mark, size // 2, size - 2) for mark in (". ", "; ")) + 1
     end = sentence or text.rfind(" ", size // 2, size - 1)
     return f"{text[:end]} …" if end > 0 else f"{text[: size - 1]}…"
 

@@ -318,11 +318,17 @@ def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
         later = first.at - root_at
         when = f"{_duration(later)} later, " if later >= 0.1 and not _was_stopped(first) else ""
         ranks = named_ranks([first.rank, *(failure.rank for failure in others)])
-        rows.append(cut(f"  {ranks}: {when}{_consequence(first, many=bool(others))}", WIDTH))
+        rows.append(_in_rows(f"  {ranks}: {when}{_consequence(first, many=bool(others))}"))
     if len(rows) > _MAX_CONSEQUENCES + 1:
         rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
         rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {named_ranks(rest)}: in other ways", WIDTH)]
     return ["what followed:", *rows] if rows else []
+
+
+def _in_rows(text: str) -> str:
+    """Return a line in one row if a sentence ends there, or else in two: the reason ends it."""
+    row = cut(text, WIDTH)
+    return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 
 
 def _consequence(failure: Failure, *, many: bool) -> str:
