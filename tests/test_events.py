@@ -52,6 +52,19 @@ def test_each_is_documented_with_its_fields() -> None:
         assert all(f"`{field}`" in rows[name].split("|")[3] for field in kind._fields), name
 
 
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        ("wandb starts a thread", "a thread; each worker imports it itself (0.4 s)"),
+        ("it can't be imported: SystemExit(3)", "it can't be imported: SystemExit(3)"),
+    ],
+)
+def test_nobody_imports_what_cannot_be_imported(reason: str, end: str) -> None:
+    """What a module costs each worker is told only where a worker can import it."""
+    text = events.describe(events.PreloadWithout("wandb", reason, 0.4, True))
+    assert text.endswith(end)
+
+
 @pytest.mark.parametrize("record", [{}, {"event": "Nonsense"}, {"event": "Ended", "exit_code": 1}])
 def test_nonsense_is_refused(record: dict[str, object]) -> None:
     """A record that is no event is an error that says what is wrong."""

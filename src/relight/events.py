@@ -82,8 +82,8 @@ class PreloadReady(NamedTuple):
 
 
 class PreloadWithout(NamedTuple):
-    """It does without a module, which each worker then imports itself; `seconds` is the time that
-    the import took until that was known. `asked` if the user has named the modules.
+    """It does without a module, which each worker then imports itself if it can; `seconds` is the
+    time that the import took until that was known. `asked` if the user has named the modules.
     """
 
     module: str
@@ -207,10 +207,10 @@ def describe(event: Event) -> str:
                 f"{_left_out(event.left_out.split())}"
             )
         case PreloadWithout():
-            return (
-                f"preload: without {event.module}: {event.reason}; "
-                f"each worker imports it itself ({event.seconds:.1f} s)"
-            )
+            text = f"preload: without {event.module}: {event.reason}"
+            if event.reason.startswith("it can't be imported"):
+                return text  # no worker can either
+            return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
             return f"preload: not used: {event.reason}"
         case WorkersWarm():

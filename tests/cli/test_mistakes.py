@@ -117,6 +117,40 @@ def test_what_may_work_is_not_refused(words: str, refused: Refused) -> None:
     script.check(spec_of(*words.split())[0], Environment({}), sys.executable)
 
 
+@pytest.mark.parametrize(
+    ("names", "says", "hint"),
+    [
+        ("no_such_module", "there is no module no_such_module", "looked for it here"),
+        ("jsn", "there is no module jsn", "did you mean --preload=json?"),
+        ("json,ours.pat", "there is no module ours.pat", "did you mean --preload=ours.part?"),
+        ("ours.made_there", "", ""),
+        ("hides.x", "", ""),
+        ("os.path,json.tool,pkg", "", ""),
+        ("auto", "", ""),
+    ],
+)  # fmt: skip
+def test_modules_to_preload_are_looked_for(
+    names: str, says: str, hint: str, refused: Refused
+) -> None:
+    """A module that is not there is refused, without the import of its package; one that the
+    package's code may bring is not, and no one that another Python may have.
+    """
+    for name in ("hides", "ours"):
+        Path(name).mkdir()
+    Path("ours/part.py").touch()
+    Path("ours/__init__.py").write_text("import sys; sys.modules[f'{__name__}.made_there'] = 1")
+    Path("hides/__init__.py").write_text("__path__.append('/elsewhere')\n")
+    preload = spec_of(f"--preload={names}", "train.py")[0].preload
+    script.check_preload(preload, "/usr/bin/python3")
+    if not says:
+        script.check_preload(preload, sys.executable)
+        return
+    with pytest.raises(UsageError) as caught:
+        script.check_preload(preload, sys.executable)
+    assert caught.value.message == says
+    assert hint in caught.value.hint
+
+
 def test_another_python_finds_its_modules_itself(refused: Refused) -> None:
     """Where workers run another Python, -m is left to it."""
     spec = spec_of("-m", "no_such_module")[0]

@@ -289,7 +289,10 @@ def test_what_was_printed_is_shown_as_such() -> None:
         ("x" * 50, "x" * 39 + "…"),
         ("It is broken. See the log of the worker for more", "It is broken. See the log of the …"),
         ("The disk of node 7 is full. See the log, please", "The disk of node 7 is full. …"),
-        ("Writing the large file /data/x: no space is left", "Writing the large file /data/x: no …"),
+        (
+            "Writing the large file /data/x: no space is left",
+            "Writing the large file /data/x: no …",
+        ),
     ],
 )
 def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> None:

@@ -118,25 +118,36 @@ def no_program(name: str) -> UsageError:
     return UsageError(f"there is no program {name}", hint=hint)
 
 
-def no_module(name: str, package: str, missing: str, where: Sequence[str] | None) -> UsageError:
+def no_module(
+    name: str,
+    package: str,
+    missing: str,
+    where: Sequence[str] | None,
+    *,
+    flag: str,
+    roots: Sequence[str],
+) -> UsageError:
     """Return the error for a module that is not there.
 
     Args:
-        name: what stands after `-m`.
+        name: what stands after the flag.
         package: the part of it that was found.
         missing: the first part that was not.
         where: the package's directories; None outside of one.
+        flag: `-m ` or `--preload=`.
+        roots: the directories in which a module outside of a package may have been meant.
     """
     if name.endswith(".py") and os.path.isfile(name):
         module = os.path.normpath(name[:-3]).replace("/", ".")
         hint = f"-m takes the name of a module: -m {module}; a file goes without -m: {name}"
         return UsageError(f"-m {name} is a file", hint=hint)
     part = missing.rpartition(".")[2]
-    folder = os.getcwd() if where is None else where[0]
-    meant = nearest(part, _modules(folder, packages=name != missing))
+    folders = roots if where is None else where
+    known = [one for each in folders for one in _modules(each, packages=name != missing)]
+    meant = nearest(part, known)
     if meant:
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
-        hint = f"did you mean -m {whole}?"
+        hint = f"did you mean {flag}{whole}?"
     elif where is not None:
         hint = f"{package} is in {where[0]}"
     else:

@@ -72,6 +72,7 @@ def launch(
     spec = system.fit(spec, notes)
     python = _find_python(spec, env)
     script.check(spec, env, python)
+    script.check_preload(spec.preload, python)
     nproc = _count_workers(spec, env)
     notes += check_ranks(spec, nproc) + script.late_flags(spec, given)
     if spec.verbose and not spec.no_python:

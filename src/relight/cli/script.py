@@ -20,6 +20,7 @@ _OF_THE_LAUNCHER = {
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
 
 
@@ -103,33 +104,66 @@ def _is_for_shells(path: str) -> bool:
     return False
 
 
+def check_preload(names: "Sequence[str]", python: str) -> None:
+    """Look for the modules of `--preload`, without the import of any.
+
+    Raises:
+        UsageError: it is certain that a module is not there.
+    """
+    if not names or names == ("auto",) or python != sys.executable or _hides_places():
+        return
+    for name in names:
+        missing = _missing(name.split("."), _may_make)
+        if missing is not None:
+            from relight.cli import mistakes
+
+            raise mistakes.no_module(name, *missing, flag="--preload=", roots=sys.path)
+
+
 def _check_module(name: str) -> None:
     """Follow a module's name as far as no code has to run for that, in this Python, which is that
     of the workers: with the same variables it looks in the same places, and they also look here.
     """
-    flags = sys.flags
-    if flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site:
+    if _hides_places():
         return
     is_file = name.endswith(".py") and os.path.isfile(name) and not os.path.isdir(name[:-3])
-    parts = [] if is_file else name.split(".")
-    found, where = "", None
-    for part in parts:
-        package, found = found, f"{found}.{part}" if found else part
+    missing = ("", "", None) if is_file else _missing(name.split("."), _has_code)
+    if missing is not None:
+        from relight.cli import mistakes
+
+        raise mistakes.no_module(name, *missing, flag="-m ", roots=[os.getcwd()])
+
+
+def _hides_places() -> bool:
+    """Return whether this Python does not look for modules where the workers do."""
+    flags = sys.flags
+    return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
+
+
+def _missing(
+    parts: list[str], may_know: "Callable[[ModuleSpec, str], bool]"
+) -> "tuple[str, str, list[str] | None] | None":
+    """Return what was found of a module's name, that with the first part which is not there, and
+    where that was looked for; None if it may be there.
+
+    Args:
+        parts: of the name.
+        may_know: whether a package may have the part that comes next, wherever that comes from.
+    """
+    package, where = "", None
+    for number, part in enumerate(parts):
+        found = f"{package}.{part}" if package else part
         try:
             spec = _find(found, where)
         except Exception:  # a finder of somebody else's; the workers will tell
-            return
+            return None
         if spec is None:
-            break
-        if spec.submodule_search_locations is None or _has_code(spec):
-            return  # whatever it is: what comes after it is known to its code alone
+            return package, found, where
+        following = "".join(parts[number + 1 : number + 2])
+        if not following or spec.submodule_search_locations is None or may_know(spec, following):
+            return None
         package, where = found, list(spec.submodule_search_locations)
-    else:
-        if not is_file:
-            return
-    from relight.cli import mistakes
-
-    raise mistakes.no_module(name, package if parts else "", found, where)
+    return None
 
 
 def _find(name: str, where: list[str] | None) -> "ModuleSpec | None":
@@ -144,9 +178,25 @@ def _find(name: str, where: list[str] | None) -> "ModuleSpec | None":
     return PathFinder.find_spec(name, [os.getcwd()])
 
 
-def _has_code(spec: "ModuleSpec") -> bool:
+def _has_code(package: "ModuleSpec", part: str = "") -> bool:
     """Return whether a package has an `__init__.py` with something in it."""
+    del part
     try:
-        return spec.origin is not None and os.path.getsize(spec.origin) > 0
+        return package.origin is not None and os.path.getsize(package.origin) > 0
     except OSError:
         return True
+
+
+def _may_make(package: "ModuleSpec", part: str) -> bool:
+    """Return whether a package's `__init__.py` may bring a module that has no file there: it speaks
+    of its name, or of what finds modules. Others are found without the package's import.
+    """
+    if not _has_code(package):
+        return False
+    try:
+        with open(str(package.origin), "rb") as file:
+            text = file.read()
+    except OSError:
+        return True
+    ways = (b"__path__", b"meta_path", b"path_hooks", part.encode())
+    return not str(package.origin).endswith(".py") or any(way in text for way in ways)
