@@ -37,6 +37,26 @@ main.entry()
 
 @pytest.mark.mistakes
 @pytest.mark.parametrize(
+    ("error", "code"), [("main.RelightError('x')", 70), ("OSError(13, 'x')", 4), ("KeyError()", 70)]
+)
+def test_an_unwritable_stderr_leaves_the_exit_code(error: str, code: int) -> None:
+    """On a full disk, when it is closed, and when its reader has gone."""
+    reader, broken = os.pipe()
+    os.close(reader)
+    program = BROKEN.format(error=error)
+    for redirection in ("2>/dev/full", "2>&-", f"2>&{broken}"):
+        result = subprocess.run(
+            ["bash", "-c", f'exec "$@" {redirection}', "bash", sys.executable, "-c", program],
+            env=clean_environment(),
+            pass_fds=[broken],
+            check=False,
+        )
+        assert result.returncode == code, redirection
+    os.close(broken)
+
+
+@pytest.mark.mistakes
+@pytest.mark.parametrize(
     ("error", "code", "said"),
     [
         ("KeyError('x')", 70, "relight: error: a mistake in relight: KeyError: 'x' (at "),

@@ -19,7 +19,7 @@ from relight.errors import (
     mistake,
     way_to,
 )
-from relight.typed import NoReturn
+from relight.typed import Any, NoReturn
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
@@ -53,6 +53,16 @@ _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
 
+class _Unfailing(io.FileIO):
+    """stderr: that nobody can be told of an error (ENOSPC, EPIPE, EBADF) changes no exit code."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
 def main(argv: list[str]) -> int:
     """Run one command line and return its exit code.
 
@@ -81,7 +91,10 @@ def entry() -> NoReturn:
         except OSError:  # closed: the next file that is opened would take its place
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdout = sys.stdout or open(1, "w", closefd=False)
-    sys.stderr = sys.stderr or open(2, "w", closefd=False)
+    encoding = sys.stderr.encoding if sys.stderr else None
+    sys.stderr = io.TextIOWrapper(
+        _Unfailing(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
+    )
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # As stderr does: what the terminal has no letter for ends nothing.
         sys.stdout.reconfigure(errors="backslashreplace")
