@@ -129,11 +129,14 @@ def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, scri
 
 
 def test_a_full_disk_behind_the_console(launch: Launch, tmp_path: Path, script: Script) -> None:
-    """`-t … > /dev/full` costs the console, not the job."""
+    """`-t … > /dev/full` costs the console, not the job, and is said once; a reader that has gone
+    is no news.
+    """
     result = launch("-c", f'exec {sys.executable} -m relight run "$@" > /dev/full', "sh",
                     "-t1", "--log-dir=logs", script(WRITER), command=("sh",))  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "done0").exists()
+    assert result.stderr.count("relight: can't write to stdout: No space left on device") == 1
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])

@@ -11,6 +11,7 @@ that writes through a pipe waits as it would on the console itself, and one that
 does not.
 """
 
+import errno
 import os
 import select
 import stat
@@ -39,6 +40,8 @@ class Console:
         self.loop = loop
         self.fd = _reopen(fd)
         self.streams: set[Stream] = set()
+        self.on_error: Callable[[str], None] = lambda _: None
+        """Told once why nothing can be written, unless nobody reads any more."""
         self.broken = False
         """Nobody reads any more (EPIPE), or nothing can be written (ENOSPC)."""
         self._queue = bytearray()
@@ -162,8 +165,10 @@ class Console:
                 del self._queue[:written]
         except BlockingIOError:
             pass
-        except OSError:
+        except OSError as error:
             self.broken = True
+            if error.errno != errno.EPIPE:  # `| head` has seen enough
+                self.on_error(os.strerror(error.errno or 0))
             self._queue.clear()
             self.loop.call_after(0, self._tell_streams)
         self.loop.on_writable(self.fd, self._on_writable if self._queue else None)
@@ -293,7 +298,12 @@ class Consoles(NamedTuple):
         out, err = os.fstat(1), os.fstat(2)
         stdout = Console(loop, 1)
         same = (out.st_dev, out.st_ino, out.st_rdev) == (err.st_dev, err.st_ino, err.st_rdev)
-        return cls(stdout, stdout if same else Console(loop, 2))
+        stderr = stdout if same else Console(loop, 2)
+        if not same:
+            stdout.on_error = lambda why: stderr.say(
+                f"relight: can't write to stdout: {why}; no more of what workers print is shown"
+            )
+        return cls(stdout, stderr)
 
 
 def _reopen(fd: int) -> int:
