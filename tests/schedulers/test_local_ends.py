@@ -146,6 +146,26 @@ def test_a_state_of_another_form(scheduler: Local, text: str) -> None:
         lines(scheduler, app_id)
 
 
+def test_a_state_and_a_log_that_are_no_files(scheduler: Local) -> None:
+    """Neither a FIFO nor a device in its place makes a command wait."""
+    app_id = submit(scheduler, shell("true"))
+    wait(scheduler, app_id)
+    record = LocalRecord(records.path(app_id))
+    found = record.read()
+    assert found is not None
+    log, state = Path(found["replicas"][0]["combined"]), Path(record.directory) / "state.json"
+    log.unlink()
+    os.mkfifo(log)
+    with pytest.raises(MachineError, match="not a regular file"):
+        lines(scheduler, app_id)
+    state.unlink()
+    os.mkfifo(state)
+    assert scheduler.status([app_id]) == {}
+    state.unlink()
+    state.symlink_to("/dev/zero")
+    assert scheduler.status([app_id]) == {}
+
+
 def test_what_threads_read_is_what_is_there(tmp_path: Path) -> None:
     """A state that was replaced is seen, however soon that was after the one before."""
     record = LocalRecord(str(tmp_path))

@@ -13,6 +13,10 @@ from relight.env import Environment
 from relight.errors import UsageError
 from relight.events import Event
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
 
 def new_run_id() -> str:
     """Return a random id in the form of a UUID."""
@@ -93,6 +97,19 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
     except BaseException:
         _try(os.unlink, new)
         raise
+
+
+def opened(path: str) -> "BinaryIO":
+    """Open a file to read it, and nothing that blocks or never ends, such as a FIFO or a device.
+
+    Raises:
+        OSError: it can't be opened, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return open(fd, "rb")
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:

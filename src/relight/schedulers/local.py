@@ -413,8 +413,10 @@ def _lines(app_id: str, path: str, query: LogQuery) -> Iterator[str]:
 
 
 def _opened(path: str) -> BinaryIO:
+    from relight.host import files
+
     try:
-        return open(path, "rb")
+        return files.opened(path)
     except FileNotFoundError:
         raise MachineError(f"its logs are gone: {path}") from None
     except OSError as error:

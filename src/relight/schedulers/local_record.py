@@ -17,10 +17,13 @@ from typing import Any, NamedTuple
 
 from relight.core import fields
 from relight.errors import UsageError
+from relight.host import files
 from relight.job.app import AppState
 
 POLL_S = 0.05
 _ROOM = 4096
+_LONGEST = 1 << 26
+"""Bytes of a state: one of 5000 replicas takes a third."""
 _TRIES = 5
 _ONE = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
@@ -177,8 +180,8 @@ class LocalRecord:
             if number:
                 time.sleep(POLL_S)  # just being written, on a full disk
             try:
-                with open(self._state, "rb") as file:
-                    state = fields.decode(file.read())
+                with files.opened(self._state) as file:
+                    state = fields.decode(file.read(_LONGEST))
             except OSError:
                 return None
             except fields.Malformed:
