@@ -144,6 +144,35 @@ def test_what_can_not_travel(call: Call) -> None:
     assert "pip install cloudpickle" in result.stdout
 
 
+@pytest.fixture
+def no_cloudpickle(tmp_path: Path) -> str:
+    """A PYTHONPATH where it can't be imported, as where it is not installed."""
+    path = tmp_path / "no_cloudpickle"
+    path.mkdir()
+    (path / "cloudpickle.py").write_text("raise ModuleNotFoundError('no cloudpickle')")
+    return str(path)
+
+
+@pytest.mark.parametrize("installed", [True, False], ids=["cloudpickle", "no cloudpickle"])
+def test_a_result_that_can_not_travel(call: Call, installed: bool, no_cloudpickle: str) -> None:
+    """Which rank's, and why, in one line and without a traceback of relight's own."""
+    text = """
+        import relight, threading
+        from relight.errors import WorkersFailedError
+        try:
+            relight.launch(threading.Lock)
+        except WorkersFailedError as error:
+            print("caught", error, error.__cause__)
+    """
+    result = call(text, PYTHONPATH="" if installed else no_cloudpickle)
+    assert result.stdout == (
+        "caught what the function returned on rank 0 can't be sent: "
+        "TypeError: cannot pickle '_thread.lock' object None\n"
+    )
+    assert "Traceback" not in result.stderr
+    assert "cloudpickle" not in result.stderr
+
+
 def test_output_goes_to_the_streams_of_the_caller(call: Call) -> None:
     """As in a notebook, where sys.stdout is no file."""
     result = call("""

@@ -94,7 +94,8 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: Refusal) -> Bas
         error = kept
     else:  # none that could travel, or what would end the caller: SystemExit, KeyboardInterrupt
         error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
-    error.__cause__ = RemoteTraceback(text)
+    if text:  # none where the message says it all
+        error.__cause__ = RemoteTraceback(text)
     return error
 
 

@@ -13,6 +13,8 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
+from relight.errors import EXIT_FAILED, WorkersFailedError
+
 RESULT, ERROR, BEGUN = "result", "error", "begun"
 _KEPT = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
@@ -57,7 +59,13 @@ def main(directory: str) -> None:
         text = "".join(traceback.format_exception(error))
         _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), _portable(error), text))
         raise
-    _keep(directory, f"{rank}.{RESULT}", (begun.attempt, result))
+    try:
+        _keep(directory, f"{rank}.{RESULT}", (begun.attempt, result))
+    except Exception as error:
+        why = f"what the function returned on rank {rank} can't be sent: {_said(error)}"
+        refused = WorkersFailedError(why, hint="return what pickle takes: numbers, texts, tensors")
+        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), refused, ""))
+        sys.exit(EXIT_FAILED)
 
 
 def is_kept(name: str) -> bool:
@@ -68,10 +76,10 @@ def is_kept(name: str) -> bool:
 def dumps(value: Any) -> bytes:
     """Return a pickle, also of functions that no module has, if cloudpickle is installed."""
     try:
-        import cloudpickle
+        from cloudpickle import dumps as dump
     except ImportError:
-        return pickle.dumps(value)
-    pickled: bytes = cloudpickle.dumps(value)
+        from pickle import dumps as dump
+    pickled: bytes = dump(value)
     return pickled
 
 
@@ -80,6 +88,10 @@ def _keep(directory: str, name: str, value: Any) -> None:
     with open(path + ".new", "wb") as file:
         file.write(dumps(value))
     os.replace(path + ".new", path)
+
+
+def _said(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def _portable(error: BaseException) -> BaseException | None:
