@@ -173,6 +173,82 @@ def test_a_result_that_can_not_travel(call: Call, installed: bool, no_cloudpickl
     assert "cloudpickle" not in result.stderr
 
 
+SCRIPT = """
+import argparse, dataclasses, os, sys
+import relight
+@dataclasses.dataclass
+class Point:
+    x: int
+class Lost(Exception):
+    pass
+def train(point):
+    if point.x > 1:
+        raise Lost(point)
+    return Point(int(os.environ["RANK"]) + point.x), __name__, given.sum
+parser = argparse.ArgumentParser()
+parser.add_argument("--sum", type=int)
+given = parser.parse_args()
+if __name__ == "__main__":
+    print(relight.launch(train, Point(1), nproc_per_node=2))
+    try:
+        relight.launch(train, Point(2))
+    except Lost as error:
+        print("lost", error)
+"""
+
+
+def test_a_script_needs_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> None:
+    """A function of the script itself, with classes of the script in its arguments, its results and
+    its exceptions: workers import the script as multiprocessing does, with the same arguments.
+    """
+    (tmp_path / "package").mkdir()
+    for name in ("caller", "package/__main__"):
+        (tmp_path / f"{name}.py").write_text(SCRIPT)
+    for how in (["caller.py"], ["-m", "package"]):
+        result = subprocess.run([sys.executable, *how, "--sum=5"], cwd=tmp_path, text=True,
+                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=60,
+                                capture_output=True, check=False)  # fmt: skip
+        assert result.stdout.splitlines() == [
+            "[(Point(x=1), '__mp_main__', 5), (Point(x=2), '__mp_main__', 5)]",
+            "lost Point(x=2)",
+        ], result.stderr
+
+
+def test_what_a_worker_can_not_import_is_said(
+    call: Call, tmp_path: Path, no_cloudpickle: str
+) -> None:
+    """In one line: a script without the guard, a function below it, a script that is no file."""
+    unguarded = """
+        import relight
+        def train(): ...
+        relight.launch(train, nproc_per_node=2)
+    """
+    below = """
+        import relight
+        if __name__ == "__main__":
+            def train(): ...
+            relight.launch(train)
+    """
+    path = tmp_path / "caller.py"
+    for text, said, hint in (
+        (unguarded, f"{path} calls relight.launch also when a worker imports it", "put the call"),
+        (below, f"train is not in {path} when a worker imports that", "define it above"),
+    ):
+        result = call(text, PYTHONPATH=no_cloudpickle)
+        *_, error, what_to_do = result.stderr.splitlines()
+        assert error == f"relight.errors.UsageError: {said}"
+        assert what_to_do.startswith(f"hint: {hint}")
+        assert "cloudpickle" in what_to_do
+        assert result.stderr.count("Traceback") == 1
+    for how in (["-c", textwrap.dedent(unguarded)], ["-"]):
+        result = subprocess.run([sys.executable, *how], input=textwrap.dedent(unguarded), text=True,
+                                env=clean_environment(PYTHONPATH=no_cloudpickle), timeout=60,
+                                capture_output=True, check=False)  # fmt: skip
+        assert "UsageError: train is defined in __main__, which workers can't" in result.stderr
+        assert "hint: pip install cloudpickle" in result.stderr
+        assert "exit code" not in result.stderr
+
+
 def test_output_goes_to_the_streams_of_the_caller(call: Call) -> None:
     """As in a notebook, where sys.stdout is no file."""
     result = call("""

@@ -25,7 +25,7 @@ from relight.function_results import Refusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
 from relight.rendezvous.meeting import TOKEN
 from relight.values import parse_nproc
-from relight.worker import call
+from relight.worker import call, main_module
 
 R = TypeVar("R")
 _NEARLY = 0.85
@@ -51,8 +51,9 @@ def launch(
     and so does the end of this process, whatever ends it.
 
     Args:
-        function: what to call. One that is defined in `__main__`, or inside another one, needs
-            `pip install cloudpickle`.
+        function: what to call. With `pip install cloudpickle`, any. Without it, one that is
+            defined in a module or in the script itself, which workers then import; the call of
+            `launch` has to be below `if __name__ == "__main__":`, as for multiprocessing.
         args: passed on.
         nproc_per_node: workers of each node, or a word as for `--nproc-per-node`.
         nnodes: agents, all on this machine; with `hosts`, their number. It is fixed.
@@ -76,6 +77,7 @@ def launch(
             code 0 before the function returned.
         UsageError: an argument is wrong, or it can't be pickled; nothing was started.
     """
+    main_module.refuse_while_importing()
     check_call(function, args, kwargs)
     nodes = _number("nnodes", nnodes, least=1)
     _number("max_restarts", max_restarts, least=0)
@@ -95,16 +97,18 @@ def launch(
         variables.setdefault(TOKEN, secrets.token_hex(16))
     try:
         payload = call.dumps((function, args, kwargs))
-        pickle.loads(payload)  # noqa: S301
+        check = main_module.Unpickler(payload)
+        check.load()
     except Exception as error:
         raise UsageError(
             f"{_name(function)} and its arguments can't be sent to workers: {error}",
             hint="pip install cloudpickle for functions that no module has; open files, locks and "
             "sockets can't travel",
         ) from None
+    script = _script(check.of_main, hosts) if check.of_main else None
     with tempfile.TemporaryDirectory(prefix="relight-launch-") as directory:
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
-            pickle.dump((bool(hosts), sys.path, payload), file)
+            pickle.dump((bool(hosts), sys.path, script, payload), file)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
         refusal = Refusal(directory)
         if hosts:
@@ -114,10 +118,25 @@ def launch(
             exit_codes = function_hosts.run(directory, words, hosts, env or {}, ssh or {})
         else:
             program = [sys.executable, "-m", "relight", "run"]
-            script = ["-m", "relight.worker.call", directory]
-            command = [*program, *asked, *_meeting(nodes), *flags, *script]
+            worker = ["-m", "relight.worker.call", directory]
+            command = [*program, *asked, *_meeting(nodes), *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
         return collect(directory, _name(function), exit_codes, refusal)
+
+
+def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
+    """Return what workers import to find something that is defined in `__main__`."""
+    found = main_module.of_this_process()
+    if hosts:
+        why = "which workers on other hosts can't import"
+    elif found is None:
+        why = "which workers can't import: it has no file (python -c, stdin, a notebook)"
+    else:
+        return found
+    raise UsageError(
+        f"{name} is defined in __main__, {why}",
+        hint="pip install cloudpickle, or put it into a module",
+    )
 
 
 def check_call(

@@ -1,12 +1,12 @@
 """What the workers of `relight.launch` have kept -> a list by rank, or what went wrong."""
 
 import os
-import pickle
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from relight.errors import RelightError, UsageError, WorkersFailedError
 from relight.worker import call
+from relight.worker.main_module import Unpickler
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
@@ -114,7 +114,7 @@ def _kept(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
 def _load(path: str) -> Any:
     with open(path, "rb") as file:
         try:
-            return pickle.load(file)  # noqa: S301  # written by our own workers
+            return Unpickler(file.read()).load()  # written by our own workers
         except Exception as error:
             name = os.path.basename(path)
             raise RelightError(f"what {name} holds can't be read here: {error}") from None

@@ -13,7 +13,8 @@ import time
 import traceback
 from typing import Any, NamedTuple
 
-from relight.errors import EXIT_FAILED, WorkersFailedError
+from relight.errors import EXIT_FAILED, UsageError, WorkersFailedError
+from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
 _KEPT = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
@@ -48,24 +49,38 @@ def main(directory: str) -> None:
         except FileNotFoundError:
             pass
     _keep(directory, f"{rank}.{BEGUN}", tuple(begun))
-    with open(os.path.join(directory, "call.pickle"), "rb") as file:
-        elsewhere, path, payload = pickle.load(file)  # noqa: S301  # written by the caller
-    sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
-    function, args, kwargs = pickle.loads(payload)  # noqa: S301
-    sys.argv[1:] = []
+
+    def keep_error(error: BaseException | None, text: str) -> None:
+        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), error, text))
+
+    function = None
     try:
+        function, args, kwargs = _received(directory)
+        sys.argv[1:] = []
         result = function(*args, **kwargs)
     except BaseException as error:
-        text = "".join(traceback.format_exception(error))
-        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), _portable(error), text))
+        if function is None and isinstance(error, UsageError):  # it says it all
+            keep_error(error, "")
+            sys.exit(EXIT_FAILED)
+        keep_error(_portable(error), "".join(traceback.format_exception(error)))
         raise
     try:
         _keep(directory, f"{rank}.{RESULT}", (begun.attempt, result))
     except Exception as error:
         why = f"what the function returned on rank {rank} can't be sent: {_said(error)}"
-        refused = WorkersFailedError(why, hint="return what pickle takes: numbers, texts, tensors")
-        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), refused, ""))
+        hint = "return what pickle takes: numbers, texts, tensors"
+        keep_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
+
+
+def _received(directory: str) -> Any:
+    """Return the function, its arguments and its keyword arguments."""
+    with open(os.path.join(directory, "call.pickle"), "rb") as file:
+        elsewhere, path, main_module, payload = pickle.load(file)  # noqa: S301  # by the caller
+    sys.path[:] = [*sys.path, *(each for each in path if each not in sys.path)] * elsewhere or path
+    if main_module:
+        main_module.load()
+    return Unpickler(payload).load()
 
 
 def is_kept(name: str) -> bool:
@@ -97,7 +112,7 @@ def _said(error: BaseException) -> str:
 def _portable(error: BaseException) -> BaseException | None:
     """Return the exception if it survives being pickled, else None."""
     try:
-        pickle.loads(dumps(error))  # noqa: S301
+        Unpickler(dumps(error)).load()
     except Exception:
         return None
     return error

@@ -1,0 +1,101 @@
+"""The caller's `__main__` in a worker of `relight.launch`, for the functions and classes in it.
+
+As multiprocessing's spawn does, a worker imports that script or module under the name
+`__mp_main__`, so that what is below `if __name__ == "__main__":` does not run. A pickle that names
+either means the same module in the caller and in the worker.
+"""
+
+import io
+import os
+import pickle
+import runpy
+import sys
+import types
+from typing import Any, NamedTuple
+
+from relight.errors import UsageError
+
+NAME = "__mp_main__"
+importing = ""
+"""The script or module that this process is importing so; empty at all other times."""
+
+
+class MainModule(NamedTuple):
+    """Where a `__main__` is from: a path or, for `python -m`, the name of a module."""
+
+    origin: str
+    is_module: bool
+    argv: list[str]
+
+    def load(self) -> None:
+        """Import it, and let it stand for this process's `__main__`.
+
+        Raises:
+            UsageError: it calls `relight.launch` while it is imported.
+            Exception: what it raises.
+        """
+        global importing
+        argv, importing = sys.argv, self.origin
+        sys.argv = [*self.argv]
+        try:
+            if self.is_module:
+                found = runpy.run_module(self.origin, run_name=NAME, alter_sys=True)
+            else:
+                found = runpy.run_path(self.origin, run_name=NAME)
+        finally:
+            sys.argv, importing = argv, ""
+        module = types.ModuleType(NAME)
+        module.__dict__.update(found)
+        sys.modules["__main__"] = sys.modules[NAME] = module
+
+
+class Unpickler(pickle.Unpickler):
+    """Loads a pickle whose `__main__` may be from another process."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+        self.of_main = ""
+        """Something of `__main__` that the pickle names; empty if there is nothing."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a pickle names.
+
+        Raises:
+            UsageError: it was in the caller's `__main__`, and is not in this one.
+        """
+        if module not in ("__main__", NAME):
+            return super().find_class(module, name)
+        self.of_main = name
+        try:
+            return super().find_class("__main__", name)
+        except AttributeError:
+            where = getattr(sys.modules["__main__"], "__file__", "__main__")
+            raise UsageError(
+                f"{name} is not in {where} when a worker imports that",
+                hint='define it above `if __name__ == "__main__":`, or pip install cloudpickle',
+            ) from None
+
+
+def of_this_process() -> MainModule | None:
+    """Return where `__main__` is from; None if no other process could import it: `python -c`,
+    standard input, a notebook.
+    """
+    main = sys.modules["__main__"]
+    name = getattr(getattr(main, "__spec__", None), "name", "__main__")
+    if name != "__main__":  # that is a directory's
+        return MainModule(name, True, sys.argv)
+    path = os.path.abspath(getattr(main, "__file__", None) or "")
+    return MainModule(path, False, sys.argv) if os.path.isfile(path) else None
+
+
+def refuse_while_importing() -> None:
+    """Refuse a call of `relight.launch` in a worker that only imports the script.
+
+    Raises:
+        UsageError: this is one.
+    """
+    if importing:
+        raise UsageError(
+            f"{importing} calls relight.launch also when a worker imports it",
+            hint='put the call below `if __name__ == "__main__":`, or pip install cloudpickle',
+        )
