@@ -362,13 +362,15 @@ class Agent:
         supervision = Supervision(len(assignments), self.job.grace_s)
         directory = self.job.run_directory or self._scratch.make()
         attempt = directory and attempt_directory(directory, generation.restart, generation.number)
+        plans: list[WorkerPlan] = []
         try:
             logs = Logs(self.loop, self.consoles, self.spec, attempt)
-            plans = [self._plan(generation, assignment, logs) for assignment in assignments]
+            plans.extend(self._plan(generation, assignment, logs) for assignment in assignments)
         except OSError as error:
-            hint = "look at `ulimit -n`" if error.errno == errno.EMFILE else ""
-            reason = f"can't write logs to {error.filename or attempt}: {error.strerror}"
-            raise MachineError(reason, hint=hint) from None
+            hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+            pipe = f"make a pipe for the output of local rank {len(plans)}"
+            what = f"write logs to {error.filename}" if error.filename else pipe
+            raise MachineError(f"can't {what}: {error.strerror}", hint=hint) from None
         if self._flag is not None:
             self._flag.set(False)
         timers = None

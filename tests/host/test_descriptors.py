@@ -1,10 +1,12 @@
 """How many files this process may have open, and its workers."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import RELIGHT, clean_environment
 
 PROBE = """
 import resource, sys
@@ -32,3 +34,27 @@ def test_workers_have_the_limit_that_was_there(hard: int, later: int, expected: 
         env=clean_environment(),
     )
     assert found.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=str)
+def test_what_is_wanted_of_too_few_descriptors_is_named(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
+    """`ulimit -n` of little more than the standard streams ends with 4, and says for what there is
+    no descriptor.
+    """
+    script = tmp_path / "train.py"
+    script.touch()
+    for limit in range(5, 10):
+        found = subprocess.run(
+            ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *RELIGHT, "run",
+             *flags, str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+            env=clean_environment(),
+        )  # fmt: skip
+        assert found.returncode == 4, found.stderr
+        assert "hint: look at `ulimit -n`" in found.stderr
+        assert not re.search(r"refuses another|refuses OSError| to :", found.stderr), found.stderr

@@ -110,9 +110,11 @@ def entry() -> NoReturn:
             print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
+            too_many = error.errno in (errno.EMFILE, errno.ENFILE)
             what = f"{error.filename}: {error.strerror}" if error.filename else way_to(error)
+            what = f"another descriptor: {what}" if too_many and not error.filename else what
             print(f"relight: error: this machine refuses {what}", file=sys.stderr)
-            if error.errno in (errno.EMFILE, errno.ENFILE):
+            if too_many:
                 print("hint: look at `ulimit -n`", file=sys.stderr)
     except Exception as error:
         exit_code = EXIT_INTERNAL

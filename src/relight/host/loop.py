@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from relight.errors import RelightError
+from relight.errors import MachineError, RelightError
 from relight.host import system
 from relight.typed import Protocol
 
@@ -59,12 +59,18 @@ class Loop:
 
     def __init__(self) -> None:
         self.on_mistake: Callable[[str, Exception], None] = _raise
-        self._selector = system.Selector()
+        try:
+            self._selector = system.Selector()
+            self._wake_read, self._wake_write = os.pipe()
+        except OSError as error:
+            raise MachineError(
+                f"can't get a descriptor to wait with: {error.strerror}",
+                hint="look at `ulimit -n`",
+            ) from None
         self._callbacks: dict[int, list[Callback | None]] = {}
         self._timers: list[Timer] = []
         self._signals: dict[int, Callable[[int], None]] = {}
         self._previous: dict[int, object] = {}
-        self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
         os.set_blocking(self._wake_write, False)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)

@@ -70,7 +70,8 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
             f"the address {host} for the workers' store is unknown: {error.strerror}", hint=hint
         ) from None
     except OSError as error:
-        raise MachineError(f"can't open a socket: {error.strerror}") from None
+        hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+        raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
         # So that a restart on a given port does not wait for the old connections' TIME_WAIT.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -30,7 +30,7 @@ import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
 
-from relight.errors import signal_name
+from relight.errors import MachineError, signal_name
 from relight.events import (
     Event,
     PreloadReady,
@@ -117,9 +117,15 @@ class Preload:
         self._names: tuple[int, mmap.mmap] | None = None
         self._timer: Timer | None = None
         if self._learned or not _waits(workplace):
-            fd = os.memfd_create("relight-modules")
-            os.ftruncate(fd, _NAMES_SIZE)
-            self._names = fd, mmap.mmap(fd, _NAMES_SIZE)
+            try:
+                fd = os.memfd_create("relight-modules")
+                os.ftruncate(fd, _NAMES_SIZE)
+                self._names = fd, mmap.mmap(fd, _NAMES_SIZE)
+            except OSError as error:
+                raise MachineError(
+                    f"can't make memory for the names of preloaded modules: {error.strerror}",
+                    hint="look at `ulimit -n`",
+                ) from None
             self._why_not = self._why_not or "the first workers import as fast as it could"
         else:
             self._start(gently=False)
