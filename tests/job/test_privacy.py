@@ -25,6 +25,7 @@ SECRET = "hunter2"
         "SLACK_WEBHOOK_URL", "MYWEBHOOK", "SAS", "BLOB_SAS", "SAS_URL", "ACCOUNTKEY", "AccountKey",
         "MASTERKEY", "COSMOS_MASTERKEY_2", "SharedAccessKey", "STORAGE_KEY",
         "MYSECRET", "GITHUB_PAT", "CRED", "JWT", "BEARER", "wandbkey", "DB_PASS", "aws-creds",
+        "KEY",
     ],
 )  # fmt: skip
 def test_names_of_secrets(name: str) -> None:
@@ -100,6 +101,29 @@ def test_names_of_other_things(name: str) -> None:
 def test_texts(text: str, expected: str) -> None:
     """In a command, what follows a secret's name is hidden, and nothing more."""
     assert privacy.of_text(text) == expected
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["hf_abcdefghijklmnopqrstuvwxyzABCDEFGH", "ghp_" + "a1" * 18, "gho_" + "a1" * 18,
+     "github_pat_" + "a1_" * 20, "sk-" + "a1" * 20, "sk-ant-api03-" + "a1" * 20,
+     "sk-proj-" + "a_-1" * 10, "xoxb-123456789012-abcdefABCDEF", "AKIA" + "A1" * 8,
+     "ASIA" + "A1" * 8, "glpat-" + "a1" * 10, "AIza" + "a1_-b" * 7, "pypi-" + "a1" * 20,
+     "npm_" + "a1" * 18, "nvapi-" + "a1" * 20],
+)  # fmt: skip
+def test_tokens_are_known_by_how_they_begin(token: str) -> None:
+    """Whatever the variable or the flag is called."""
+    assert privacy.of_variables({"HF_HUB": token}) == {"HF_HUB": HIDDEN}
+    assert privacy.of_text(f"a.py --hub {token} X={token}") == f"a.py --hub {HIDDEN} X={HIDDEN}"
+    assert privacy.of_words([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
+
+
+def test_what_begins_as_a_token_and_is_none() -> None:
+    """Names of models and modules stay."""
+    text = (
+        "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
+    )
+    assert privacy.of_text(text) == text
 
 
 def test_words() -> None:

@@ -1,6 +1,7 @@
 """What is kept of a job, and shown of it, without what looks like a secret.
 
-A variable or a flag is taken for a secret by its name; values that are none cost little to hide.
+A variable or a flag is taken for a secret by its name, and a token of a well-known service by how
+it begins; values that are none cost little to hide.
 """
 
 import re
@@ -20,7 +21,7 @@ _WORD = (
     rf")(?:[_.-]{_PART}+)?"
     rf"|{_PART}(?:conn(?:ection)?[_-]?str(?:ing)?s?|webhook{_PART}|pwd)"
     rf"|(?:{_PART}[_.-])?(?:(?:pg|my|db)?pass|pat|creds?|dsn)"
-    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key)"
+    rf"|[A-Za-z0-9]{_PART}(?<!public)[_-]key|(?-i:KEY))"  # `--key` is what to sort by
 )
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _UP_TO_NEXT = r"(?:[^,;\s]|[,;](?![\w.-]+=))*"
@@ -43,6 +44,12 @@ _ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "s
               "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
 """Programs whose -p is something else than a password: a partition, parents, a patch."""
 _USER = re.compile(r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)")
+_TOKEN = re.compile(
+    r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|sk-(?=[\w-]*\d)[\w-]{20,}|xox[abeprs]-[\w-]{10,}|(?:AKIA|ASIA)[A-Z0-9]{16}"
+    r"|glpat-[\w-]{20,}|AIza[\w-]{35}|pypi-[\w-]{20,}|npm_[A-Za-z0-9]{20,}|nvapi-[\w-]{20,})"
+    r"(?![\w-])"
+)
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 # What says how a job was started, and nothing about its owner.
@@ -73,6 +80,7 @@ def of_text(text: str) -> str:
     """Return a text with the values of `NAME=value`, `--name value`, `Name: value` hidden where the
     name is a secret's, and passwords in URLs and after `--user NAME:`.
     """
+    text = _TOKEN.sub(HIDDEN, text)
     text = _JSON.sub(_hidden_in_json, text)
     for pattern in (_ASSIGNED, _FOLLOWED, _HEADER, _USER):
         text = pattern.sub(_hidden, text)
