@@ -2,6 +2,7 @@
 
 import json
 import os
+import pwd
 import threading
 import time
 from collections.abc import Iterator
@@ -74,7 +75,7 @@ def test_submitting(runner: Runner, scheduler: scripted.Scripted, place: Path) -
     assert scheduler.jobs["1"].cfg == {"queue": "long", "secret": "hunter2"}
     record = runner.describe(handle)
     assert {name: record[name] for name in ("handle", "app_id", "scheduler", "state", "name")} == {
-        "handle": handle, "app_id": "1", "scheduler": "scripted", "state": "SUBMITTED",
+        "handle": handle, "app_id": "1", "scheduler": "scripted", "state": "RUNNING",
         "name": "echo",
     }  # fmt: skip
     assert record["command"] == ["utils.echo", "--msg", "hi"]
@@ -187,6 +188,22 @@ def test_waiting(runner: Runner, scheduler: scripted.Scripted) -> None:
     assert (found.state, found.exitcode) == (AppState.FAILED, 3)
     assert scheduler.asked == [("status", ("1",))] * 3
     assert runner.describe(handle)["state"] == "FAILED"
+
+
+def test_a_description_has_the_state_of_now(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """`describe` asks the scheduler as `status` does, and without an answer says what was sent."""
+    handle = runner.submit(*ECHO)
+    scheduler.states = [AppState.PENDING, AppState.RUNNING]
+    assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
+    scheduler.is_out_of_reach = True
+    found = runner.describe(handle)
+    assert (found["state"], found["name"]) == ("UNKNOWN", "echo")
+
+
+def test_a_user_without_variables_has_a_name(scheduler: scripted.Scripted, runner: Runner) -> None:
+    """Where USER is not set, as in containers, the system knows who has sent a job."""
+    runner.env = Environment({})
+    assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
 
 
 def test_waiting_has_an_end(runner: Runner, scheduler: scripted.Scripted) -> None:

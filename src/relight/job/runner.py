@@ -392,7 +392,8 @@ class Runner:
         return [Job(*each) for each in submitted.listed(self.scheduler, scheduler, self.session)]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return the record of a job: what was submitted, where and when, without secrets.
+        """Return the record of a job: what was submitted, where and when, without secrets, and the
+        state that it has now.
 
         Raises:
             UsageError: there is no such job.
@@ -404,7 +405,7 @@ class Runner:
         if record is None:
             found = self.status(job)
             return {"handle": str(job), "state": found.state.name, "app": None}
-        return record
+        return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
     # Pieces of a dry run.
 

@@ -79,6 +79,13 @@ def note(record: Record | None, state: AppState) -> None:
             pass  # the status is known all the same
 
 
+def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
+    """Return the state of a recorded job; UNKNOWN if its scheduler can't be asked."""
+    state = _state_in(record, _states(find, [record]))
+    note(record, state)
+    return state
+
+
 def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str
 ) -> Iterator[tuple[str, str, AppState, str]]:
@@ -96,7 +103,7 @@ def listed(
     states = _states(find, found)
     lines = []
     for record in found:
-        state = states.get(record["handle"], AppState[record.get("state", "UNKNOWN")])
+        state = _state_in(record, states)
         note(record, state)
         lines.append((record["handle"], record["name"], state, record["submitted"]))
     if scheduler:
@@ -106,6 +113,10 @@ def listed(
                 handle = str(Handle(scheduler, session, each.app_id))
                 lines.append((handle, each.name, each.state, each.submitted))
     yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
+
+
+def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:
+    return states.get(record["handle"], AppState[record.get("state", "UNKNOWN")])
 
 
 def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:
@@ -129,6 +140,7 @@ def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, 
 def _record(job: "Prepared", env: Environment) -> Record:
     from relight import __version__
     from relight.job.workspaces import git_state, projects
+    from relight.schedulers.docker_request import user_name
 
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
     return {
@@ -144,7 +156,7 @@ def _record(job: "Prepared", env: Environment) -> Record:
         "cfg": _without_secrets(dict(job.request.cfg)),
         "app": serial.to_json(privacy.of_app(job.app)),
         "environment": privacy.of_environment(env.variables),
-        "user": next(filter(None, map(env.get, _USER)), "") or str(os.getuid()),
+        "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
         "host": socket.gethostname(),
         "directory": os.getcwd(),
         "workspace": job.workspace,
