@@ -49,6 +49,14 @@ def refused(
         (("runn", "train.py"), "relight run?"),
         (("torchrun", "train.py"), "relight run?"),
         (("ls",), "relight list?"),
+        (("submit", "--script", "x.py"), "relight submit dist.ddp --script x.py?"),
+        (
+            ("submit", "-s", "local", "-m", "x", "--", "1"),
+            "relight submit --scheduler=local dist.ddp -m x -- 1?",
+        ),
+        (("--verison",), "relight --version?"),
+        (("--hlep",), "relight --help?"),
+        (("--standalone",), "relight run --standalone?"),
         (("run", "\u2014nnodes=1", "train.py"), "type -- for a flag"),
         (("run", "train.py --lr 1"), "without quotes"),
         (("run", "--nproc_per_node", "=", "2", "train.py"), "type --nproc-per-node=2"),
@@ -90,6 +98,7 @@ def test_what_to_type_instead(argv: tuple[str, ...], hint: str, refused: Refused
         ("--hostfile -hostfile -H --hosts", "relight submit -s ssh"),
         ("-s --scheduler -cfg", "relight submit"),
         ("--nproc-per-nodes", "--nproc-per-node"),
+        ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
 def test_flags_of_other_launchers(flags: str, meant: str, refused: Refused) -> None:

@@ -31,6 +31,7 @@ async def later(): ...
 SUBMIT = [
     ("", "no component was given"),
     ("--dryrun", "no component was given"),
+    ("-s slurm --script c.py", "no component was given"),
     ("utils.ecoh", "there is no component utils.ecoh"),
     ("train.py", "there is no component train.py"),
     ("nofile.py:f", "there is no file nofile.py"),

@@ -349,7 +349,10 @@ def test_a_static_rank_belongs_to_one_node() -> None:
         3 node2 joins
         -> form 0: node0 node1 node2
     """)
-    assert game.end("node1/other").reason == "--node-rank=1 belongs to node1 already"
+    assert game.end("node1/other").reason == (
+        "--node-rank=1 belongs to node1 already; give each node its own --node-rank, or "
+        "--rdzv-backend=c10d, which needs none"
+    )
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 

@@ -33,6 +33,7 @@ _OF_OTHERS = {
     **dict.fromkeys(("H", "host", "hosts", "hostfile", "machinefile", "hostname"), _HOSTS),
     **dict.fromkeys(("gpu-ids", "include", "exclude"), _DEVICES),
     **dict.fromkeys(("s", "scheduler", "cfg", "j", "workspace", "dryrun"), _SUBMIT),
+    "rdzv-timeout": "did you mean --rdzv-conf join_timeout=SECONDS?",
     "use-env": "relight run always does what --use-env asks for; relight launch has the flag",
     "world-size": "the world size is --nnodes times --nproc-per-node",
     "rank": "ranks follow from --node-rank and --nproc-per-node",
@@ -73,12 +74,32 @@ def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
         commands: all commands.
     """
     word = argv[0]
+    meant = nearest(word, ["--version", "--help"]) if word.startswith("--") and not argv[1:] else ""
+    if meant:
+        return UsageError(f"unknown flag: {word}", hint=f"did you mean relight {meant}?")
     if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
         line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
         return UsageError(f"{word} is no command", hint=f"did you mean relight run {line}?")
     meant = _COMMANDS.get(word) or nearest(word, list(commands))
     hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
     return UsageError(f"unknown command: {word}", hint=hint)
+
+
+def no_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
+    """Return the error for a flag of `dist.ddp` where a component belongs, if it is one.
+
+    Args:
+        given: the flags of `relight submit` before it.
+        left: the flag, and what follows.
+    """
+    from inspect import signature
+
+    from relight.job.components.dist import ddp
+
+    if left[0].partition("=")[0].lstrip("-").replace("-", "_") not in signature(ddp).parameters:
+        return None
+    line = shlex.join(["relight", "submit", *given, "dist.ddp", *left])
+    return UsageError("no component was given", hint=f"did you mean {line}?")
 
 
 def no_script(script: str, arguments: Sequence[str]) -> UsageError:

@@ -125,6 +125,11 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
         if flag is None:
             if stop_at_unknown:
                 return words, left
+            from relight.cli import mistakes
+
+            forgotten = mistakes.no_component(words, left)
+            if forgotten is not None:
+                raise forgotten
             parse([word], Environment({}), SUBMIT_FLAGS)  # says what it may have been
             raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
         left.pop(0)

@@ -38,7 +38,10 @@ def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
     if settings.ordered and not 0 <= join.node_rank < settings.most:
         return f"--node-rank={join.node_rank} on {join.host} is not below --nnodes={settings.most}"
     if settings.ordered and holder is not None:
-        return f"--node-rank={join.node_rank} belongs to {holder.host} already"
+        return (
+            f"--node-rank={join.node_rank} belongs to {holder.host} already; give each node its "
+            "own --node-rank, or --rdzv-backend=c10d, which needs none"
+        )
     return ""
 
 
