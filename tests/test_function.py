@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Start, clean_environment
+from conftest import Launch, Start, clean_environment
 
 import relight
 from relight.errors import UsageError, WorkersFailedError
@@ -261,8 +261,12 @@ def test_output_goes_to_the_streams_of_the_caller(call: Call) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_outlives_the_caller(number: int, start: Start, script: Script) -> None:
-    """Ctrl-C, or kill -9 of the caller, ends the workers."""
+def test_nothing_outlives_the_caller(
+    number: int, start: Start, script: Script, launch: Launch, tmp_path: Path
+) -> None:
+    """Ctrl-C, or kill -9 of the caller, ends the workers; no directory stays behind. As long as the
+    caller lives no other job takes its directory for one that was left.
+    """
     path = script("""
 import os, time, relight
 def work():
@@ -271,13 +275,18 @@ def work():
     time.sleep(100)
 relight.launch(work)
 """)
-    caller = start(path, command=(sys.executable,))
+    scratch = tmp_path / "tmp"
+    scratch.mkdir()
+    caller = start(path, command=(sys.executable,), variables={"TMPDIR": str(scratch)})
     whole = path.parent / "pid.whole"
     wait(whole.exists)
     pid = int(whole.read_text())
+    launch("run", "--no-python", "true", TMPDIR=str(scratch))
+    assert list(scratch.glob("relight_*/call/0.begun"))
     caller.send_signal(number)
     caller.wait(30)
     wait(lambda: not Path(f"/proc/{pid}").exists() or "Z" in state(pid))
+    wait(lambda: not list(scratch.iterdir()))
 
 
 def state(pid: int) -> str:

@@ -7,6 +7,7 @@ It runs `relight run` in a process of its own, so everything said of that holds:
 reports, nothing left behind. The function and its arguments travel as a pickle.
 """
 
+import contextlib
 import inspect
 import os
 import pickle
@@ -16,13 +17,15 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relight import env as environment
-from relight.errors import UsageError, nearest
+from relight.errors import MachineError, UsageError, nearest
 from relight.function_results import Refusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
+from relight.host import scratch
+from relight.host.files import remove_tree
 from relight.rendezvous.meeting import TOKEN
 from relight.values import parse_nproc
 from relight.worker import call, main_module
@@ -106,7 +109,7 @@ def launch(
             "sockets can't travel",
         ) from None
     script = _script(check.of_main, hosts) if check.of_main else None
-    with tempfile.TemporaryDirectory(prefix="relight-launch-") as directory:
+    with _directory() as directory:
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
             pickle.dump((bool(hosts), sys.path, script, payload), file)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
@@ -122,6 +125,22 @@ def launch(
             command = [*program, *asked, *_meeting(nodes), *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
         return collect(directory, _name(function), exit_codes, refusal)
+
+
+@contextlib.contextmanager
+def _directory() -> Iterator[str]:
+    """Make a directory for the call and what workers keep, and remove it at the end."""
+    try:
+        path, lock = scratch.make(tempfile.gettempdir())
+    except OSError as error:
+        raise MachineError(f"can't make a directory: {error}") from None
+    try:
+        directory = os.path.join(path, "call")  # the lock is outside: ssh reads all that is in it
+        os.mkdir(directory, 0o700)
+        yield directory
+    finally:
+        remove_tree(path)
+        os.close(lock)
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:

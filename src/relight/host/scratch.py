@@ -3,8 +3,9 @@ workers start, and removed at the end.
 
 If the agent is killed, its spawner removes the directory; if that one is killed too, a later job of
 this user does so. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the agent
-lives. All containers and pid namespaces of a machine share its kernel, hence its locks and its boot
-id; of other machines, on a network file system, nothing is removed.
+lives. `relight.launch` has such a directory of its own: if it is killed, its agent ends, and
+removes that. All containers and pid namespaces of a machine share its kernel, hence its locks and
+its boot id; of other machines, on a network file system, nothing is removed.
 """
 
 import errno
@@ -36,24 +37,17 @@ class Scratch:
         self._loop = loop
         self._base = base
         self._lock = -1
-        self._swept = not base
 
     def make(self) -> str:
         """Make the directory, if it is not there, and return it; empty if that is not possible:
         a job can run without error files, on a full disk.
         """
-        for _ in range(_TRIES if self._base and not self.path else 0):
-            path = os.path.join(self._base, f"relight_{_boot()}_{os.urandom(8).hex()}")
+        if self._base and not self.path:
             try:
-                os.mkdir(path, 0o700)
+                self.path, self._lock = make(self._base)
             except OSError:
-                break
-            self._lock = _take(path)
-            if self._lock >= 0:
-                self.path = path
-                self._loop.call_after(_SWEEP_AFTER_S, self._sweep)
-                break
-            remove_tree(path)
+                return ""
+            self._loop.call_after(_SWEEP_AFTER_S, self._sweep)
         return self.path
 
     def remove(self) -> None:
@@ -65,16 +59,33 @@ class Scratch:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove such directories of this user whose agents are gone; once is enough."""
-        if self._swept:
-            return
-        self._swept = True
-        boot = _boot()
+        """Remove such directories of this user whose processes are gone."""
+        boot = _boot() if self._base else ""
         try:
             if boot and _is_safe(os.stat(self._base)):
                 _sweep(self._base, f"relight_{boot}_", self.path)
         except OSError:
             pass  # nobody waits for it
+
+
+def make(base: str) -> tuple[str, int]:
+    """Make a directory that a later job of this user removes if this process can't do so.
+
+    Returns:
+        Its path, and the lock: a descriptor to close when the directory is removed. This process
+        opens the file `lock` nowhere else: to close it again would give up the lock.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    for _ in range(_TRIES):
+        path = os.path.join(base, f"relight_{_boot()}_{os.urandom(8).hex()}")
+        os.mkdir(path, 0o700)
+        lock = _take(path)
+        if lock >= 0:
+            return path, lock
+        remove_tree(path)
+    raise OSError(errno.EAGAIN, "can't lock a new directory", base)
 
 
 def _boot() -> str:
