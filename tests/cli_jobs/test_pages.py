@@ -1,6 +1,8 @@
 """Commands that tell what can be done: help, components, schedulers, configure."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,20 @@ def test_configure_adds_to_a_file(relight: Command, place: Path) -> None:
     assert (found.returncode, found.stdout) == (2, "")
     assert "has a section [local]" in found.stderr
     assert file.read_text() == text
+
+
+@pytest.mark.parametrize("before", ["", "[local]\n"])
+def test_configure_on_a_full_disk(place: Path, before: str) -> None:
+    """No half of a file is left, which later commands would believe."""
+    if before:
+        (place / ".relightconfig").write_text(before)
+    found = subprocess.run(
+        ["bash", "-c", f'ulimit -f 1; exec "{sys.executable}" -m relight configure'],
+        cwd=place, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert found.returncode == 4
+    assert found.stderr.startswith("relight: error: can't write .relightconfig: File too large")
+    assert [each.read_text() for each in place.glob(".relightconfig")] == [before] * bool(before)
 
 
 def test_configure_prints(relight: Command, place: Path) -> None:

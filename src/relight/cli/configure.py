@@ -62,12 +62,27 @@ def main(argv: list[str]) -> int:
             )
     new = [text for name, text in sections.items() if name not in known]
     try:
-        with open(FILE, "a", encoding="utf-8") as file:
-            file.write(("\n" if known else "") + "\n\n".join(new) + "\n")
+        _add(("\n" if known else "") + "\n\n".join(new) + "\n")
     except OSError as error:
         raise MachineError(f"can't write {FILE}: {error.strerror}") from None
     say(f"{FILE} has {', '.join(names)}")
     return EXIT_OK
+
+
+def _add(text: str) -> None:
+    """Add to the file all of it or, on a full disk, nothing: half of it would be believed."""
+    size = os.path.getsize(FILE) if os.path.exists(FILE) else -1
+    with open(FILE, "ab", buffering=0) as file:
+        try:
+            data = text.encode()
+            while data:
+                data = data[file.write(data) :]
+        except OSError:
+            if size < 0:
+                os.unlink(FILE)
+            else:
+                file.truncate(size)
+            raise
 
 
 def _section(name: str, *, every: bool) -> str:
