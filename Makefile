@@ -28,7 +28,7 @@ $(EXAMPLES_READY): pyproject.toml
 		{ echo "$(PYTHON) could not make a virtual environment: on Debian, apt-get install python3-venv"; exit 1; }
 	@echo "2 of 3: torch, which is large, and numpy"
 	$(INSTALL) --progress-bar on -e '.[examples]'
-	@echo "3 of 3: compiling the modules of torch that the examples import"
+	@echo "3 of 3: compiling the modules of torch that the examples import: about a minute"
 	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import torch._dynamo'
 	@touch $@
 

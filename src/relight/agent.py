@@ -539,7 +539,7 @@ class Agent:
             self._step(event, self.loop.now())
             text = f"got {signal_name(number)}: {self._supervision.explain(self.loop.now())}"
             if self._supervision.state is State.STOPPING:
-                text += ", or now by another ctrl-C" if number == SIGINT else ", or now by another"
+                text += f", or now by a second {'ctrl-C' if number == SIGINT else 'signal'}"
             self.say(text)
 
     def _on_resize(self, _: int) -> None:

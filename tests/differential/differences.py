@@ -53,7 +53,7 @@ _ONLY_RELIGHT = (
 
 DIFFERENCES = {
     "master-addr": Difference(
-        "the full host name of a machine need not resolve, and another node's agent decides it",
+        "the full host name of a machine need not resolve",
         ((_ENV + "MASTER_ADDR", re.escape(socket.getfqdn()), r"127\.0\.0\.1"),),
     ),
     "output-through-agent": Difference(

@@ -149,9 +149,12 @@ class Preload:
 
     def _tell_slow(self) -> None:
         if not self.settled():
-            what = f"imports {self._importing}" if self._importing else "starts"
+            what = f"{self._importing} is being imported" if self._importing else "it is starting"
             left = _PATIENCE_S - _SILENT_S
-            self._say(f"preload: pid {self._pid} still {what}; workers start cold in {left:.0f} s")
+            self._say(
+                f"preload: {what} (pid {self._pid}); the workers start when that is done, or in "
+                f"{left:.0f} s without it"
+            )
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that let a worker be watched, if it is to be."""
