@@ -14,8 +14,8 @@ import pytest
 from conftest import Launch, Start, clean_environment
 
 from relight.coordinator import Coordinator
-from relight.core.fields import Malformed
-from relight.core.group import Settings
+from relight.core.fields import Malformed, to_json
+from relight.core.group import Hello, Settings
 from relight.elected import Elector
 from relight.errors import MachineError
 from relight.host.beats import Beats
@@ -250,6 +250,27 @@ def test_an_elector_that_sends_nonsense() -> None:
     assert there.reasons == ["the peer closed the connection"]
     (line,) = said
     assert re.fullmatch(r"127.0.0.1:\d+: it sent nonsense: VoteReply.voter can't be a list", line)
+
+
+def test_who_says_hello_and_joins_nothing_makes_room() -> None:
+    """Without a token, strangers that only say hello and beat take no more than their places."""
+    loop, said = Loop(), list[str]()
+    sock = socket.create_server(("127.0.0.1", 0))
+    coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
+    coordinator._listener.places = 20
+    hello = to_json(Hello("", "another", Settings(1, 2, 0)))
+    owner = Owner(AssertionError())
+    owner.closed = lambda connection, reason: owner.reasons.append(reason)  # type: ignore[method-assign]
+    strangers = [dial(loop, sock.getsockname(), owner, hello, Security()) for _ in range(16)]
+    end = loop.now() + 5
+    try:
+        loop.call_at(end, lambda: None)
+        loop.run_until(lambda: len(owner.reasons) == 6 or loop.now() >= end)
+        assert coordinator.others == 10
+        assert len(said) == 6 and all("too many join no job" in line for line in said)
+    finally:
+        for each in (*strangers, coordinator, loop):
+            each.close()
 
 
 def test_what_is_meant_for_the_user_is_no_mistake() -> None:

@@ -72,6 +72,7 @@ class Coordinator:
         raise_limit()
         self._loop = loop
         self._peers: dict[Connection, _Peer] = {}
+        self._unjoined: dict[Connection, None] = {}
         self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._by_key: dict[bytes, Connection] = {}
         self._by_node: dict[tuple[Group, str], _Peer] = {}
@@ -106,6 +107,7 @@ class Coordinator:
         for connection in list(self._peers):
             connection.close()
         self._peers.clear()
+        self._unjoined.clear()
         self._by_key.clear()
         self._by_node.clear()
         for group in self.groups.values():
@@ -145,6 +147,12 @@ class Coordinator:
             self.seen_address = own
         self._peers[connection] = _Peer(connection, group)
         self._by_key[self._beats.key_of(connection.session_key)] = connection
+        self._unjoined[connection] = None
+        if len(self._unjoined) > self._listener.places // 2:  # without a token, strangers come here
+            oldest = next(iter(self._unjoined))
+            self._forget(oldest)
+            oldest.close()
+            self._log(f"{oldest.peer}: dropped for a newer one: too many join no job")
 
     def received(self, connection: Connection, message: Message) -> None:
         """An agent says something."""
@@ -162,6 +170,7 @@ class Coordinator:
                 self._forget(older.connection)  # it has come again before we saw it go
                 older.connection.close()
             peer.node = told.node
+            self._unjoined.pop(connection, None)
             self._by_node[peer.group, told.node] = peer
             peer.group.sinks[told.node] = self._sink(connection)
         if peer.node:
@@ -229,6 +238,7 @@ class Coordinator:
 
     def _forget(self, connection: Connection) -> None:
         peer = self._peers.pop(connection)
+        self._unjoined.pop(connection, None)
         if self._by_node.get((peer.group, peer.node)) is peer:
             del self._by_node[peer.group, peer.node]
         self._by_key.pop(self._beats.key_of(connection.session_key), None)

@@ -27,6 +27,7 @@ class Listener:
 
     Attributes:
         on_refused: told in words who was turned away before the owner heard of them.
+        places: how many peers may be here that have not proved who they are.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Listener:
         self._divert = divert
         self._strangers: dict[Connection, None] = {}
         # Strangers must not take the descriptors that workers need.
-        self._places = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
+        self.places = max(1, min(MAX_STRANGERS, os.sysconf("SC_OPEN_MAX") // 2))
         self._closed = False
         sock.setblocking(False)
         self._listen()
@@ -99,7 +100,7 @@ class Listener:
             self._admit(sock)
 
     def _admit(self, sock: socket.socket) -> None:
-        if len(self._strangers) >= self._places:
+        if len(self._strangers) >= self.places:
             self._drop_oldest()
         connection = Connection(self._loop, sock, self, self.hello, self._security, dialled=False)
         self._strangers[connection] = None
