@@ -378,6 +378,19 @@ def test_streams_stay_as_an_import_has_set_them(
     assert "workers start warm" in result.stderr
 
 
+def test_what_a_module_prints_too_much_is_counted(
+    launch: Launch, library: Library, script: Script
+) -> None:
+    """Each worker shows the beginning, and a line says how much is left out."""
+    found = library("import sys\nsys.stdout.write('x' * 3_000_000)")
+    result = launch("run", "--preload=culprit", "-v", script("print('main')"), **found)
+    assert result.returncode == 0, result.stderr
+    end = (
+        "\nrelight: %d more bytes were printed by preloaded modules, and are left out here\nmain\n"
+    )
+    assert result.stdout == "x" * 65536 + end % (3_000_000 - 65536)
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_what_an_import_has_started_ends_with_the_agent(
     how: str, start: Start, script: Script, library: Library, marker: str

@@ -27,6 +27,7 @@ _TURN = b"%9d"
 _TRIAL_S = 1.0
 """How long a trial of many modules may last: so much, at most, has to be done again."""
 _MOST_PRINTED = 65536
+_LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
 _SPARED = ("jemalloc_bg_thd",)
 """Threads of jemalloc (pyarrow has it), which purges without them in a forked process."""
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
@@ -77,7 +78,9 @@ def preload(
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
     for fd, output in enumerate(outputs, 1):
-        printed.append(os.pread(output, _MOST_PRINTED, 0))
+        left_out = os.fstat(output).st_size - _MOST_PRINTED
+        end = _LEFT_OUT % left_out if left_out > 0 else b""
+        printed.append(os.pread(output, _MOST_PRINTED, 0) + end)
         os.dup2(null, fd)
         os.close(output)
     os.close(null)
