@@ -17,7 +17,7 @@ from relight.core import election, fields, waiting
 from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
 from relight.core.fields import Message
 from relight.core.group import Hello, Settings
-from relight.core.messages import Beat, Join
+from relight.core.messages import Beat, End, FromCoordinator, Join
 from relight.events import Tick
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.loop import Loop, Timer
@@ -44,6 +44,8 @@ class ElectedLink(RemoteLink):
         self._hint = -1
         self._asked = -1
         self._elector: Elector | None = None
+        self._votes_on = False
+        """Whether this node is done, and others are not."""
 
     def open(self, owner: Owner) -> None:
         """Find the coordinator, or become it, and join."""
@@ -54,10 +56,37 @@ class ElectedLink(RemoteLink):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def close(self, give_up: Callable[[], bool]) -> None:
-        """End. A coordinator first waits until the other nodes know how the job ended."""
+        """End. A coordinator first waits until the other nodes know how the job ended. A host that
+        is done goes on voting for the coordinator of those that are not.
+        """
+        if self._elector is not None and self._votes_on:
+            self._vote_on(self._elector, give_up)
         super().close(give_up)
         if self._elector is not None:
             self._elector.close()
+
+    def _tell(self, message: FromCoordinator) -> None:
+        self._votes_on = isinstance(message, End) and message.others_run
+        super()._tell(message)
+
+    def _vote_on(self, elector: "Elector", give_up: Callable[[], bool]) -> None:
+        """Stay until there has been no coordinator but this host for as long as nodes may take to
+        find another one, and no other node is connected here.
+        """
+        self._disconnect()
+        needed_at = self._loop.now()
+
+        def is_needed() -> bool:
+            nonlocal needed_at
+            connected = self._coordinator is not None and self._coordinator.others > 0
+            if connected or elector.whereabouts() not in (-1, elector.me):
+                needed_at = self._loop.now()
+            return self._loop.now() < needed_at + self._settings.rejoin_s
+
+        if not give_up():
+            self._owner.say("the workers here are done; this host of the endpoint votes on for the "
+                            "other nodes until theirs are")  # fmt: skip
+        self._loop.run_until(lambda: not is_needed() or give_up())
 
     def _on_host(self, index: int, found: list[tuple[str, int]], error: str) -> None:
         del error  # a host that is not known is a host that is gone
@@ -136,6 +165,10 @@ class ElectedLink(RemoteLink):
         """This host has become the coordinator, or is no longer."""
         coordinator, elector = self._coordinator, self._elector
         if coordinator is None or elector is None or self._closed:
+            return
+        if self._votes_on:  # it serves the others, and does not join them
+            if not holds:
+                coordinator.resign()
             return
         if holds and self._group is None:
             self._disconnect()

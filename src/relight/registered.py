@@ -100,7 +100,7 @@ def is_rivalled(holding: Holding, groups: Iterable[Group]) -> bool:
     """
     if holding.is_fresh():
         return False
-    return any(node not in group.sinks for group in groups for node in group.membership.order)
+    return any(group.membership.lost() for group in groups)
 
 
 class RegisteredLink(RemoteLink):
@@ -267,7 +267,8 @@ class RegisteredLink(RemoteLink):
             return
         if self._confirmed:
             self._lease(self._holding.until)
-        had_enough, self._enough = self._enough, len(self._group.sinks) >= self._settings.least
+        present = self._group.membership.present()
+        had_enough, self._enough = self._enough, present >= self._settings.least
         if had_enough and not self._enough:
             # The others may see each other, and the register, but not this node.
             self._holding.step_down(lambda: None)

@@ -155,6 +155,14 @@ class Membership:
             times.append(self._tell_at)
         return min(times, default=None)
 
+    def present(self) -> int:
+        """Return how many nodes are here, or have ended well and gone: nobody lacks those."""
+        return len(self.members) + self._done_and_gone
+
+    def lost(self) -> int:
+        """Return how many nodes of the live or last generation are gone that had not ended well."""
+        return self.order.count(None) - self._done_and_gone
+
     def explain(self, now: float) -> str:
         """Return in words what is being waited for."""
         settings, here = self.settings, len(self.members)
@@ -414,7 +422,8 @@ class Membership:
             self._set_aside(node)
             self._forget(self.members[node])
             self._done_and_gone += 1
-            self._send(node, End(EXIT_OK, "its workers ended well; others still run", (), None))
+            reason = "its workers ended well; others still run"
+            self._send(node, End(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
             self._changed = True
             hosts = [member.join.host for member in newcomers]

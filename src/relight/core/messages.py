@@ -122,14 +122,15 @@ class Note(NamedTuple):
 
 
 class End(NamedTuple):
-    """The job is over. `report` are lines for people, none if all went well; `root` is the root
-    cause, if there is one.
+    """The job is over, at least for this node; `others_run` says that it is not for all. `report`
+    are lines for people, none if all went well; `root` is the root cause, if there is one.
     """
 
     exit_code: int
     reason: str
     report: tuple[str, ...]
     root: Failure | None
+    others_run: bool = False
 
 
 class Beat(NamedTuple):
