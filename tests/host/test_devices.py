@@ -239,7 +239,7 @@ def test_auto_prefers_accelerators(
 def test_hidden_gpus_are_named_in_the_error(nvidia: str) -> None:
     """The error for `gpu` shows the variable that hides them, and no other."""
     hidden = env(CUDA_VISIBLE_DEVICES="", ZE_AFFINITY_MASK="0")
-    with pytest.raises(UsageError, match=r"no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
+    with pytest.raises(UsageError, match=r"(?m)no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
         count("gpu", hidden, nvidia)
     assert caught.value.hint
     with pytest.raises(UsageError, match=r"no xpu .* with ZE_AFFINITY_MASK=0$"):

@@ -30,7 +30,7 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
 @pytest.mark.parametrize(
     ("program", "preload"),
     [
-        ("lightning_train.py", "torch,torch._dynamo,lightning"),
+        ("lightning_train.py", "torch,torch._dynamo"),
         ("transformers_train.py", "torch,torch._dynamo,transformers.trainer"),
         ("ignite_train.py", "torch,torch._dynamo,ignite.distributed,ignite.engine"),
     ],
