@@ -242,7 +242,7 @@ def test_hidden_gpus_are_named_in_the_error(nvidia: str) -> None:
     with pytest.raises(UsageError, match=r"(?m)no gpu .* with CUDA_VISIBLE_DEVICES=$") as caught:
         count("gpu", hidden, nvidia)
     assert caught.value.hint
-    with pytest.raises(UsageError, match=r"no xpu .* with ZE_AFFINITY_MASK=0$"):
+    with pytest.raises(UsageError, match=r"(?m)no xpu .* with ZE_AFFINITY_MASK=0$"):
         count("xpu", hidden, nvidia)
 
 
