@@ -318,7 +318,8 @@ class Agent:
                 self._stop_workers(Stop(self._last, message.reason, gently=False))
             case Wait(text, _, generation):
                 if self._ready is not None:  # a later coordinator may not know
-                    self._ready = self._ready._replace(latest=generation)
+                    latest = max(self._ready.latest, generation)
+                    self._ready = self._ready._replace(latest=latest)
                 self.say(text)
             case Note(text):
                 self.say(text)

@@ -35,6 +35,8 @@ from relight.host.ports import is_loopback
 
 _HEARD = FromAgent | Beat
 _JOBS_TOLD = 16
+_IDLE_LOOK_S = 0.5
+"""How often to look where there is no job, and so nobody to lose."""
 _STALL_S = 0.5
 """An agent that was stopped, or a machine that was, must not take it for the silence of others."""
 
@@ -275,7 +277,7 @@ class Coordinator:
     def _look(self) -> None:
         now = self._loop.now()
         patiences = [group.membership.settings.lost_after_s for group in self.groups.values()]
-        interval = min(patiences, default=_STALL_S) / 8
+        interval = min(patiences) / 8 if patiences else _IDLE_LOOK_S
         if now - self._looked_at > interval + _STALL_S:
             self._stalled_at = now
         self._looked_at = now

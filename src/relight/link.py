@@ -16,8 +16,8 @@ RemoteLink, as seen from outside:
 
 A refused connection is no silence: the host lives and nobody is coordinator there, so that the
 lease goes on, for 5 s after the last echo; a firewall refuses as well. Where nothing is heard at
-all it ends, and the workers freeze until we know more,
-because the others may have gone on without us.
+all it ends, and the workers freeze until we know more, because the others may have gone on without
+us.
 """
 
 import socket

@@ -176,3 +176,25 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
         -> confirm 0: a b
         9 -
     """)
+
+
+def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer() -> None:
+    """Whoever can have been in it is here, without workers: nobody else can run any."""
+    game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
+    for node in ("a", "b", "c"):
+        game.step(Told(node, game.join(node)))
+        game.step(Told(node, Ready(4, 29500, (), ())))
+    assert game.sent() == ["form 5: a b c"]
+
+
+def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
+    """Two of three that can have been in it are here: the third may run until then."""
+    game = table(1, 3, last_call_s=1.0, rejoin_s=2.0)
+    for node in ("a", "b"):
+        game.step(Told(node, game.join(node)))
+        game.step(Told(node, Ready(4, 29500, (), ())))
+    game.play("""
+        1.9 -
+        2 -
+        -> form 5: a b
+    """)

@@ -379,7 +379,8 @@ class Agent:
             case Wait():
                 self.waits = message
                 if self.ready is not None:
-                    self.ready = self.ready._replace(latest=message.generation)
+                    latest = max(self.ready.latest, message.generation)
+                    self.ready = self.ready._replace(latest=latest)
             case _:
                 pass
 

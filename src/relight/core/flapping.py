@@ -1,8 +1,8 @@
 """Hosts whose nodes come and go: what they cost the others has a limit.
 
 Each node that is let in makes all others begin anew, and one that has just come makes the group
-wait for more. A host that has a node which starts and dies, over and over, is let in only after its
-node has stayed for a while, each time for twice as long.
+wait for more. A host whose node starts and dies, over and over, is let in only after its node has
+stayed for a while: for twice the last call, and from the next time on for four times.
 """
 
 _SOON_S = 60.0

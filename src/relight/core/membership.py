@@ -143,7 +143,7 @@ class Membership:
             times.append(self._waiting_since + settings.join_timeout_s)
             if self._enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
-                times.append(max(until, self._unsure_until))
+                times.append(max(until, self._begins_alone_at()))
         elif self.state is State.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
@@ -468,7 +468,7 @@ class Membership:
             if self._enough_since is None:
                 self._enough_since = now
             over = self._is_full() or now >= self._last_call_until()
-            if (over and not self._is_unsure(now)) or late:
+            if (over and now >= self._begins_alone_at()) or late:
                 self._form(now)
                 return
         if late:
@@ -479,13 +479,13 @@ class Membership:
     def _enough(self) -> bool:
         return len(self._ready) >= self.settings.needed
 
-    def _is_unsure(self, now: float) -> bool:
-        """Whether workers of a generation that is not known here may run: nodes have heard of it,
-        and not all that can have been in it are here.
+    def _begins_alone_at(self) -> float:
+        """Return until when workers of a generation that is not known here may run: nodes have
+        heard of it, and not all that can have been in it are here.
         """
         readies = (self.members[node].ready for node in self._ready)
         here = sum(ready is not None and ready.generation == self._highest for ready in readies)
-        return now < self._unsure_until and here < self.settings.most
+        return self._unsure_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
         """Whether nobody else is waited for before the first generation."""
@@ -535,7 +535,7 @@ class Membership:
         """
         ready = sorted((self.members[node] for node in self._ready), key=lambda m: m.number)
         settled = [m for m in ready if now >= m.arrived_at + m.probation_s]
-        others = [m for m in ready if m not in settled]
+        others = [m for m in ready if now < m.arrived_at + m.probation_s]
         return settled + others[: max(0, self.settings.needed - len(settled))]
 
     def _in_rank_order(self, now: float) -> list[_Member]:
