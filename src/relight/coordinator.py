@@ -69,6 +69,8 @@ class Coordinator:
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
+        self.longest_patience_s = float("inf")
+        """Leases of jobs with a longer one would outlast the hold of this process on a register."""
         self.on_job: Callable[[str, str], None] = _ignore
         """Is told of the first node of each job, and when the last has gone."""
         raise_limit()
@@ -138,6 +140,10 @@ class Coordinator:
             return
         if sender or settings is None or settings.least > settings.most:
             self._turn_away(connection, "it asks for no number of nodes that can be")
+            return
+        if settings.lost_after_s > self.longest_patience_s:
+            asked_s, ours_s = settings.lost_after_s, self.longest_patience_s
+            self._turn_away(connection, waiting.too_patient(asked_s, ours_s))
             return
         group = self.group(job, settings)
         refusal = waiting.other_patience(settings.lost_after_s, group.membership.settings)

@@ -12,6 +12,7 @@ import time
 from relight import env as environment
 from relight.cli.arguments import Parsed, parse
 from relight.coordinator import Coordinator
+from relight.core.group import Settings
 from relight.env import Environment
 from relight.errors import UsageError, mistake, nearest
 from relight.events import Mistake, describe
@@ -57,7 +58,7 @@ def main(argv: list[str]) -> int:
             f"relight coordinator takes flags only, not {parsed.command[0]}",
             hint="relight coordinator --bind HOST:PORT",
         )
-    meeting, notes = _meeting(parsed, env)
+    meeting, settings, notes = _meeting(parsed, env)
     loop = Loop()
     console = Consoles.open(loop).stderr  # if it takes no more, nobody waits for it
 
@@ -86,6 +87,7 @@ def main(argv: list[str]) -> int:
         say(f"note: {note}")
     standby = None
     if meeting.register is not None:
+        coordinator.longest_patience_s = settings.lost_after_s
         standby = Standby(loop, meeting, coordinator, port, say)
     else:
         say(f"coordinating the jobs that meet at {where}")
@@ -103,7 +105,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, list[str]]:
+def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, Settings, list[str]]:
     """Return how the jobs meet, as their agents see it."""
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
@@ -125,10 +127,10 @@ def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, list[str]]:
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}
     fields |= {"nnodes": Nodes(1, 2)}
-    meeting, _, notes = arrange(RunSpec(**fields, script="", script_args=()), env)
+    meeting, settings, notes = arrange(RunSpec(**fields, script="", script_args=()), env)
     if meeting.hosted is False:
         raise UsageError("--rdzv-conf: is_host=0 is for agents; this command coordinates")
-    return meeting, notes
+    return meeting, settings, notes
 
 
 def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:

@@ -56,6 +56,15 @@ def other_patience(asked_s: float, settings: Settings) -> str:
     )
 
 
+def too_patient(asked_s: float, longest_s: float) -> str:
+    """Return why a coordinator that a register names takes no job with rarer heartbeats."""
+    return (
+        "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
+        f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to let "
+        "go of the register in time; give it the same"
+    )
+
+
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
     """Return the line for fewer nodes than are needed."""
     least = "at least " if most > needed else ""
