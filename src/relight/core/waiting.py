@@ -60,8 +60,8 @@ def too_patient(asked_s: float, longest_s: float) -> str:
     """Return why a coordinator that a register names takes no job with rarer heartbeats."""
     return (
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
-        f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to let "
-        "go of the register in time; give it the same"
+        f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to "
+        "let go of the register in time; give it the same"
     )
 
 
