@@ -31,6 +31,7 @@ from relight.core.messages import (
     Ready,
     Stop,
 )
+from relight.core.ranks import NO_GENERATION
 
 BEAT_S = 0.25
 _RETRY_S = 0.2
@@ -222,7 +223,7 @@ class Load:
         self.counts[message["type"]] += 1
         if message["type"] == "hello":
             self._say(node, self._join(node))
-            self._say(node, Ready(-1, 1, (), ()))
+            self._say(node, Ready(NO_GENERATION, 1, (), ()))
             self.last_ready = time.monotonic()
             assert node.sock is not None
             self._beat(node)
@@ -231,9 +232,9 @@ class Load:
         match fields.message(FromCoordinator, message):
             case Form(generation, place):
                 self.formed.setdefault(generation.number, {})[node.name] = place.group_rank
-            case Stop(generation=number):
-                rank = self.formed.get(number, {}).get(node.name, 0)
-                self._say(node, Ready(number, 1, (self._ended(node, rank),), ()))
+            case Stop(generation=generation):
+                rank = self.formed.get(generation.number, {}).get(node.name, 0)
+                self._say(node, Ready(generation, 1, (self._ended(node, rank),), ()))
                 self.last_ready = time.monotonic()
             case End(reason=reason):
                 raise RuntimeError(f"the coordinator ended the job: {reason}")

@@ -39,7 +39,7 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
-from relight.core.ranks import Assignment, Generation, Place
+from relight.core.ranks import NO_GENERATION, Assignment, Generation, Place
 from relight.core.supervision import End as WorkerEnd
 from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import MachineError, exit_code_of_signal, many, mistake, signal_name
@@ -127,7 +127,7 @@ class Agent:
         self._end: End | None = None
         self._ready: Ready | None = None
         self._live: Form | None = None  # the generation whose workers are here, also when done
-        self._last = -1  # its number, or that of the one before
+        self._last = NO_GENERATION  # its id, or that of the one before
         self._stop: Stop | None = None
         self._done = False
         self._failed = ""
@@ -250,7 +250,7 @@ class Agent:
         """All workers here have ended well; those of other nodes may not have."""
         assert self._live is not None
         self._done = True
-        self.link.send(Done(self._live.generation.number))
+        self.link.send(Done(self._live.generation.id))
         self.loop.run_until(lambda: bool(self._end or self._stop or self._signals))
 
     def _leave(self) -> tuple[int, str]:
@@ -291,7 +291,7 @@ class Agent:
             return None
         generation, place = form
         return Announce(
-            generation.number,
+            generation.id,
             generation.restart,
             place.group_rank,
             place.group_world_size,
@@ -301,8 +301,7 @@ class Agent:
     def standing(self) -> Sequence[FromAgent]:
         """Return what a new coordinator should know beyond that."""
         if self._live is not None:
-            number = self._live.generation.number
-            return [Failed(number, self._failed)] if self._failed else []
+            return [Failed(self._live.generation.id, self._failed)] if self._failed else []
         return [self._ready] if self._ready is not None else []
 
     def told(self, message: FromCoordinator) -> None:
@@ -310,16 +309,17 @@ class Agent:
         match message:
             case Form():
                 self._form, self._ready = message, None
-                self._last = message.generation.number
+                self._last = message.generation.id
             case Stop():
                 self._on_stop(message)
             case End():
                 self._end = message
                 self._stop_workers(Stop(self._last, message.reason, gently=False))
             case Wait(text, _, generation):
-                if self._ready is not None:  # a later coordinator may not know
-                    latest = max(self._ready.latest, generation)
-                    self._ready = self._ready._replace(latest=latest)
+                ready = self._ready
+                if ready is not None and generation.number >= ready.latest.number:
+                    # A later coordinator may not know.
+                    self._ready = ready._replace(latest=generation)
                 self.say(text)
             case Note(text):
                 self.say(text)
@@ -333,10 +333,10 @@ class Agent:
             self._workers.lease(until or 0.0)
 
     def _on_stop(self, stop: Stop) -> None:
-        if self._form is not None and self._form.generation.number == stop.generation:
+        if self._form is not None and self._form.generation.id == stop.generation:
             self._form = None  # it has not begun
             self._get_ready((), ())
-        elif self._live is not None and self._live.generation.number == stop.generation:
+        elif self._live is not None and self._live.generation.id == stop.generation:
             self._stop_workers(stop)
 
     def _stop_workers(self, stop: Stop) -> None:
@@ -350,8 +350,8 @@ class Agent:
             limit_s = self.job.meeting.checkpoint_s
             self.say(f"{stop.cause}; workers may save a checkpoint first, for {limit_s:g} s")
             self.loop.call_after(limit_s, lambda: self._stop_workers(stop._replace(gently=False)))
-        elif self._live.generation.number == stop.generation:
-            event = GroupStopped(stop.generation, stop.cause)
+        elif self._live.generation.id == stop.generation:
+            event = GroupStopped(stop.generation.number, stop.cause)
             self._record(event)
             self._step(event, self.loop.now())
 
@@ -412,7 +412,7 @@ class Agent:
 
     def _tell(self, generation: Generation, place: Place) -> None:
         """Say what begins, where that is news."""
-        number, restart, address, port, cause = generation
+        (number, _), restart, address, port, cause = generation
         here, nodes, world_size = place.group_rank, place.group_world_size, place.world_size
         if number:
             self.say(cause)

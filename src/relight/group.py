@@ -4,6 +4,7 @@ It is all that a job of one node needs, inside its agent; with several nodes, th
 one for each job.
 """
 
+import os
 from collections.abc import Callable
 
 from relight.core.group import Lost, Settings, Tick, Told
@@ -27,7 +28,7 @@ class Group:
     def __init__(
         self, loop: Loop, settings: Settings, holds: Callable[[], bool] = lambda: True
     ) -> None:
-        self.membership = Membership(settings)
+        self.membership = Membership(settings, origin=os.urandom(8).hex())
         self._holds = holds
         self.sinks: dict[str, Sink] = {}
         self._loop = loop

@@ -344,7 +344,7 @@ class RemoteLink:
 
     def _on_own(self, message: FromCoordinator) -> None:
         """The coordinator in this process says something."""
-        if isinstance(message, Confirm | Form):
+        if self._lets_run(message):
             self._lease_of_own()
         self._tell(message)
 
@@ -384,10 +384,17 @@ class RemoteLink:
         if isinstance(told, Form) and told.place.local_world_size != self._join.slots:
             raise fields.Malformed(f"a place for {told.place.local_world_size} workers")
         self._told.clear()
-        if isinstance(told, Confirm | Form):
+        if self._lets_run(told):
             self._confirmed = True
             self._lease(self._echoed_at + self._meeting.lease_s)
         self._tell(told)
+
+    def _lets_run(self, message: FromCoordinator) -> bool:
+        """Whether the coordinator says that the workers here, or those to be started, may run."""
+        if isinstance(message, Confirm):
+            announce = self._owner.announce()
+            return announce is not None and announce.generation == message.generation
+        return isinstance(message, Form)
 
     def _redirected(self, connection: "Connection", host: int) -> None:
         """Who was asked says that number `host` of the endpoint's list coordinates."""

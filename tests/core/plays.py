@@ -33,6 +33,7 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
+from relight.core.ranks import NO_GENERATION, GenerationId
 
 
 def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> Failure:
@@ -43,12 +44,18 @@ def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a")
     )  # fmt: skip
 
 
+def formed(number: int, coordinator: int = 1) -> GenerationId:
+    """Return the id of a generation that a table's coordinator has formed."""
+    return GenerationId(number, f"C{coordinator}") if number >= 0 else NO_GENERATION
+
+
 class Table:
     """A group, the time, and what its nodes have been told."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, coordinator: int = 1) -> None:
         self.settings = settings
-        self.group = Membership(settings)
+        self.coordinator = coordinator
+        self.group = Membership(settings, formed(0, coordinator).origin)
         self.now = 0.0
         self.heard: dict[str, list[FromCoordinator]] = {}
         self.last: dict[str, Form] = {}  # that a node was told to start
@@ -96,16 +103,16 @@ class Table:
 
     def events(self, node: str, verb: str) -> list[Event]:
         form = self.last.get(node)
-        number = form.generation.number if form else -1
+        generation = form.generation.id if form else NO_GENERATION
         messages = {
-            "joins": [self.join(node), Ready(number, 29500, (), ())],
-            "idle": [self.join(node), Ready(number, 29500, (), ())],
-            "idle-failed": [self.join(node), Ready(number, 29500, (record(host=node),), ())],
+            "joins": [self.join(node), Ready(generation, 29500, (), ())],
+            "idle": [self.join(node), Ready(generation, 29500, (), ())],
+            "idle-failed": [self.join(node), Ready(generation, 29500, (record(host=node),), ())],
             "offers": [self.join(node)],
-            "ready": [Ready(number, 29500, (), ())],
-            "failed": [Failed(number, f"a worker failed on {node}")],
-            "ends": [Ready(number, 29500, (record(host=node),), ())],
-            "done": [Done(number)],
+            "ready": [Ready(generation, 29500, (), ())],
+            "failed": [Failed(generation, f"a worker failed on {node}")],
+            "ends": [Ready(generation, 29500, (record(host=node),), ())],
+            "done": [Done(generation)],
             "leaves": [Leave("SIGTERM")],
             "-": [],
         }
@@ -118,7 +125,7 @@ class Table:
     def announce(self, node: str, *, done: bool = False) -> Announce:
         generation, place = self.last[node]
         return Announce(
-            generation.number, generation.restart, place.group_rank, place.group_world_size, done
+            generation.id, generation.restart, place.group_rank, place.group_world_size, done
         )
 
     def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
@@ -141,10 +148,10 @@ class Table:
                     key = f"form {generation.number}{restart}:"
                     places.setdefault(key, {})[place.group_rank] = node
                     found[key] = [n for _, n in sorted(places[key].items())]
-                case Stop(number, _, gently):
-                    found.setdefault(f"{'gently ' * gently}stop {number}:", []).append(node)
-                case Confirm(number):
-                    found.setdefault(f"confirm {number}:", []).append(node)
+                case Stop(which, _, gently):
+                    found.setdefault(f"{'gently ' * gently}stop {which.number}:", []).append(node)
+                case Confirm(which):
+                    found.setdefault(f"confirm {which.number}:", []).append(node)
                 case End(code, _, _, _):
                     found.setdefault(f"end {code}:", []).append(node)
         self.fresh = []
@@ -168,7 +175,7 @@ class Table:
 
     def follow(self) -> "Table":
         """Return a table with a new coordinator, which knows nothing of the nodes of this one."""
-        other = Table(self.settings)
+        other = Table(self.settings, self.coordinator + 1)
         other.last, other.now = dict(self.last), self.now
         return other
 

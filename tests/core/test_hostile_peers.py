@@ -5,7 +5,7 @@ and what follows for the other nodes can be sent, is taken there, and is safe to
 from typing import Any
 
 from fuzzing import Chance, fuzzed, kinds_of
-from plays import record
+from plays import formed, record
 
 from relight.core import election, fields, wire
 from relight.core.election import Election, Heard
@@ -16,6 +16,7 @@ from relight.core.fields import Malformed, to_json
 from relight.core.group import Lost, Settings, Told
 from relight.core.membership import Membership
 from relight.core.messages import End, Failed, FromAgent, FromCoordinator, Join, Ready
+from relight.core.ranks import NO_GENERATION
 from relight.events import Tick
 from relight.schedulers import ssh_frames, ssh_hosts
 
@@ -42,7 +43,7 @@ def joins(node: str, wanted: Settings) -> list[Any]:
     number = "abc".index(node) if wanted.ordered else -1
     asked = wanted.least, wanted.most, wanted.max_restarts
     join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
-    return [Told(node, join), Told(node, Ready(-1, 1, (), ()))]
+    return [Told(node, join), Told(node, Ready(NO_GENERATION, 1, (), ()))]
 
 
 @fuzzed
@@ -51,19 +52,20 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
     ordered = chance.random() < 0.3
     most = 2 if ordered else 3
     asked = Settings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
-    group, now = Membership(asked), 0.0
+    group, now = Membership(asked, "C1"), 0.0
     events: list[Any] = [*joins("a", asked), *joins("b", asked)]
     for _ in range(chance.randrange(8)):
         message = said(FromAgent, chance.choice(kinds_of(FromAgent)), chance)
         if message is not None:
             if hasattr(message, "generation") and chance.random() < 0.7:
-                message = message._replace(generation=chance.choice([0, 1]))
+                message = message._replace(generation=formed(chance.choice([0, 1])))
             if isinstance(message, Join) and chance.random() < 0.7:
                 message = message._replace(least=asked.least, most=most, max_restarts=1)
             # The coordinator knows a node by its connection.
             node = message.node if isinstance(message, Join) else chance.choice("abc")
             events += [Told(node, message), Tick()]
-    events += [Told("a", Failed(0, "x")), Told("a", Ready(0, 1, (record(),), ())), Lost("b", "x")]
+    ends = Failed(formed(0), "x"), Ready(formed(0), 1, (record(),), ())
+    events += [*(Told("a", each) for each in ends), Lost("b", "x")]
     for event in events:
         for effect in group.step(event, now):
             arrives(FromCoordinator, effect.message)
@@ -77,20 +79,20 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
     """A joined node reports any failures: the job ends with a report that all nodes take, that fits
     on a terminal, and that no terminal obeys. It does not end as if all were well.
     """
-    group = Membership(Settings(2, 2, 0))
+    group = Membership(Settings(2, 2, 0), "C1")
     for event in (*joins("a", group.settings), *joins("b", group.settings)):
         group.step(event, 0.0)
     first = chance.valid(Failure)
     alike = first._replace(report=chance.valid(Failure).report)
     raw = [fields.plain(failure) for failure in (first, alike, first, chance.valid(Failure))]
-    sent = {**to_json(Ready(0, 1, (), (1, 1))), "failures": chance.near(raw)}
+    sent = {**to_json(Ready(formed(0), 1, (), (1, 1))), "failures": chance.near(raw)}
     try:
         ready = fields.message(FromAgent, fields.decode(chance.written(sent)))
     except Malformed:
-        ready = arrives(FromAgent, Ready(0, 1, (first, alike, first), (1, 1)))
-    group.step(Told("b", Failed(0, "a worker failed on b")), 7.0)
+        ready = arrives(FromAgent, Ready(formed(0), 1, (first, alike, first), (1, 1)))
+    group.step(Told("b", Failed(formed(0), "a worker failed on b")), 7.0)
     group.step(Told("b", ready), 7.0)
-    effects = group.step(Told("a", Ready(0, 1, (record(),), ())), 8.0)
+    effects = group.step(Told("a", Ready(formed(0), 1, (record(),), ())), 8.0)
     ends = [effect.message for effect in effects if isinstance(effect.message, End)]
     assert len(ends) == 2
     for end in ends:
@@ -132,19 +134,19 @@ def test_the_failures_of_a_large_node_fit_into_a_message() -> None:
     for count in (1, 300):
         failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)
         ends = [failure._replace(rank=rank, report=REPORT) for rank in range(count)]
-        told = arrives(FromAgent, Ready(0, 1, shared(ends, 0.0), ())).failures
+        told = arrives(FromAgent, Ready(formed(0), 1, shared(ends, 0.0), ())).failures
         assert [each.rank for each in told] == list(range(count))
         assert told[0].report is not None and len(told[0].report.lines) == 200
 
 
 def test_equal_ends_with_other_reports() -> None:
     """Three ends that differ in the kind of their report alone are sorted without comparing it."""
-    group = Membership(Settings(1, 1, 0))
+    group = Membership(Settings(1, 1, 0), "C1")
     for event in joins("a", group.settings):
         group.step(event, 0.0)
     ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in Kind]
     ends += [record()._replace(report=None)]
-    *_, effect = group.step(Told("a", Ready(0, 1, tuple(ends), ())), 1.0)
+    *_, effect = group.step(Told("a", Ready(formed(0), 1, tuple(ends), ())), 1.0)
     assert isinstance(effect.message, End)
 
 

@@ -1,6 +1,6 @@
 """The group forms, restarts, changes and ends: plays of what nodes say and are told."""
 
-from plays import record, table
+from plays import formed, record, table
 
 from relight.core.group import Lost, State, Told
 from relight.core.messages import (
@@ -13,6 +13,7 @@ from relight.core.messages import (
     Ready,
     Wait,
 )
+from relight.core.ranks import NO_GENERATION
 
 # The first generation.
 
@@ -88,8 +89,8 @@ def test_what_members_are_told() -> None:
     game = table(2, 2)
     game.step(Told("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
     game.step(Told("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
-    game.step(Told("b", Ready(-1, 4000, (), ())))
-    game.step(Told("a", Ready(-1, 5000, (), ())))
+    game.step(Told("b", Ready(NO_GENERATION, 4000, (), ())))
+    game.step(Told("a", Ready(NO_GENERATION, 5000, (), ())))
     (a,), (b,) = ([m for m in game.heard[node] if isinstance(m, Form)] for node in ("a", "b"))
     assert a.generation == b.generation
     assert (a.generation.master_addr, a.generation.master_port) == ("10.1.1.1", 5000)
@@ -168,7 +169,7 @@ def test_a_failure_that_nobody_describes_ends_the_job_too() -> None:
         1 a failed
         -> stop 0: a
     """)
-    game.step(Told("a", Ready(0, 1, (), ())))
+    game.step(Told("a", Ready(formed(0), 1, (), ())))
     assert game.end("a").exit_code == 1
     assert game.end("a").reason == "a worker failed on a"
 
@@ -181,9 +182,9 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
         9 a failed
         -> stop 0: a b
     """)
-    game.step(Told("a", Ready(0, 1, (record(0, exitcode=3)._replace(at=-0.1),), ())))
+    game.step(Told("a", Ready(formed(0), 1, (record(0, exitcode=3)._replace(at=-0.1),), ())))
     game.now = 12.0
-    game.step(Told("b", Ready(0, 1, (record(2, exitcode=4)._replace(at=-3.5),), ())))
+    game.step(Told("b", Ready(formed(0), 1, (record(2, exitcode=4)._replace(at=-3.5),), ())))
     assert game.end("a").exit_code == 4
 
 
@@ -288,7 +289,9 @@ def test_words_of_older_generations_are_ignored() -> None:
         1 b ready
         -> form 1 restart 1: a b
     """)
-    for old in (Failed(0, "old"), Done(0), Ready(0, 1, (record(),), ()), Ready(-1, 1, (), ())):
+    first = formed(0)
+    olds = [Failed(first, "old"), Done(first), Ready(first, 1, (record(),), ())]
+    for old in (*olds, Ready(NO_GENERATION, 1, (), ())):
         game.step(Told("a", old))
     assert game.sent() == []
     assert game.group.state is State.RUNNING
@@ -301,7 +304,8 @@ def test_words_of_older_generations_are_ignored() -> None:
 def test_words_of_strangers_are_ignored() -> None:
     """Who has not joined is not listened to."""
     game = table(1, 1)
-    for message in (Ready(0, 1, (), ()), Done(0), Failed(0, "x"), Leave("x")):
+    first = formed(0)
+    for message in (Ready(first, 1, (), ()), Done(first), Failed(first, "x"), Leave("x")):
         game.step(Told("x", message))
     game.step(Lost("x", "no word"))
     assert game.sent() == []
@@ -415,10 +419,10 @@ def test_each_difference_is_told_once() -> None:
 def test_numbers_of_a_stranger_do_not_count() -> None:
     """A generation's number that can't be does not make the next one unspeakable."""
     game = table(1, 2)
-    game.step(Told("a", game.join("a", Announce(1 << 61, 0, 0, 1, done=False))))
-    game.step(Told("a", Ready(1 << 61, 1, (), ())))
+    game.step(Told("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
+    game.step(Told("a", Ready(formed(1 << 61), 1, (), ())))
     game.step(Told("b", game.join("b")))
-    game.step(Told("b", Ready(-1, 1, (), ())))
+    game.step(Told("b", Ready(NO_GENERATION, 1, (), ())))
     assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
 
 

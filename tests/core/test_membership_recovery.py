@@ -1,13 +1,14 @@
 """A new coordinator learns from the nodes what is live."""
 
 import pytest
-from plays import Table, table
+from plays import Table, formed, table
 
 from relight.core.group import State, Told
 from relight.core.messages import (
     Announce,
     Form,
 )
+from relight.core.ranks import NO_GENERATION
 
 # A new coordinator.
 
@@ -111,7 +112,8 @@ def test_the_latest_generation_counts() -> None:
     """Whoever announces an older generation than another node must stop."""
     game = running()
     game.last["old"] = Form(
-        game.last["a"].generation._replace(number=0), game.last["a"].place._replace(group_rank=0)
+        game.last["a"].generation._replace(id=formed(0)),
+        game.last["a"].place._replace(group_rank=0),
     )
     game.play("""
         9 old returns
@@ -132,6 +134,36 @@ def test_numbers_are_above_all_that_was_heard_of() -> None:
     """)
 
 
+@pytest.mark.parametrize("order", [("a", "x"), ("x", "a")])
+def test_a_node_of_another_generation_with_the_same_number(order: tuple[str, str]) -> None:
+    """A coordinator that knew nothing has formed a generation of the number, size and, but for one
+    place, the nodes of another one, and is gone as well. A node that was away all the time is not
+    taken for one of it; and whoever is not, no worker of the other may run on.
+    """
+    older = table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+    """)
+    newer = older.follow().play("""
+        1 x c joins
+        -> form 0: c x
+    """)
+    game = newer.follow()
+    game.last["a"] = older.last["a"]
+    game.now = 5.0
+    first, second = order
+    game.play(f"""
+        5 {first} returns
+        5.1 {second} returns
+        -> stop 0: {second}
+        5.2 {second} ready
+        7 -
+        -> stop 0: {first}
+        7.1 {first} ready
+        -> form 1: a x
+    """)
+
+
 def test_two_nodes_with_one_place() -> None:
     """The second node that announces a place is superseded."""
     game = running()
@@ -148,11 +180,11 @@ def test_two_nodes_with_one_place() -> None:
 @pytest.mark.parametrize(
     "announce",
     [
-        Announce(5, 0, 0, 0, done=True),
-        Announce(5, 0, -1, 3, done=False),
-        Announce(5, 0, 3, 3, done=False),
-        Announce(5, 0, 0, 1 << 60, done=False),
-        Announce(-1, 0, 0, 1, done=False),
+        Announce(formed(5), 0, 0, 0, done=True),
+        Announce(formed(5), 0, -1, 3, done=False),
+        Announce(formed(5), 0, 3, 3, done=False),
+        Announce(formed(5), 0, 0, 1 << 60, done=False),
+        Announce(NO_GENERATION, 0, 0, 1, done=False),
     ],
 )
 def test_announcements_that_can_not_be(announce: Announce) -> None:
@@ -160,4 +192,4 @@ def test_announcements_that_can_not_be(announce: Announce) -> None:
     game = table(2, 3)
     game.step(Told("a", game.join("a", announce)))
     assert game.group.state is State.GATHERING
-    assert game.sent() == [f"stop {announce.generation}: a"]
+    assert game.sent() == [f"stop {announce.generation.number}: a"]

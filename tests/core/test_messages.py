@@ -20,12 +20,14 @@ from relight.core.messages import (
     Join,
     Note,
 )
+from relight.core.ranks import GenerationId
 from relight.doctor.messages import Node, Verdict
 from relight.rendezvous.holding import Contact
 from relight.schedulers.orders import LinkOrder, Order, Run
 from relight.schedulers.ssh_frames import Ended
 
 EVERY = FromAgent | FromCoordinator
+ANNOUNCE = Announce(GenerationId(0, "C1"), 0, 0, 1, False)
 
 
 def over_the_wire(message: Any) -> Any:
@@ -127,8 +129,9 @@ def test_a_field_that_is_missing_is_named(kind: Any) -> None:
         ("facts", []),
         ("facts", {str(number): "" for number in range(300)}),
         ("announce", []),
-        ("announce", {"generation": 0}),
-        ("announce", {**Announce(0, 0, 0, 1, False)._asdict(), "done": 1}),
+        ("announce", {"generation": {"number": 0, "origin": "C1"}}),
+        ("announce", {**fields.plain(ANNOUNCE), "generation": 0}),
+        ("announce", {**fields.plain(ANNOUNCE), "done": 1}),
     ],
 )
 def test_values_that_can_not_be(field: str, value: object) -> None:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from relight.core.commands import OF_ONE_WORKER, with_local_rank
 from relight.core.ranks import (
     Generation,
+    GenerationId,
     Node,
     assign,
     places,
@@ -61,7 +62,7 @@ def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
 def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
     """A worker learns its place from torchrun's variables."""
     group = nodes((2, "default"))
-    generation = Generation(0, 3, "10.0.0.1", 1234, "start")
+    generation = Generation(GenerationId(0, "c"), 3, "10.0.0.1", 1234, "start")
     variables = worker_variables(
         assign(places(group)[0])[1], generation, agent_store=agent_store, virtual=virtual
     )

@@ -59,6 +59,32 @@ def test_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
     assert second.wait(20) == 0
 
 
+def test_a_node_that_two_coordinators_have_missed(lab: Lab, tmp_path: Path) -> None:
+    """What it was in has the number, size and a free place of what runs, and is not taken for it:
+    its worker does not go on beside those of a group that it was never in.
+    """
+    first = coordinate(lab, tmp_path / "first.txt")
+    job = Job(lab, tmp_path, *c10d("node4", "2"))
+    away, gone = job.start("node1"), job.start("node2")
+    job.until_runs([away, gone], 2)
+    job.kill(away, signal.SIGSTOP)
+    job.kill(gone)
+    first.kill()
+    first.wait()
+    second = coordinate(lab, tmp_path / "second.txt")
+    lost, stays = job.start("node1"), job.start("node3")
+    job.until_runs([lost, stays], 2)
+    second.kill()
+    second.wait()
+    job.kill(lost)
+    job.kill(away, signal.SIGCONT)
+    coordinate(lab, tmp_path / "third.txt")
+    job.until_runs([away, stays], 2, generation=1)
+    assert {worker.group_rank for worker in (away.workers[-1], stays.workers[-1])} == {0, 1}
+    job.tell("stop")
+    assert (away.wait(), stays.wait()) == (0, 0)
+
+
 def test_it_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
     """Two jobs with ids of their own at one head, beside each other and one after the other."""
     path = tmp_path / "head.txt"

@@ -14,6 +14,7 @@ from nodes.jobs import AgentOn, Job, c10d
 from relight.core.fields import plain, to_json
 from relight.core.group import Settings
 from relight.core.messages import Join, Ready
+from relight.core.ranks import NO_GENERATION
 
 pytestmark = pytest.mark.slow
 
@@ -254,26 +255,28 @@ JOIN = to_json(
         most=3, max_restarts=0, facts={}, announce=None,
     )
 )  # fmt: skip
-READY = to_json(Ready(-1, 1, (), ()))
+READY = to_json(Ready(NO_GENERATION, 1, (), ()))
 BIG = 1 << 62
 LONG = "é" * 1_400_000
 """It fits into a frame as UTF-8, and does not with every character escaped."""
 LONE = "\ud800"
 """JSON can carry it, no encoding can."""
-ANNOUNCE = {"generation": BIG, "restart": BIG, "group_rank": 0, "group_world_size": BIG,
-            "done": False}  # fmt: skip
+FIRST, SECOND = ({"number": number, "origin": "ORIGIN"} for number in (0, 1))
+"""Generations of the coordinator that is there, as far as the liar has heard of one."""
+ANNOUNCE = {"generation": {"number": BIG, "origin": "x"}, "restart": BIG, "group_rank": 0,
+            "group_world_size": BIG, "done": False}  # fmt: skip
 
 LIES = {
     "unknown types": [{"type": "form"}, {"type": "x"}, {"type": ""}],
-    "no joiner": [READY, {"type": "failed", "generation": 0, "reason": "x"},
-                  {"type": "done", "generation": 0}, {"type": "leave", "reason": "x"}],
+    "no joiner": [READY, {"type": "failed", "generation": FIRST, "reason": "x"},
+                  {"type": "done", "generation": FIRST}, {"type": "leave", "reason": "x"}],
     "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "slots": 0}, {**JOIN, "node": None},
                     {**JOIN, "announce": []}, {**READY, "failures": [1]}, {**READY, "left": 1}],
     "the coordinator's words": [{"type": "end", "exit_code": 0, "reason": "", "report": [],
-                                 "root": None}, {"type": "confirm", "generation": 0}],
-    "other people's generation": [JOIN, {"type": "failed", "generation": 0, "reason": "x"},
-                                  {"type": "done", "generation": 0},
-                                  {**JOIN, "announce": {**ANNOUNCE, "generation": 0}}],
+                                 "root": None}, {"type": "confirm", "generation": FIRST}],
+    "other people's generation": [JOIN, {"type": "failed", "generation": FIRST, "reason": "x"},
+                                  {"type": "done", "generation": FIRST},
+                                  {**JOIN, "announce": {**ANNOUNCE, "generation": FIRST}}],
     "a generation far ahead": [{**JOIN, "announce": ANNOUNCE}],
     "a long beat": [{"type": "beat", "number": LONG}],
     "a long name": [{**JOIN, "host": LONG, "least": 1}, {**JOIN, "host": LONG}],
@@ -282,14 +285,16 @@ LIES = {
     "many nodes": [{**JOIN, "node": f"x{number}"} for number in range(1000)],
 }  # fmt: skip
 LIAR = r"""
-import json, os, socket, sys, time
+import json, os, re, socket, sys, time
 GREETING = b"relight 1\n"
 settings, connections = json.load(open(sys.argv[1]))
+origin = b"x"
 def frame(message):
     try:
         body = json.dumps(message, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         body = json.dumps(message).encode()
+    body = body.replace(b"ORIGIN", origin)
     return len(body).to_bytes(4, "big") + body
 hello = {"type": "hello", "nonce": os.urandom(32).hex(), "token": False, "job": "test",
     "settings": settings}
@@ -313,6 +318,7 @@ for group in connections:
                     if not data:
                         sys.exit(f"turned away: {heard}")
                     heard += data
+                origin = re.search(rb'"origin":"(\w+)"', heard[heard.index(b'"type":"form"'):])[1]
                 sock.settimeout(5)
             else:
                 time.sleep(message)
@@ -350,11 +356,11 @@ RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind"
 @pytest.mark.parametrize(
     "lies",
     [
-        [{**READY, "generation": 1, "failures": [RECORD, {}], "left": [BIG - 1]}],
-        [{"type": "failed", "generation": 1, "reason": LONG}],
+        [{**READY, "generation": SECOND, "failures": [RECORD, {}], "left": [BIG - 1]}],
+        [{"type": "failed", "generation": SECOND, "reason": LONG}],
         [{"type": "leave", "reason": LONE}],
         [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],
-        [{**JOIN, "announce": {**ANNOUNCE, "generation": 1}}],
+        [{**JOIN, "announce": {**ANNOUNCE, "generation": SECOND}}],
     ],
     ids=["records", "a long reason", "no text", "several in one", "another place"],
 )

@@ -19,6 +19,7 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
+from relight.core.ranks import NO_GENERATION
 from relight.errors import EXIT_GROUP
 
 from .world import (
@@ -60,7 +61,7 @@ class Agent:
         self.ready: Ready | None = None
         self.end: End | None = None
         self.waits: Wait | None = None
-        self.last = -1
+        self.last = NO_GENERATION
         self.frozen = False  # the workers, by the end of their lease
         self._lease: float | None = None
         self._since = world.now
@@ -291,8 +292,11 @@ class Agent:
     def received(self, connection: Connection, message: object) -> None:
         """The coordinator says something."""
         self.told(message)
-        if isinstance(message, Confirm | Form | Stop):
-            connection.confirm()
+        match message:
+            case Confirm(generation) if self.live and self.live.generation.id == generation:
+                connection.confirm()
+            case Form() | Stop():
+                connection.confirm()
 
     def send(self, message: FromAgent) -> None:
         """Tell the coordinator, if there is one."""
@@ -306,7 +310,7 @@ class Agent:
         if self.live is not None:
             generation, place = self.live
             announce = Announce(
-                generation.number,
+                generation.id,
                 generation.restart,
                 place.group_rank,
                 place.group_world_size,
@@ -329,7 +333,7 @@ class Agent:
     def standing(self) -> list[FromAgent]:
         """Return what a coordinator should know beyond the announcement."""
         if self.live is not None:
-            return [Failed(self.live.generation.number, self.failed)] if self.failed else []
+            return [Failed(self.live.generation.id, self.failed)] if self.failed else []
         return [self.ready] if self.ready is not None else []
 
     # The workers' lease.
@@ -366,8 +370,8 @@ class Agent:
         match message:
             case Form():
                 self._begin(message)
-            case Stop(number, _, _):
-                if self.live is not None and self.live.generation.number == number:
+            case Stop(generation, _, _):
+                if self.live is not None and self.live.generation.id == generation:
                     self._stop_workers(message)
             case End():
                 self.end = message
@@ -378,9 +382,9 @@ class Agent:
                     self._stop_workers(Stop(self.last, message.reason, gently=False))
             case Wait():
                 self.waits = message
-                if self.ready is not None:
-                    latest = max(self.ready.latest, message.generation)
-                    self.ready = self.ready._replace(latest=latest)
+                ready = self.ready
+                if ready is not None and message.generation.number >= ready.latest.number:
+                    self.ready = ready._replace(latest=message.generation)
             case _:
                 pass
 
@@ -393,7 +397,7 @@ class Agent:
     def _begin(self, form: Form) -> None:
         self.world.watch.begins(self, form)
         self.live, self.ready, self.waits = form, None, None
-        self.last = form.generation.number
+        self.last = form.generation.id
         self._generations += 1
         self.running = not self.leaving
         self.world.watch.runs(self)

@@ -112,8 +112,10 @@ class Watch:
 
     def begins(self, agent: "Agent", form: Form) -> None:
         """An agent starts the workers of a generation."""
-        if form.generation.number <= agent.last:
-            raise Failure(f"{agent.node}: generation {form.generation.number} after {agent.last}")
+        if form.generation.number <= agent.last.number:
+            raise Failure(
+                f"{agent.node}: generation {form.generation.number} after {agent.last.number}"
+            )
         if agent.live is not None:
             raise Failure(f"{agent.node} is told to start a generation while workers run")
         self._of[agent.node] = next(
@@ -158,7 +160,7 @@ class Watch:
                 if not (agent.waits and (agent.waits.spare or ending)):
                     return f"{agent.node} is not told that it is a spare"
             elif agent.last != membership.generation or agent.node not in membership.order:
-                return f"{agent.node} runs generation {agent.last}"
+                return f"{agent.node} runs generation {agent.last.number}"
             elif not agent.done and (agent.frozen or not agent.running):
                 return f"{agent.node} does not run"
         return ""

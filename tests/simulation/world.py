@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from relight.core import fields
 from relight.core.group import Lost, Settings, Tick, Told
 from relight.core.membership import Membership
-from relight.core.messages import FromAgent, FromCoordinator, Join
+from relight.core.messages import Done, Failed, FromAgent, FromCoordinator, Join, Ready
+from relight.core.ranks import GenerationId
 
 if TYPE_CHECKING:
     from .agent import Agent
@@ -137,7 +138,7 @@ class Coordinator:
         self.process = process
         self.number = number
         self.world = process.world
-        self.membership = Membership(settings)
+        self.membership = Membership(settings, origin=f"C{number}")
         self.listens = True
         self.connections: dict[Connection, None] = {}
         self.by_node: dict[str, Connection] = {}
@@ -317,13 +318,19 @@ class World:
                 agent.connection.heal()
 
 
+def _id(generation: GenerationId) -> str:
+    return f"generation {generation.number} of {generation.origin}"
+
+
 def _shown(event: Told | Lost | Tick) -> str:
     match event:
         case Told(node, Join(announce=announce)):
-            number = announce and f" with generation {announce.generation}, done: {announce.done}"
-            return f"{node} Join{number or ''}"
+            of = f" with {_id(announce.generation)}, done: {announce.done}" if announce else ""
+            return f"{node} Join{of}"
+        case Told(node, Ready(generation=of) | Failed(generation=of) | Done(generation=of) as told):
+            return f"{node} {type(told).__name__} {_id(of)}"
         case Told(node, message):
-            return f"{node} {type(message).__name__} {getattr(message, 'generation', '')}"
+            return f"{node} {type(message).__name__}"
         case Lost(node, reason):
             return f"{node} Lost: {reason}"
         case Tick():

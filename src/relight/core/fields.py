@@ -75,7 +75,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "clock_error_s": _SECONDS,
 }
 _NAMES = ("node", "host", "hosts", "name", "user", "address", "addresses", "own", "resolved",
-          "seen_as", "role", "master_addr", "incarnation", "stage")  # fmt: skip
+          "seen_as", "role", "master_addr", "incarnation", "stage", "origin")  # fmt: skip
 _OF_LINES = ("message", "reason", "text", "cause", "report", "error_file")
 _EXACT = ("args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "stdout", "stderr", "combined", "report_path")  # fmt: skip

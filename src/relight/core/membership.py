@@ -25,7 +25,8 @@ Rules:
 - `restart` counts failures of workers; a change of membership costs nothing, and where both happen
   during a stop it was a change of membership.
 - Whoever was lost and returns in time, workers and all, has its place again.
-- A generation's number is above all that were heard of. Nodes above the maximum are spares.
+- A generation's number is above all that were heard of; generations of one number are told apart by
+  who formed them. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own as long as
   workers of that one may run.
 - The last call has an end. A host whose nodes come and go makes nobody wait or begin anew for it.
@@ -52,7 +53,7 @@ from relight.core.messages import (
     Stop,
     Wait,
 )
-from relight.core.ranks import Generation, Node
+from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Node
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 
 TYPE_CHECKING = False
@@ -88,12 +89,14 @@ class Membership:
 
     Args:
         settings: what the job was asked to be.
+        origin: a random word that no other group has, part of the ids of generations formed here.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, origin: str) -> None:
         self.settings = settings
         self.state = State.GATHERING
-        self.generation = -1
+        self.generation = NO_GENERATION
+        self._origin = origin
         self.restart = 0
         self.end: End | None = None
         self.members: dict[str, _Member] = {}
@@ -112,7 +115,7 @@ class Membership:
         self._enough_since: float | None = None  # since when the last call goes on
         self._unsure_until = 0.0  # workers of a generation that is not known here may run
         self._formed_at = 0.0
-        self._highest = -1  # generation heard of
+        self._latest = NO_GENERATION  # that was heard of
         self._cause = "start"
         self._trouble = ""  # a worker has failed, and why
         self._changed = False  # a node was lost or let in during this stop
@@ -177,12 +180,13 @@ class Membership:
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
             case State.RUNNING:
-                return f"generation {self.generation} runs on {many(len(self.order), 'node')}"
+                nodes = many(len(self.order), "node")
+                return f"generation {self.generation.number} runs on {nodes}"
             case State.STOPPING if self._active:
                 late = [self.members[node].join.host for node in sorted(self._active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
             case State.STOPPING | State.RECOVERING:
-                return waiting.coming_back(self.order.count(None), self.generation)
+                return waiting.coming_back(self.order.count(None), self.generation.number)
             case State.ENDED:
                 return "the job is over"
 
@@ -195,7 +199,7 @@ class Membership:
         assert not self._ready.keys() & self._active
         assert len(self.order) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
-        assert self.generation <= self._highest
+        assert self.generation.number <= self._latest.number
         assert (self.end is not None) == (self.state is State.ENDED)
         if self.state is State.RUNNING:
             assert len(self.order) >= self.settings.least
@@ -242,22 +246,21 @@ class Membership:
 
     def _announced(self, member: _Member, announce: Announce, now: float) -> None:
         """A node comes with the workers of a generation."""
-        number, node = announce.generation, member.node
+        generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
-        possible = 0 <= place < size <= self.settings.most and number < _MAX_NUMBER
-        if number < _MAX_NUMBER:
-            self._highest = max(self._highest, number)
+        possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
+        self._has_heard_of(generation)
         nothing_known = self.state in (State.GATHERING, State.RECOVERING)
-        if possible and number > self.generation and nothing_known:
+        if possible and generation.number > self.generation.number and nothing_known:
             for older in list(self._places):
                 self._supersede(self.members[older])
-            self.state, self.generation, self._formed_at = State.RECOVERING, number, now
+            self.state, self.generation, self._formed_at = State.RECOVERING, generation, now
             self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
             self.order, self._done_and_gone = [None] * size, 0
             self._changed, self._trouble, self._failures, self._left = False, "", [], []
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
-        known = possible and live and (number, size) == (self.generation, len(self.order))
+        known = possible and live and (generation, size) == (self.generation, len(self.order))
         if known and self.order[place] is None and node not in self._places:
             if self.state is State.RUNNING:  # one that was done and then lost
                 self._done_and_gone -= 1
@@ -269,31 +272,37 @@ class Membership:
         if node not in self._done:
             self._active.add(node)
         if self.state is State.STOPPING:
-            self._send(node, Stop(number, self._cause, gently=False))
+            self._send(node, Stop(generation, self._cause, gently=False))
             return
         if self.state is State.RUNNING:
-            self._send(node, Confirm(number))
+            self._send(node, Confirm(generation))
         if announce.done:
             self._is_done(node, now)
 
     def _supersede(self, member: _Member) -> None:
         announce = member.join.announce
-        number = self.generation if announce is None else announce.generation
-        self._send(member.node, Stop(number, "the group went on without this node", gently=False))
+        its_own = self.generation if announce is None else announce.generation
+        self._send(member.node, Stop(its_own, "the group went on without this node", gently=False))
         if member.node in self._places:
             self._set_aside(member.node)
             self._changed = True
             if self.state is State.RUNNING:
                 self._stop(f"{member.join.host} is in another generation")
 
+    def _has_heard_of(self, generation: GenerationId) -> None:
+        latest = self._latest
+        if latest.number < generation.number < _MAX_NUMBER:
+            self._latest = generation
+        elif latest.number == generation.number and latest.origin != generation.origin:
+            self._latest = latest._replace(origin="")  # there were several
+
     def _told(self, member: _Member, message: FromAgent, now: float) -> None:
         node = member.node
-        current = node in self._places and getattr(message, "generation", -1) == self.generation
+        current = node in self._places and getattr(message, "generation", None) == self.generation
         match message:
             case Ready():
-                heard = max(message.generation, message.latest)
-                if heard < _MAX_NUMBER:
-                    self._highest = max(self._highest, heard)
+                self._has_heard_of(message.generation)
+                self._has_heard_of(message.latest)
                 if node in self._places and not (current or member.idle):
                     return  # an older word
                 self._is_ready(member, message, current, now)
@@ -318,9 +327,9 @@ class Membership:
                 self._stop(self._trouble or f"workers ended on {member.join.host}")
             self._active.discard(node)
             self._done.pop(node, None)
-        if self.generation < 0:  # the budget outlives a coordinator
+        if self.generation == NO_GENERATION:  # the budget outlives a coordinator
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
-            if self._highest >= 0 and not self._unsure_until:
+            if self._latest.number >= 0 and not self._unsure_until:
                 self._unsure_until = now + self.settings.rejoin_s
         member.ready = ready
         self._ready[node] = None
@@ -461,7 +470,7 @@ class Membership:
         late = now >= self._waiting_since + self.settings.join_timeout_s
         if not self._enough():
             self._enough_since = None
-        elif self.generation >= 0:
+        elif self.generation != NO_GENERATION:
             self._form(now)
             return
         else:
@@ -484,7 +493,7 @@ class Membership:
         heard of it, and not all that can have been in it are here.
         """
         readies = (self.members[node].ready for node in self._ready)
-        here = sum(ready is not None and ready.generation == self._highest for ready in readies)
+        here = sum(ready is not None and ready.generation == self._latest for ready in readies)
         return self._unsure_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
@@ -512,8 +521,8 @@ class Membership:
         members = self._in_rank_order(now)
         first = members[0]
         assert first.ready is not None
-        self._highest += 1
-        self.generation, self.state, self._formed_at = self._highest, State.RUNNING, now
+        self._latest = self.generation = GenerationId(self._latest.number + 1, self._origin)
+        self.state, self._formed_at = State.RUNNING, now
         self.order = [member.node for member in members]
         self._places = {member.node: place for place, member in enumerate(members)}
         self._active = set(self._places)
@@ -540,7 +549,7 @@ class Membership:
 
     def _in_rank_order(self, now: float) -> list[_Member]:
         ready, most = self._candidates(now), self.settings.most
-        if self.generation < 0:
+        if self.generation == NO_GENERATION:
             ready = sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
         taken = {member.node for member in ready}
         survivors = [node if node in taken else None for node in self.order]

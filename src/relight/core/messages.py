@@ -7,7 +7,7 @@ A message from the network is checked field by field before anything looks at it
 """
 
 from relight.core.exits import Failure
-from relight.core.ranks import Generation, Place
+from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Place
 from relight.typed import NamedTuple
 
 
@@ -17,7 +17,7 @@ class Announce(NamedTuple):
     `done`: they have ended well.
     """
 
-    generation: int
+    generation: GenerationId
     restart: int
     group_rank: int
     group_world_size: int
@@ -48,31 +48,31 @@ class Join(NamedTuple):
 class Ready(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
-    `generation` is the last one that the node was in, -1 for none. `failures` are how its workers
+    `generation` is the last one that the node was in, if any. `failures` are how its workers
     ended there, if not well (`core.failures.shared`). `left` are the ranks that had ended well
     before. `restart` is how many restarts the job has had, as far as this node knows. `latest` is
     the latest generation that it knows of, in which it need not have been.
     """
 
-    generation: int
+    generation: GenerationId
     port: int
     failures: tuple[Failure, ...]
     left: tuple[int, ...]
     restart: int = 0
-    latest: int = -1
+    latest: GenerationId = NO_GENERATION
 
 
 class Failed(NamedTuple):
     """A worker of this node ended badly; the rest are being stopped."""
 
-    generation: int
+    generation: GenerationId
     reason: str
 
 
 class Done(NamedTuple):
     """All workers of this node ended well."""
 
-    generation: int
+    generation: GenerationId
 
 
 class Leave(NamedTuple):
@@ -94,7 +94,7 @@ class Stop(NamedTuple):
     `gently`: they may save a checkpoint first. `cause` is for people.
     """
 
-    generation: int
+    generation: GenerationId
     cause: str
     gently: bool
 
@@ -102,17 +102,17 @@ class Stop(NamedTuple):
 class Confirm(NamedTuple):
     """The generation that a node announced goes on."""
 
-    generation: int
+    generation: GenerationId
 
 
 class Wait(NamedTuple):
     """Why there is no generation for this node yet, for people. `spare`: it is kept in reserve.
-    `generation` is the latest there was, -1 for none.
+    `generation` is the latest there was, if any.
     """
 
     text: str
     spare: bool
-    generation: int = -1
+    generation: GenerationId = NO_GENERATION
 
 
 class Note(NamedTuple):

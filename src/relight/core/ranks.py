@@ -18,14 +18,33 @@ class Node(NamedTuple):
     role: str
 
 
+class GenerationId(NamedTuple):
+    """Which generation. Numbers grow, and people see them; but a coordinator that knows nothing of
+    the ones before begins anew with 0, so that two generations may have one number.
+
+    `origin` is random and belongs to the life of the group that formed it.
+    """
+
+    number: int
+    origin: str
+
+
+NO_GENERATION = GenerationId(-1, "")
+
+
 class Generation(NamedTuple):
     """What all members of an agreed membership have in common. `restart` counts failures only."""
 
-    number: int
+    id: GenerationId
     restart: int
     master_addr: str
     master_port: int
     cause: str
+
+    @property
+    def number(self) -> int:
+        """Its number, for people."""
+        return self.id.number
 
 
 class Place(NamedTuple):
