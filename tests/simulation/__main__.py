@@ -19,7 +19,7 @@ def play(seed: int) -> tuple[int, int, str]:
     except Exception:
         error = traceback.format_exc(limit=-4)
         log = "\n".join(run.world.lines)
-        return seed, run.world.digest, f"{log}\n{run.world.settings}\nseed {seed}: {error}"
+        return seed, run.world.digest, f"{log}\n{run.mode}, {run.settings}\nseed {seed}: {error}"
     return seed, run.world.digest, ""
 
 

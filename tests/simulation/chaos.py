@@ -1,59 +1,78 @@
 """One seeded run: a job, what goes wrong with it, and how it must end."""
 
+from typing import Any
+
 from relight.core.group import Settings, State
 from relight.errors import EXIT_GROUP
 
-from .agent import Agent
-from .watch import FORMED_WITHIN_S, Watch
-from .world import Failure, Host, World
+from . import stage
+from .node import Node
+from .service import Client, Service
+from .watch import Watch
+from .world import Failure, Host, Process, World
 
 ENDED_WITHIN_S = 15.0
 """From the last worker's end to the exit of all agents that are told; others give up by themselves
 after the join timeout."""
+FORMED_WITHIN_S = 30.0
+PORT = 29400
+MODES = "endpoint", "hosts", "register"
 
 
 class Run:
     """A job of the size and with the trouble that a seed gives it."""
 
     def __init__(self, seed: int) -> None:
-        self.world = world = World(seed, Settings(1, 1, 0))
+        self.world = world = World(seed)
         random = self._random = world.random
+        self.mode = random.choice(("endpoint", "endpoint", "hosts", "register"))
         large = seed % 100 == 99
-        most = random.randint(300, 1000) if large else random.choice((2, 2, 3, 4, 5, 8, 16, 32, 60))
+        most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)
-        world.settings = Settings(
+        ordered = self.mode == "endpoint" and random.random() < 0.15
+        lost_after_s = 10.0 if large else random.choice((1.25, 1.25, 2.5))
+        self.settings = settings = Settings(
             least=least,
             most=most,
             max_restarts=random.choice((0, 1, 3, 100)),
             last_call_s=random.choice((0.5, 2.0, 5.0)),
-            join_timeout_s=random.choice((20.0, 60.0)),
+            join_timeout_s=random.choice((40.0, 60.0)),
             exit_barrier_s=random.choice((0.5, 30.0)),
-            rejoin_s=2.0,
-            ordered=random.random() < 0.15,
+            rejoin_s=lost_after_s + 0.5,
+            ordered=ordered,
+            lost_after_s=lost_after_s,
         )
-        self.watch = Watch(world)
+        self.watch = Watch(world, settings, strict=self.mode == "hosts")
         self._trouble_s = 10.0 if large else random.uniform(5, 40)
         self._pace_s = random.choice((0.1, 1.0, 4.0)) * (0.3 if large else 1)
         self._numbers = 0
-        spares = 0 if world.settings.ordered else random.choice((0, 0, 1, 3))
+        spares = 0 if ordered else random.choice((0, 0, 1, 3))
         count = min(
             most + spares,
-            random.randint(world.settings.needed, most + spares) + random.choice((0, 99)),
+            random.randint(settings.needed, most + spares) + random.choice((0, 99)),
         )
-        self._hosts = [Host(i) for i in range(count)]
-        world.hosts = self._hosts
+        self._listed = min(count, random.choice((2, 3, 3, 5))) if self.mode == "hosts" else 1
+        self._ttl_s = random.choice((3.0, 5.0, 15.0))
+        self.service = Service(world)
+        for number in range(count):
+            world.hosts.append(Host(world, number))
         self._spread_s = random.choice((0.1, 1.0, 8.0))
-        self._kinds = random.choice((
-            ("kill", "crash", "cut", "reset", "stop", "fail", "leave", "hosts", "twin"),
-            ("cut", "out", "back", "reset"),
+        kinds: tuple[str, ...] = random.choice((
+            ("kill", "crash", "cut", "reset", "stop", "fail", "leave", "hosts", "twin", "pause"),
+            ("cut", "out", "back", "reset", "reject"),
             ("hosts", "hosts", "twin", "kill", "fail"),
-            ("stop", "stop", "kill"),
+            ("stop", "stop", "kill", "stop coordinator"),
             ("fail",),
             ("kill", "leave"),
             ("reset", "one end", "fail", "finish"),
             ("finish", "kill", "hosts"),
             ("all reset", "hosts", "kill", "cut"),
+            ("pause", "stop coordinator", "busy", "kill"),
+            ("crash loop", "fail", "hosts"),
         ))  # fmt: skip
+        if self.mode == "register":
+            kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
+        self._kinds = kinds
 
     def run(self) -> None:
         """Run it.
@@ -61,45 +80,56 @@ class Run:
         Raises:
             Failure: an invariant does not hold.
         """
+        with stage.on(self.world):
+            try:
+                self._run()
+            finally:
+                for host in self.world.hosts:
+                    for process in host.processes:
+                        process.end(silently=True)
+
+    def _run(self) -> None:
         world, random = self.world, self._random
-        for host in self._hosts:
+        for host in world.hosts:
             world.after(random.uniform(0, self._spread_s), self._start, host)
         world.after(random.uniform(0, 5), self._trouble)
         world.run_until(self._trouble_s)
         self._calm()
         quiet = world.now
-        while world.now < quiet + FORMED_WITHIN_S and self._unsettled():
+        world.run_until(quiet + 2 * self.settings.lost_after_s)  # until who is lost is missed
+        limit = quiet + FORMED_WITHIN_S + 4 * self.settings.lost_after_s
+        limit += 2 * self._ttl_s if self.mode == "register" else 0
+        while world.now < limit and self._unsettled():
             world.run_until(world.now + 0.5)
         if unsettled := self._unsettled():
-            raise Failure(f"{FORMED_WITHIN_S} s after all trouble ended: {unsettled}")
-        self.settled_s = world.now - quiet
+            raise Failure(f"{limit - quiet:g} s after all trouble ended: {unsettled}")
         self._finish()
 
     def _finish(self) -> None:
         """Let all workers end well, whenever they run, and everybody go home."""
-        world = self.world
-        group = world.coordinator and world.coordinator.membership
-        over = group is None or group.state is State.GATHERING
+        world, agents = self.world, self.watch.agents
+        group = self.watch.coordinating()
+        over = group is None or group.state not in (State.RUNNING, State.ENDED)
         # Who missed the end waits until the join timeout.
-        told = [agent for agent in world.agents if agent.alive and agent.reached and not over]
-        limit = world.now + ENDED_WITHIN_S
+        told = [a for a in agents if a.alive and group and a.id in group.members and not over]
+        limit = world.now + ENDED_WITHIN_S + (self.settings.rejoin_s if self._listed > 1 else 0)
         while world.now < limit and any(agent.alive for agent in told):
-            for agent in world.agents:
+            for agent in agents:
                 agent.succeed()
             world.run_until(world.now + 0.25)
         for agent in told:
             if agent.alive:
-                raise Failure(f"{agent.node} is still there {ENDED_WITHIN_S} s after the end")
-        limit = world.now + 2 * world.settings.join_timeout_s + ENDED_WITHIN_S
-        while world.now < limit and any(agent.alive for agent in world.agents):
-            for agent in world.agents:
+                raise Failure(f"{agent.name} is still there {ENDED_WITHIN_S} s after the end")
+        limit = world.now + 2 * self.settings.join_timeout_s + ENDED_WITHIN_S
+        while world.now < limit and any(agent.alive for agent in agents):
+            for agent in agents:
                 agent.succeed()
             world.run_until(world.now + 1)
-        for agent in world.agents:
+        for agent in agents:
             if agent.alive:
-                raise Failure(f"{agent.node} never ends")
-        codes = {a.exit_code for a in told}
-        if len(codes - {None, 143}) > 1 and codes - {None, 143} != {0, EXIT_GROUP}:
+                raise Failure(f"{agent.name} never ends")
+        codes = {agent.process.exit_code for agent in told} - {None, 143}
+        if len(codes) > 1 and codes != {0, EXIT_GROUP}:
             raise Failure(f"agents that were there at the end exit with {codes}")
 
     def _unsettled(self) -> str:
@@ -108,48 +138,82 @@ class Run:
     # Trouble.
 
     def _start(self, host: Host) -> None:
-        world = self.world
-        if self.watch.ends or not host.up:
+        if self.watch.ends or not host.up or host.paused:
             return
-        here = sum(agent.alive and agent.host is host for agent in world.agents)
-        if here >= (2 if host is self._hosts[0] else 1):
+        here = sum(agent.alive and agent.process.host is host for agent in self.watch.agents)
+        if here >= (2 if host is self.world.hosts[0] else 1):
             return
-        world.agents.append(Agent(world, host, self._numbers))
+        random, settings = self._random, self.settings
+        process = Process(self.world, host, f"n{self._numbers}")
         self._numbers += 1
+        self.world.log(f"{process.name} starts on {host.name}")
+        hosts: tuple[tuple[str, int], ...] = ()
+        register: Any = None
+        if self.mode == "register":
+            register = Client(self.service, process)
+        else:
+            hosts = tuple((each.name, PORT) for each in self.world.hosts[: self._listed])
+        node_rank = host.number if settings.ordered else -1
+        address = host.address if random.random() < 0.5 else ""
+        meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
+        job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0)
+        stop_s = random.choice((0.01, 0.05, 0.3, 2.0))
+
+        def main() -> int:
+            node = Node(job, process, stop_s)
+            self.watch.agents.append(node)
+            return node.run()
+
+        process.start(main)
 
     def _trouble(self) -> None:
         world, random = self.world, self._random
         if world.now >= self._trouble_s or self.watch.ends:
             return
         world.after(random.expovariate(1 / self._pace_s), self._trouble)
-        alive = [agent for agent in world.agents if agent.alive]
+        alive = [agent for agent in self.watch.agents if agent.alive]
         kind, agent = random.choice(self._kinds), random.choice(alive) if alive else None
         if agent is None:
-            self._start(self._hosts[0])
+            self._start(world.hosts[0])
             return
         soon = random.choice((0.05, 0.5, 1.0, 3.0, 10.0)) * random.uniform(0.5, 1.5)
-        coordinator = world.coordinator
+        process, host = agent.process, agent.process.host
+        group = self.watch.coordinating()
+        coordinator = group.process if group is not None else process
         match kind:
             case "kill":
-                agent.kill()
-                world.after(soon, self._start, agent.host)
+                self._kill(process)
+                world.after(soon, self._start, host)
             case "crash":
-                self._crash(agent.host)
-                world.after(soon, self._boot, agent.host)
-            case "hosts" if coordinator is not None:
-                coordinator.process.kill()
-                world.after(soon, self._start, self._hosts[0])
-            case "twin" if not world.settings.ordered:
-                self._start(self._hosts[0])
+                self._crash(host)
+                world.after(soon, self._boot, host)
+            case "hosts":
+                self._kill(coordinator)
+                world.after(soon, self._start, coordinator.host)
+            case "twin" if not self.settings.ordered:
+                self._start(world.hosts[0])
             case "stop":
-                agent.sigstop()
-                world.after(soon, agent.sigcont)
-            case "cut" | "out" | "back":
-                number = random.choice((1, 1, 1, len(self._hosts) // 2, len(self._hosts)))
-                for host in random.sample(self._hosts[1:], min(number, len(self._hosts) - 1)):
-                    self._cut(host, kind)
-                    world.after(soon, self._heal, host)
-            case "reset" | "one end" if agent.connection is not None:
+                process.sigstop()
+                world.after(soon, process.sigcont)
+            case "stop coordinator":
+                coordinator.sigstop()
+                world.after(soon, coordinator.sigcont)
+            case "pause":
+                self._pause(host)
+                world.after(soon, self._go_on, host)
+            case "busy":
+                host.lag_s = 0.05
+                world.after(soon, setattr, host, "lag_s", 0.0)
+            case "cut" | "out" | "back" | "reject":
+                count = len(world.hosts)
+                number = random.choice((1, 1, 1, count // 2, count))
+                first = 1 if self.mode == "endpoint" else 0
+                those = world.hosts[first:]
+                for each in random.sample(those, min(number, len(those))):
+                    others = self._others(each, coordinator.host)
+                    self._cut(each, others, kind)
+                    world.after(soon, self._heal, each, others)
+            case "reset" | "one end":
                 self._reset(agent, both=kind == "reset")
             case "all reset":
                 for other in alive:
@@ -160,55 +224,128 @@ class Run:
                 agent.succeed()
             case "leave":
                 agent.sigterm()
-                world.after(soon + 1, self._start, agent.host)
+                world.after(soon + 1, self._start, host)
+            case "crash loop":
+                self._crash_loop(host, random.randint(3, 6))
+            case "silent" | "silent for some":
+                numbers = range(len(world.hosts))
+                few = random.sample(numbers, random.randint(1, len(numbers)))
+                self.service.silent_for |= set(numbers if kind == "silent" else few)
+                world.after(soon, self.service.silent_for.clear)
+            case "late":
+                self.service.late_s = soon / 2
+                world.after(soon, setattr, self.service, "late_s", 0.0)
+
+    def _kill(self, process: Process) -> None:
+        if process.alive:
+            self.world.log(f"{process.name} kill -9")
+            process.end()
 
     def _crash(self, host: Host) -> None:
+        self.world.log(f"{host.name} crashes")
         host.up = False
-        for agent in self.world.agents:
-            if agent.host is host:
-                agent.kill(machine=True)
+        for process in host.processes:
+            process.end(silently=True)
 
     def _boot(self, host: Host) -> None:
         host.up = True
         self._start(host)
 
-    def _cut(self, host: Host, kind: str) -> None:
-        self.world.log(f"{host.name} is cut: {kind}")
-        host.out = host.out and kind == "back"
-        host.back = host.back and kind == "out"
-        self.world.changed(host)
-
-    def _heal(self, host: Host) -> None:
-        if not (host.out and host.back):
-            self.world.log(f"{host.name} is reachable again")
-            host.out = host.back = True
-            self.world.changed(host)
-
-    def _reset(self, agent: Agent, *, both: bool) -> None:
-        connection = agent.connection
-        if connection is None:
+    def _crash_loop(self, host: Host, times: int) -> None:
+        if self.world.now >= self._trouble_s or not times:
             return
-        self.world.log(f"{agent.node} connection reset, both ends: {both}")
-        coordinator, at_agent = connection.coordinator, self._random.random() < 0.5
-        if both or not at_agent:
-            coordinator.process.post(coordinator.gone, connection, "reset")
+        for process in host.processes:
+            self._kill(process)
+        self._start(host)
+        self.world.after(self._random.uniform(0.2, 1.5), self._crash_loop, host, times - 1)
+
+    def _pause(self, host: Host) -> None:
+        if not host.paused:
+            self.world.log(f"{host.name} stands still")
+            host.paused = True
+            self._look(host)
+
+    def _go_on(self, host: Host) -> None:
+        if not host.paused:
+            return
+        self.world.log(f"{host.name} goes on")
+        host.paused = False
+        for agent in self.watch.agents:
+            if agent.process.host is host and agent.workers is not None:
+                agent.workers.look()
+        self._look(host)
+        for process in host.processes:
+            if process.runs:
+                process.resumed()
+
+    def _look(self, host: Host) -> None:
+        for agent in self.watch.agents:
+            if agent.process.host is host and agent.workers is not None:
+                self.watch.runs(agent.workers)
+
+    def _others(self, host: Host, coordinator: Host) -> list[Host]:
+        """Return from whom a machine is cut off: from the coordinator's, from some, or from all."""
+        others = [each for each in self.world.hosts if each is not host]
+        few = self._random.sample(others, self._random.randint(0, len(others)))
+        if coordinator is not host and coordinator not in few:
+            few.append(coordinator)
+        return self._random.choice((others, few))
+
+    def _cut(self, host: Host, others: list[Host], kind: str) -> None:
+        self.world.log(f"{host.name} is cut: {kind}, from {len(others)}")
+        for other in others:
+            out, back = (host.number, other.number), (other.number, host.number)
+            if kind == "reject":
+                self.world.rejected.add(out)
+            if kind in ("cut", "out"):
+                self.world.cut.add(out)
+            if kind in ("cut", "back"):
+                self.world.cut.add(back)
+
+    def _heal(self, host: Host, others: list[Host]) -> None:
+        self.world.log(f"{host.name} is reachable again")
+        for other in others:
+            ways = {(host.number, other.number), (other.number, host.number)}
+            self.world.cut -= ways
+            self.world.rejected -= ways
+        self.world.healed()
+
+    def _reset(self, agent: Node, *, both: bool) -> None:
+        ends = [end for end in agent.process.ends if end.is_open and end.sock is None]
+        if not ends:
+            return
+        end = self._random.choice(ends)
+        self.world.log(f"{agent.name} connection reset, both ends: {both}")
+        at_agent = self._random.random() < 0.5
+        other = end.other
+        if other is not None and (both or not at_agent):
+            other.process.call(other.reset, "reset")
         if both or at_agent:
-            agent.post(agent.disconnected, connection, "reset")
+            agent.process.call(end.reset, "reset")
 
     def _calm(self) -> None:
         """End all trouble, and see to it that there are enough nodes."""
         world = self.world
         self._trouble_s = 0.0
         world.log("all trouble ends")
-        for host in self._hosts:
-            host.up = True
-            self._heal(host)
-        for agent in world.agents:
-            agent.sigcont()
-        for seconds in (0, 3, 6):  # an agent may just be leaving
-            for host in self._hosts:
+        self.service.silent_for.clear()
+        self.service.late_s = 0.0
+        world.cut.clear()
+        world.rejected.clear()
+        world.names_s = 0.001
+        world.loss = 0.0
+        world.healed()
+        for host in world.hosts:
+            host.up, host.lag_s = True, 0.0
+            self._go_on(host)
+            for process in host.processes:
+                process.sigcont()
+        lost_after_s = self.settings.lost_after_s
+        for seconds in (0, 3, 6, lost_after_s + 1, 2 * lost_after_s + 6):  # some may be leaving
+            for host in world.hosts:
                 world.after(seconds, self._man, host)
 
     def _man(self, host: Host) -> None:
-        if not any(agent.host is host and agent.alive for agent in self.world.agents):
+        here = [agent for agent in self.watch.agents if agent.process.host is host]
+        if not any(agent.alive for agent in here):
             self._start(host)

@@ -2,36 +2,36 @@
 
 Guaranteed, and checked:
 
-- At most one live generation: all workers of two generations never run (unfrozen, not asked to
-  stop) at the same time, longer than `OVERLAP_S` and only where a coordinator that has just
-  started formed the later one before any node had told it of the earlier.
+- At most one live generation: workers on all nodes of two generations never run (neither ended nor
+  frozen) at the same time, but for the two cases below.
 - Ranks of a generation are a permutation of 0..W-1; all its nodes are told the same number, world
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
 - A generation's number grows for each agent and each coordinator.
-- Once the network is stable and enough nodes are there, within `FORMED_WITHIN_S` every node is in
-  the live generation, or told that it is a spare, or told the end.
+- Once the network is stable and enough nodes are there, within a time every node is in the live
+  generation, or told that it is a spare, or told the end.
 
-Not guaranteed: a coordinator that starts after the old one has died knows only what it is told.
-If as many new nodes as there may be reach it before a node of the live generation does, it forms a
-generation without that, with restart count 0; the older workers are stopped as soon as they are
-heard of, or frozen at the end of their lease.
+Not guaranteed, for as long as a lease and a half:
+
+- A coordinator that starts after the old one has died knows only what it is told. If as many new
+  nodes as there may be reach it before a node of the live generation does, it forms a generation
+  without that; the older workers are stopped as soon as they are heard of, or frozen at the end of
+  their lease.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from relight.core.group import Event, Lost, Send, State, Told
+from relight.core.group import Event, Lost, Send, Settings, State, Told
 from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
+from relight.core.ranks import GenerationId
+from relight.group import Group
 
-from .world import LEASE_S, Failure, World
+from .world import Failure, World
 
 if TYPE_CHECKING:
-    from .agent import Agent
-    from .world import Coordinator
-
-OVERLAP_S = LEASE_S + 0.5
-FORMED_WITHIN_S = 30.0
+    from .node import Node, Workers
+    from .stage import WatchedMembership
 
 
 class Formation:
@@ -48,42 +48,69 @@ class Formation:
 
     @property
     def live(self) -> bool:
-        """Whether all its workers run."""
+        """Whether its workers run on all nodes."""
         return len(self.running) == len(self.nodes)
 
     def __str__(self) -> str:
-        return f"generation {self.number} of C{self.coordinator} on {' '.join(self.nodes)}"
+        return f"generation {self.number} of C{self.coordinator} on {len(self.nodes)} nodes"
 
 
 class Watch:
     """Looks at everything that happens."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, settings: Settings, *, strict: bool) -> None:
         self.world = world
+        self.settings = settings
+        self.strict = strict
+        """Whether a coordinator only begins when all leases of the one before are over."""
+        self.agents: list[Node] = []
+        self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
         self.live: Formation | None = None
         self.failures = 0
         self.overlaps = 0
-        self.restarts = 0
         self.ends: list[End] = []
+        self._coordinators = 0
         self._by_coordinator: dict[int, Formation] = {}
+        self._by_id: dict[GenerationId, Formation] = {}
         self._of: dict[str, Formation] = {}
+        self._latest: dict[str, int] = {}
         self._failures_before = 0
         self._restart: dict[int, int] = {}
         world.watch = self
 
-    def stepped(self, coordinator: "Coordinator", event: Event, effects: list[Send]) -> None:
+    def new_coordinator(self) -> int:
+        """Return a number for a group that begins."""
+        self._coordinators += 1
+        return self._coordinators
+
+    def coordinating(self) -> "WatchedMembership | None":
+        """Return the group that decides at this moment."""
+        for group in reversed(self.groups):
+            membership: Any = group.membership
+            if membership.process.runs and group._holds():
+                found: WatchedMembership = membership
+                return found
+        return None
+
+    def stepped(
+        self, coordinator: "WatchedMembership", event: Event, effects: list[Send], now: float
+    ) -> None:
         """A coordinator has taken a step."""
-        membership = coordinator.membership
+        if isinstance(event, Told | Lost) or effects:
+            self.world.log(f"C{coordinator.number} {_shown(event)} -> {coordinator.state.value}")
+        due = coordinator.deadline()
+        if due is not None and due <= now and not effects and not isinstance(event, Told | Lost):
+            raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, Lost):
             formation.kept.pop(event.node, None)
         if formation is not None:
             self._see_change(formation, event)
-        restart = membership.restart
+        restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
-            announced = isinstance(event, Told) and isinstance(event.message, Join)
-            if not announced and (restart != before + 1 or self.failures == self._failures_before):
+            heard = isinstance(event, Told) and isinstance(event.message, Join | Ready)
+            if not heard and (restart != before + 1 or self.failures == self._failures_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures
         self._restart[coordinator.number] = restart
@@ -91,12 +118,12 @@ class Watch:
         if forms:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in effects if isinstance(message, Confirm)}
-        if membership.state is State.RUNNING and len(confirmed) > 1:
+        if coordinator.state is State.RUNNING and len(confirmed) > 1:
             formations = {self._of[node] for node in confirmed}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
         for _, message in effects:
-            if isinstance(message, End) and membership.end is message:
+            if isinstance(message, End) and coordinator.end is message:
                 self.ends.append(message)
                 break
 
@@ -110,32 +137,29 @@ class Watch:
             case _:
                 pass
 
-    def begins(self, agent: "Agent", form: Form) -> None:
+    def begins(self, agent: "Node", form: Form) -> None:
         """An agent starts the workers of a generation."""
-        if form.generation.number <= agent.last.number:
-            raise Failure(
-                f"{agent.node}: generation {form.generation.number} after {agent.last.number}"
-            )
-        if agent.live is not None:
-            raise Failure(f"{agent.node} is told to start a generation while workers run")
-        self._of[agent.node] = next(
-            f for f in reversed(self.formations) if f.nodes.get(agent.node) == form
-        )
+        number = form.generation.number
+        if number <= self._latest.get(agent.name, -1):
+            raise Failure(f"{agent.name}: generation {number} after {self._latest[agent.name]}")
+        self._latest[agent.name] = number
+        self._of[agent.id] = self._by_id[form.generation.id]
 
-    def runs(self, agent: "Agent") -> None:
-        """An agent's workers run now, or do not."""
-        formation = self._of.get(agent.node)
-        if formation is None:
+    def runs(self, workers: "Workers") -> None:
+        """A node's workers run now, or do not."""
+        agent = workers.node
+        formation = self._of.get(agent.id)
+        if formation is None or agent.workers is not workers:
             return
-        if not agent.running or agent.frozen:
-            formation.running.discard(agent.node)
-            if self.live is formation:
+        if not workers.run:
+            formation.running.discard(agent.id)
+            if self.live is formation and not formation.live:
                 self.live = None
                 for other in self.formations[-20:]:
                     if other.live:
                         self.live = other
             return
-        formation.running.add(agent.node)
+        formation.running.add(agent.id)
         if formation.live:
             if self.live is not None and self.live is not formation:
                 self._two_live(self.live, formation)
@@ -143,30 +167,31 @@ class Watch:
 
     def settled(self) -> str:
         """Return why the world is not as it should be in the end, or nothing."""
-        world = self.world
-        coordinator = world.coordinator
-        if coordinator is None:
+        membership = self.coordinating()
+        if membership is None:
             return "there is no coordinator"
-        if coordinator.membership.end is not None:
+        if membership.end is not None:
             return ""
-        membership = coordinator.membership
         if membership.state is not State.RUNNING:
-            return membership.explain(world.now)
+            return membership.explain(membership.process.host.now())
         ending = membership._done or membership._done_and_gone
-        for agent in world.agents:
-            if not agent.alive:
+        for agent in self.agents:
+            if not agent.alive or agent.leaving or agent.over:
                 continue
-            if agent.live is None:
+            form = agent.form
+            if form is None:
                 if not (agent.waits and (agent.waits.spare or ending)):
-                    return f"{agent.node} is not told that it is a spare"
-            elif agent.last != membership.generation or agent.node not in membership.order:
-                return f"{agent.node} runs generation {agent.last.number}"
-            elif not agent.done and (agent.frozen or not agent.running):
-                return f"{agent.node} does not run"
+                    return f"{agent.name} is not told that it is a spare"
+            elif form.generation.id != membership.generation:
+                return f"{agent.name} runs generation {form.generation.number}"
+            elif agent.id not in membership.order:
+                return f"{agent.name} is not in generation {membership.generation.number}"
+            elif not agent.done and not (agent.workers and agent.workers.run):
+                return f"{agent.name} does not run"
         return ""
 
-    def _formed(self, coordinator: "Coordinator", forms: dict[str, Form]) -> None:
-        settings = self.world.settings
+    def _formed(self, coordinator: "WatchedMembership", forms: dict[str, Form]) -> None:
+        settings = self.settings
         ordered = sorted(forms.items(), key=lambda item: item[1].place.group_rank)
         first = ordered[0][1]
         rank = 0
@@ -197,16 +222,36 @@ class Watch:
         formation = Formation(coordinator.number, first, dict(ordered))
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
+        self._by_id[first.generation.id] = formation
         self.world.log(f"C{coordinator.number} forms {formation}, restart "
                        f"{first.generation.restart}")  # fmt: skip
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
-        if older.coordinator == newer.coordinator:
+        if older.coordinator == newer.coordinator or self.strict:
             raise Failure(f"two live generations: {older}, and {newer}")
         self.overlaps += 1
         self.world.log(f"two live generations: {older}, and {newer}")
-        self.world.after(OVERLAP_S, self._still_live, older, newer, len(self.formations))
+        overlap_s = 1.5 * 0.8 * self.settings.lost_after_s
+        self.world.after(overlap_s, self._still_live, older, newer, overlap_s)
 
-    def _still_live(self, older: Formation, newer: Formation, formed: int) -> None:
+    def _still_live(self, older: Formation, newer: Formation, seconds: float) -> None:
         if older.live and newer.live:
-            raise Failure(f"two live generations for {OVERLAP_S} s: {older}, and {newer}")
+            raise Failure(f"two live generations for {seconds} s: {older}, and {newer}")
+
+
+def _shown(event: Event) -> str:
+    match event:
+        case Told(node, Join(announce=announce)):
+            of = f" with {_of(announce)}, done: {announce.done}" if announce else ""
+            return f"{node[:4]} Join{of}"
+        case Told(node, message):
+            return f"{node[:4]} {type(message).__name__}{_of(message)}"
+        case Lost(node, reason):
+            return f"{node[:4]} Lost: {reason}"
+        case _:
+            return "Tick"
+
+
+def _of(message: object) -> str:
+    generation = getattr(message, "generation", None)
+    return f" {generation.number} of {generation.origin}" if generation else ""

@@ -1,0 +1,315 @@
+"""What stands in for workers and their output: processes that train, fail, save and end."""
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from relight.agent import Agent
+from relight.core.exits import Failure
+from relight.core.messages import Form, FromCoordinator, Wait
+from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
+
+from .world import Process, Timer
+
+if TYPE_CHECKING:
+    from relight.agent import Job
+
+
+class Node(Agent):
+    """The shipped agent, in a simulated process."""
+
+    def __init__(self, job: "Job", process: Process, stop_s: float) -> None:
+        self.process = process
+        self.name = process.name
+        self.workers: Workers | None = None
+        self.waits: Wait | None = None
+        self.reached = False
+        self.leaving = False
+        self.stop_s = stop_s
+        super().__init__(job)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process is there."""
+        return self.process.alive
+
+    @property
+    def id(self) -> str:
+        """What the others call this node."""
+        return self.link._join.node
+
+    @property
+    def form(self) -> Form | None:
+        """The generation whose workers are here, also if they are done."""
+        return self._live
+
+    @property
+    def over(self) -> bool:
+        """Whether it was told the end."""
+        return self._end is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether they have ended well."""
+        return self._done
+
+    def told(self, message: FromCoordinator) -> None:
+        if isinstance(message, Form | Wait):
+            self.waits = message if isinstance(message, Wait) else None
+        super().told(message)
+
+    def fail(self) -> None:
+        """A worker ends badly."""
+        if self.workers is not None:
+            self.workers.fail()
+
+    def succeed(self) -> None:
+        """All workers end well."""
+        if self.workers is not None:
+            self.workers.succeed()
+
+    def sigterm(self) -> None:
+        """Somebody wants the agent to stop."""
+        if self.alive and not self.leaving:
+            self.leaving = True
+            self.process.world.log(f"{self.name} SIGTERM")
+            self.process.call(self.loop.signals[signal.SIGTERM], int(signal.SIGTERM))  # type: ignore[attr-defined]
+
+
+class Workers:
+    """As `relight.host.process.Workers`, with the spawner behind it: it keeps the lease on its own,
+    whatever becomes of the agent.
+    """
+
+    def __init__(
+        self, loop: Any, plans: Sequence[Any], ranks: Sequence[int], scratch: str,
+        on_event: Callable[..., None], fork: Any = None,
+    ) -> None:  # fmt: skip
+        del scratch, fork
+        self.process: Process = loop.process
+        self.world = self.process.world
+        node = self.world.agent_of(self.process)
+        assert node._live is not None
+        self.node = node
+        self.form: Form = node._live
+        self.ranks = tuple(ranks)
+        self.pids = {plan.local_rank: plan.local_rank for plan in plans}
+        self.evidence: dict[int, str] = {}
+        self.memory = None
+        self.frozen = False
+        """As the agent knows."""
+        self.standing = False
+        """In truth."""
+        self._loop = loop
+        self._on_event = on_event
+        self._alive = dict.fromkeys(self.pids)
+        self._until = float("inf")
+        self._timer: Timer | None = None
+        self._ending = False
+        node.workers = self
+        self.process.at_death.append(self._die)
+        self.world.watch.begins(node, self.form)
+        for local_rank, rank in enumerate(self.ranks):
+            self._tell(WorkerStarted(local_rank, rank, local_rank))
+        self.world.watch.runs(self)
+
+    @property
+    def run(self) -> bool:
+        """Whether a worker runs at this moment."""
+        return bool(self._alive) and not self.standing and not self.process.host.paused
+
+    # What the agent wants.
+
+    def signal(self, local_ranks: Sequence[int], number: int) -> None:
+        self.stop(local_ranks, number)
+
+    def stop(self, local_ranks: Sequence[int], number: int) -> None:
+        for local_rank in local_ranks:
+            self._end_in(self.node.stop_s, local_rank, -number)
+
+    def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
+        del number, unknown
+        return list(local_ranks)
+
+    def kill(self) -> None:
+        for local_rank in self._alive:
+            self._end_in(0.01, local_rank, -signal.SIGKILL)
+
+    def lease(self, until: float) -> None:
+        self._until = until or float("inf")
+        self.look()
+
+    def close(self) -> None:
+        self._die()
+
+    # What happens.
+
+    def look(self) -> None:
+        """Freeze or thaw, as the lease says."""
+        if not self._alive or self.process.host.paused:
+            return
+        now = self.process.host.now()
+        over = now >= self._until
+        if over != self.standing:
+            self.standing = over
+            self.world.log(f"{self.node.name} {'freezes' if over else 'thaws'}")
+            self._tell_frozen(over)
+            self.world.watch.runs(self)
+        if not over and self._until < float("inf") and self._timer is None:
+            self._timer = Timer(self._until, lambda: None)
+            self.world.at(self.process.host.in_world(self._until), self._on_lease, self._timer)
+
+    def _on_lease(self, timer: Timer) -> None:
+        if timer is self._timer:
+            self._timer = None
+            self.process.host.at_least(timer.when)
+            if self.process.alive:
+                self.look()
+
+    def fail(self) -> None:
+        """A worker ends badly."""
+        if self.run and not self._ending:
+            self.world.watch.failures += 1
+            self.world.log(f"{self.node.name} a worker fails")
+            self._exit(next(iter(self._alive)), 1)
+
+    def succeed(self) -> None:
+        """All workers end well."""
+        if self.run and not self._ending:
+            self.world.log(f"{self.node.name} workers end well")
+            for local_rank in list(self._alive):
+                self._exit(local_rank, 0)
+
+    def _end_in(self, seconds: float, local_rank: int, exitcode: int) -> None:
+        self._ending = True
+        self.world.after(seconds, self._end_asked, local_rank, exitcode)
+
+    def _end_asked(self, local_rank: int, exitcode: int) -> None:
+        if self.process.host.paused:
+            self.world.after(0.1, self._end_asked, local_rank, exitcode)
+        elif exitcode == -signal.SIGKILL or not self.standing:
+            self._exit(local_rank, exitcode)
+
+    def _exit(self, local_rank: int, exitcode: int) -> None:
+        if local_rank in self._alive:
+            del self._alive[local_rank]
+            if not self._alive:
+                self.world.watch.runs(self)
+            self._tell(WorkerExited(local_rank, exitcode))
+
+    def _die(self) -> None:
+        self._alive.clear()
+        self.world.watch.runs(self)
+
+    def _tell_frozen(self, frozen: bool) -> None:
+        def tell() -> None:
+            if self._alive:
+                self.frozen = frozen
+                self._on_event(WorkersFrozen(frozen), self._loop.now())
+
+        self.world.after(0, self.process.call, tell)
+
+    def _tell(self, event: Any) -> None:
+        self.world.after(
+            0, self.process.call, lambda: self._on_event(event, self.process.host.now())
+        )
+
+
+class Logs:
+    """As `relight.host.logs.Logs`."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def open(self, *_: object) -> tuple[int, int]:
+        return -1, -1
+
+    def error_file(self, local_rank: int) -> str:
+        del local_rank
+        return ""
+
+    def passed_on(self) -> None:
+        pass
+
+    def finish(self, give_up: Callable[[], bool]) -> None:
+        del give_up
+
+
+class Store:
+    """As `relight.host.tcp_store.TCPStore`."""
+
+    port = 29500
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Console:
+    """As `relight.host.console.Console`."""
+
+    full = False
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def say(self, text: str) -> None:
+        self._process.world.log(f"  {self._process.name}: {text}")
+
+    def flush(self, give_up: Callable[[], bool]) -> None:
+        del give_up
+
+
+class Consoles(tuple[Console, ...]):
+    """As `relight.host.console.Consoles`."""
+
+    @classmethod
+    def open(cls, loop: Any) -> "Consoles":
+        return cls((Console(loop.process),))
+
+    @property
+    def stderr(self) -> Console:
+        return self[0]
+
+
+class EventLog:
+    """As `relight.host.files.EventLog`."""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def write(self, event: object) -> None:
+        pass
+
+
+class Scratch:
+    """As `relight.host.scratch.Scratch`."""
+
+    path = ""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def make(self) -> str:
+        return ""
+
+    def remove(self) -> None:
+        pass
+
+
+def gather(
+    ends: Sequence[Any], logs: object, workers: Workers, command: object, host: str, now: float
+) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
+    """As `relight.postmortem.gather`."""
+    del logs, command
+    failures = []
+    for local_rank, exitcode, at, asked in ends:
+        if exitcode:
+            failures.append(Failure(
+                rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
+                exitcode=exitcode, at=at - now, asked=asked, report=None, last_lines=(),
+                evidence="", log="",
+            ))  # fmt: skip
+    return tuple(failures), ()

@@ -1,0 +1,97 @@
+"""A register as a service: etcd, or a directory on a shared disk. It answers late, or not at all,
+or not to all.
+"""
+
+from relight.rendezvous.register import NOBODY, Record
+
+from .sockets import Later
+from .world import Process, World
+
+
+class Service:
+    """The record, kept by a server whose clock is right."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.silent_for: set[int] = set()
+        """Machines that it does not answer."""
+        self.late_s = 0.0
+        self.holder: Client | None = None
+        self.value = ""
+        self.revision = 0
+        self.renewals = 0
+        self.until = 0.0
+
+    def lapse(self) -> None:
+        """See whether what is held has lapsed."""
+        if self.holder is not None and self.world.now >= self.until:
+            self.world.log(f"the register lets go of {self.holder.process.name}")
+            self.holder = None
+
+    def take(self, holder: "Client | None") -> None:
+        """Somebody else is written down, or nobody is."""
+        self.holder = holder
+        self.revision += 1
+        name = holder.process.name if holder is not None else "nobody"
+        self.world.log(f"the register names {name}")
+
+
+class Client:
+    """As `relight.rendezvous.register.Register`."""
+
+    def __init__(self, service: Service, process: Process) -> None:
+        self.own_address = process.host.address
+        self.process = process
+        self._service = service
+        self._phase: dict[str, object] = {}
+
+    def _reach(self, step: str) -> None:
+        """Go to the server: late, or in vain."""
+        service, world = self._service, self.process.world
+        host = self.process.host
+        if self._phase.pop(f"lost {step}", None) or (
+            host.number in service.silent_for and world.random.random() < 0.5
+        ):
+            raise OSError("the register does not answer")
+        if host.number in service.silent_for:
+            self._phase[f"lost {step}"] = True
+            raise Later(world.random.choice((0.5, 2.0, 6.0)))
+        if service.late_s and step not in self._phase:
+            self._phase[step] = True
+            raise Later(world.random.uniform(0, service.late_s))
+        self._phase.pop(step, None)
+        service.lapse()
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        self._reach("hold")
+        service = self._service
+        if service.holder is None and value:
+            service.take(self)
+        if service.holder is self and value:
+            service.value, service.until = value, self.process.world.now + ttl_s
+            service.renewals += 1
+        if service.holder is None:
+            return NOBODY
+        return Record(service.value, str(service.revision), service.holder is self)
+
+    def evict(self, record: Record, patience_s: float = 0.0) -> bool:
+        service = self._service
+        seen = self._phase.pop("seen", None)
+        if seen is None:
+            self._reach("evict")
+            self._phase["seen"] = service.revision, service.renewals
+            raise Later(patience_s)
+        service.lapse()
+        now = service.revision, service.renewals
+        if seen != now or record.revision != str(service.revision) or service.holder is None:
+            return False
+        service.take(None)
+        return True
+
+    def release(self) -> None:
+        self._reach("release")
+        if self._service.holder is self:
+            self._service.take(None)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,449 @@
+"""What stands in for `relight.host`: a loop, connections, datagrams, names and calls that block.
+
+Connections are like TCP: in order; what is sent into a cut arrives after it has healed, if both
+ends are still there; what comes to an end that is gone is answered by a reset.
+"""
+
+import json
+import socket
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from relight.host.connection import CLOSED
+
+from .world import Host, Process, Timer, World
+
+SYN_AGAIN_S = (1.0, 2.0, 4.0)
+OPEN_TIMEOUT_S = 5.0
+
+
+class Later(Exception):
+    """A call that blocks goes on in `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+
+
+class Loop:
+    """The event loop of one process."""
+
+    def __init__(self, world: World) -> None:
+        self.process = world.me()
+        self.on_mistake: Callable[[str, Exception], None] = _raise
+        self.signals: dict[int, Callable[[int], None]] = {}
+        self._world = world
+
+    def now(self) -> float:
+        return self.process.host.now()
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        timer, host, world = Timer(when, callback), self.process.host, self._world
+        at = host.in_world(when)
+        if host.lag_s:
+            at += world.random.uniform(0, host.lag_s)
+        world.at(at, self.process.fire, timer)
+        return timer
+
+    def call_after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return self.call_at(self.now() + seconds, callback)
+
+    def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
+        self.signals[number] = callback
+
+    def attempt(self, act: Callable[[], None], what: str) -> bool:
+        del what
+        act()
+        return True
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        self.process.wait_until(done)
+
+    def run_once(self, timeout_s: float | None) -> None:
+        del timeout_s
+
+    def close(self) -> None:
+        pass
+
+
+class Socket:
+    """A port on which a process listens."""
+
+    family = socket.AF_INET
+
+    def __init__(self, world: World, address: str, port: int) -> None:
+        self.world = world
+        self.process = world.me()
+        self.address = address
+        self.port = port
+        self.listener: Listener | None = None
+        self.backlog: list[tuple[End, Any]] = []
+        self.strangers: dict[End, None] = {}
+        self.process.host.ports[port] = self
+
+    def getsockname(self) -> tuple[str, int]:
+        return self.address or "0.0.0.0", self.port
+
+    def close(self) -> None:
+        if self.process.host.ports.get(self.port) is self:
+            del self.process.host.ports[self.port]
+        self.abandon()
+
+    def abandon(self, *, silently: bool = False) -> None:
+        """Nobody will accept who has come."""
+        for end in list(self.strangers):
+            end.die(silently=silently)
+        self.backlog.clear()
+
+
+class End:
+    """One end of a connection, as `relight.host.connection.Connection`."""
+
+    def __init__(
+        self, world: World, process: Process, owner: Any, hello: Any, own: str, peer: str
+    ) -> None:
+        self.world = world
+        self.process = process
+        self.owner = owner
+        self.hello = hello
+        self.opening = SimpleNamespace(peer_hello=None)
+        self.peer = peer
+        self.heard_at = process.host.now()
+        self.is_open = self.refused = self.unfit = False
+        self.session_key = b""
+        self.other: End | None = None
+        self.gone = False
+        self.timer: Timer | None = None
+        self.sock: Socket | None = None
+        self._own = own
+        self._arrival = 0.0
+        self._held: list[tuple[str, Any]] = []
+        process.ends[self] = None
+
+    # What `Connection` has.
+
+    def own_address(self) -> str:
+        return self._own
+
+    def send(self, message: Any) -> None:
+        if not self.gone:
+            assert self.is_open
+            if message.get("type") != "beat":
+                message = json.loads(json.dumps(message))
+            self.transmit("message", message)
+
+    def drain(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        if not self.gone:
+            self.die()
+
+    def fail(self, reason: str) -> None:
+        if not self.gone:
+            self.die()
+            self.owner.closed(self, reason)
+
+    # The wire.
+
+    def die(self, *, silently: bool = False) -> None:
+        """Be gone; the other end is told, unless the machine is gone."""
+        if self.gone:
+            return
+        self.gone, self.is_open = True, False
+        self._leave()
+        if silently:
+            self._held.clear()
+        elif self.other is not None:
+            self.transmit("fin", None)
+
+    def _leave(self) -> None:
+        self.process.ends.pop(self, None)
+        if self.sock is not None:
+            self.sock.strangers.pop(self, None)
+        if self.timer is not None:
+            self.timer.cancel()
+
+    def transmit(self, kind: str, payload: Any) -> None:
+        """Send to the other end, in order."""
+        assert self.other is not None
+        world, here, there = self.world, self.process.host, self.other.process.host
+        if world.refuses(here, there):
+            world.after(world.delay(), self.process.call, self.reset, "Connection reset by peer")
+            return
+        if self._held or not world.passes(here, there):
+            self._held.append((kind, payload))
+            world.held[self] = None
+            return
+        delay = world.delay() if here is not there else 2e-4
+        self._arrival = max(self._arrival, world.now + delay)
+        world.at(self._arrival, self.other.arrive, kind, payload)
+
+    def send_held(self) -> None:
+        """Send what a cut has held back."""
+        held, self._held = self._held, []
+        self.world.held.pop(self, None)
+        for kind, payload in held:
+            if self.other is not None and not (self.gone and not self.process.host.up):
+                self.transmit(kind, payload)
+
+    def arrive(self, kind: str, payload: Any) -> None:
+        """Something has come to this machine."""
+        if not self.process.host.up:
+            return
+        if self.gone:
+            if kind != "fin" and self.other is not None and not self.other.gone:
+                self._answer_by_reset(self.other)
+            return
+        self.process.call(self.receive, kind, payload)
+
+    def _answer_by_reset(self, other: "End") -> None:
+        world = self.world
+        if world.passes(self.process.host, other.process.host):
+            reason = "Connection reset by peer"
+            world.after(world.delay(), other.process.call, other.reset, reason)
+
+    def reset(self, reason: str) -> None:
+        """The connection is broken, as far as this end knows."""
+        if not self.gone:
+            opened = self.is_open
+            self.gone, self.is_open = True, False
+            self._leave()
+            if self.sock is not None and self.sock.listener is None:
+                return
+            if opened or self.sock is None:
+                self.owner.closed(self, reason)
+
+    def receive(self, kind: str, payload: Any) -> None:
+        """The process takes what has come."""
+        if self.gone:
+            return
+        if self.sock is not None and self.sock.listener is None:
+            self.sock.backlog.append((self, (kind, payload)))
+            return
+        self.heard_at = self.process.host.now()
+        if kind == "message":
+            self.owner.received(self, payload)
+        elif kind == "fin":
+            was_open = self.is_open
+            self.die()
+            if was_open or self.sock is None:
+                self.owner.closed(self, CLOSED)
+        elif kind == "hello" and self.sock is not None:
+            self.opening.peer_hello = payload
+            assert self.sock.listener is not None
+            self.transmit("hello", self.sock.listener.hello)
+        elif kind == "hello":
+            self.opening.peer_hello = payload
+            self.transmit("proof", None)
+            self._open(payload)
+        elif kind == "proof" and self.sock is not None:
+            assert self.sock.listener is not None
+            self.owner = self.sock.listener.owner
+            self._open(self.opening.peer_hello)
+
+    def _open(self, hello: Any) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.sock is not None:
+            self.sock.strangers.pop(self, None)
+        self.is_open = True
+        self.owner.opened(self, hello)
+
+    # How a connection begins.
+
+    def syn(self, host: Host, port: int, tries: int) -> None:
+        """Ask a machine for a connection."""
+        world, here = self.world, self.process.host
+        if self.gone or not self.process.alive:
+            return
+        if world.refuses(here, host):
+            world.after(2 * world.delay(), self.process.call, self.refuse)
+        elif not (world.passes(here, host) and world.passes(host, here)):
+            if tries < len(SYN_AGAIN_S):
+                world.after(SYN_AGAIN_S[tries], self.syn, host, port, tries + 1)
+        else:
+            delay = 2 * world.delay() if here is not host else 1e-4
+            world.after(delay, self._reach, host, port, tries)
+
+    def _reach(self, host: Host, port: int, tries: int) -> None:
+        world = self.world
+        if self.gone or not self.process.alive:
+            return
+        if not world.passes(host, self.process.host):
+            world.after(1.0, self.syn, host, port, tries)
+            return
+        sock = host.ports.get(port)
+        alone = sock is not None and sock.address.startswith("127.")
+        if sock is None or (alone and host is not self.process.host):
+            self.process.call(self.refuse)
+            return
+        other = End(world, sock.process, None, None, self._own_there(host), self.process.name)
+        other.sock, other.other, self.other = sock, self, other
+        sock.strangers[other] = None
+        self.session_key = other.session_key = world.random.randbytes(32)
+        other.timer = timer_of(
+            sock.process, OPEN_TIMEOUT_S, lambda: None if other.is_open else other.die()
+        )
+        self.process.call(self._connected)
+
+    def _connected(self) -> None:
+        if not self.gone:
+            self.transmit("hello", self.hello)
+
+    def _own_there(self, host: Host) -> str:
+        return "127.0.0.1" if host is self.process.host else host.address
+
+    def refuse(self) -> None:
+        """Nobody listens there."""
+        if not self.gone:
+            self.refused = True
+            self.fail("refused")
+
+    def too_late(self) -> None:
+        """It has taken too long."""
+        if not self.is_open:
+            self.fail("no answer in time")
+
+
+class Listener:
+    """As `relight.host.listener.Listener`."""
+
+    def __init__(
+        self, loop: Loop, sock: Socket, owner: Any, hello: Any, security: Any, divert: Any = None
+    ) -> None:
+        del security, divert
+        self.on_refused: Callable[[str], None] = lambda _: None
+        self.hello = hello
+        self.owner = owner
+        self.places = 1000
+        self._sock = sock
+        sock.listener = self
+        backlog, sock.backlog = sock.backlog, []
+        for end, (kind, payload) in backlog:
+            loop.call_after(0, lambda e=end, k=kind, p=payload: e.receive(k, p))  # type: ignore[misc]
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class Beats:
+    """As `relight.host.beats.Beats`."""
+
+    world: World
+
+    def __init__(self, loop: Loop, address: tuple[str, int], family: int, on_datagram: Any) -> None:
+        del family
+        self.process = loop.process
+        self.on_datagram = on_datagram
+        self.port = address[1] or self.world.random.randrange(32768, 61000)
+        self._boxes = _boxes(self.world)
+        self._at = self.process.host.number, self.port
+        self._boxes[self._at] = self
+        self.process.at_death.append(self.close)
+
+    def close(self) -> None:
+        if self._boxes.get(self._at) is self:
+            del self._boxes[self._at]
+
+    def send(self, data: bytes, target: tuple[Any, ...]) -> None:
+        world, here = self.world, self.process.host
+        there = world.host_of(str(target[0]), here)
+        if there is None or not world.passes(here, there) or world.refuses(here, there):
+            return
+        if world.random.random() >= world.loss:
+            sender = here.address, self.port
+            world.after(world.delay(), self._arrive, there.number, int(target[1]), data, sender)
+
+    def _arrive(self, host: int, port: int, data: bytes, sender: tuple[str, int]) -> None:
+        box = self._boxes.get((host, port))
+        if box is not None and box.process.host.up:
+            box.process.call(box._take, data, sender)
+
+    def _take(self, data: bytes, sender: tuple[str, int]) -> None:
+        if self._boxes.get(self._at) is self:
+            self.on_datagram(data, sender)
+
+    @staticmethod
+    def key_of(session_key: bytes) -> bytes:
+        return session_key[:8]
+
+    @staticmethod
+    def datagram(number: int, session_key: bytes) -> bytes:
+        return session_key[:8] + number.to_bytes(8, "big") + session_key[8:16]
+
+    @staticmethod
+    def number_of(data: bytes, session_key: bytes) -> int | None:
+        genuine = data[:8] == session_key[:8] and data[16:] == session_key[8:16]
+        return int.from_bytes(data[8:16], "big") if genuine else None
+
+
+def dial(
+    loop: Loop, address: tuple[str, int], owner: Any, hello: Any, security: Any, *,
+    timeout_s: float = OPEN_TIMEOUT_S,
+) -> End:  # fmt: skip
+    """As `relight.host.connection.dial`."""
+    del security
+    process, world = loop.process, loop.process.world
+    host = world.host_of(address[0], process.host)
+    own = "127.0.0.1" if host is process.host else process.host.address
+    hello = json.loads(json.dumps(hello))
+    end = End(world, process, owner, hello, own, f"{address[0]}:{address[1]}")
+    end.timer = loop.call_after(timeout_s, end.too_late)
+    if host is not None:
+        world.after(0, end.syn, host, address[1], 0)
+    return end
+
+
+def resolve(
+    loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
+) -> None:
+    """As `relight.host.names.resolve`."""
+    process, world = loop.process, loop.process.world
+    if host.startswith(("10.", "127.")):
+        loop.call_after(0, lambda: done([(host, port)], ""))
+        return
+    found = [(each.address, port) for each in world.hosts if each.name == host]
+    seconds = world.random.uniform(0, world.names_s)
+    world.after(seconds, process.call, done, found, "" if found else f"{host} is not known")
+
+
+def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
+    """As `relight.host.background.call`; the call may raise `Later`, and is made again then."""
+    process, world = loop.process, loop.process.world
+
+    def attempt() -> None:
+        if not process.alive:
+            return
+        before, world.current = world.current, process
+        try:
+            result = work()
+        except Later as later:
+            world.after(later.seconds, attempt)
+            return
+        except Exception as error:
+            result = error
+        finally:
+            world.current = before
+        world.after(world.delay(), process.call, done, result)
+
+    world.after(world.delay(), attempt)
+
+
+def timer_of(process: Process, seconds: float, callback: Callable[[], None]) -> Timer:
+    """Call back in a process in a while."""
+    host = process.host
+    timer = Timer(host.now() + seconds, callback)
+    process.world.at(host.in_world(timer.when), process.fire, timer)
+    return timer
+
+
+def _boxes(world: World) -> dict[tuple[int, int], Beats]:
+    boxes: dict[tuple[int, int], Beats] = world.__dict__.setdefault("boxes", {})
+    return boxes
+
+
+def _raise(what: str, error: Exception) -> None:
+    del what
+    raise error

@@ -1,0 +1,144 @@
+"""Puts the shipped agent on the simulated machine: what touches the machine is replaced, and
+nothing else.
+"""
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from relight.agent import Job
+from relight.core.commands import Command
+from relight.core.group import Settings
+from relight.core.membership import Membership
+from relight.env import Environment
+from relight.group import Group
+from relight.host.connection import Security
+from relight.rendezvous.meeting import Meeting
+from relight.spec import FLAGS, RunSpec
+from relight.values import Nodes
+
+from . import node, sockets
+from .sockets import Loop, Socket
+from .world import World
+
+SPEC = RunSpec(
+    **{flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
+    | {"nnodes": Nodes(1, 2), "script": "train.py", "script_args": ()},
+)
+COMMAND = Command(
+    spec=SPEC._replace(signals_to_handle=(int(signal.SIGTERM),), event_log_handler="null"),
+    env=Environment({}), python="python", run_path="", run_id="job", local_rank_argument=False,
+    agent_store=True, threads=0, timer_file="",
+)  # fmt: skip
+TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
+    "relight.agent": {
+        "Consoles": node.Consoles, "EventLog": node.EventLog, "Scratch": node.Scratch,
+        "Workers": node.Workers, "Logs": node.Logs, "TCPStore": node.Store,
+        "raise_limit": lambda: None,
+        "listen": lambda loop, spec, on_stop, *_: [
+            loop.on_signal(number, on_stop) for number in spec.signals_to_handle
+        ],
+    },
+    "relight.coordinator": {
+        "Beats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
+    },
+    "relight.host.beats": {"Beats": sockets.Beats},
+    "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
+    "relight.host.names": {"resolve": sockets.resolve, "outward_address": lambda: ""},
+    "relight.host.background": {"call": sockets.call},
+    "relight.elected": {"dial": sockets.dial, "resolve": sockets.resolve},
+    "relight.doctor": {"at_timeout": lambda *_: []},
+    "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
+}  # fmt: skip
+
+
+class WatchedMembership(Membership):
+    """The shipped one, looked at after each step."""
+
+    world: World
+
+    def __init__(self, settings: Settings, origin: str) -> None:
+        del origin
+        self.number = self.world.watch.new_coordinator()
+        super().__init__(settings, origin=f"C{self.number}")
+        self.process = self.world.me()
+        self.world.log(f"C{self.number} begins at {self.process.name}")
+
+    def step(self, event: Any, now: float) -> Any:
+        effects = super().step(event, now)
+        self.check()
+        self.world.watch.stepped(self, event, effects, now)
+        return effects
+
+
+class WatchedGroup(Group):
+    """The shipped one; who coordinates is known."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        watch = self.membership.world.watch  # type: ignore[attr-defined]
+        watch.groups[self] = None
+
+    def close(self) -> None:
+        super().close()
+        self.membership.world.watch.groups.pop(self, None)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def on(world: World) -> Iterator[None]:
+    """Replace what touches the machine by this world."""
+
+    def is_ours(address: str) -> bool:
+        return address.startswith("127.") or address == world.me().host.address
+
+    def listen(address: str, port: int) -> Socket | None:
+        ports = world.me().host.ports
+        while not port or (port in ports and not address and port >= 40_000):
+            port = 40_000 + world.random.randrange(20_000)
+        return None if port in ports else Socket(world, address, port)
+
+    membership = type("WatchedMembership", (WatchedMembership,), {"world": world})
+    beats = type("Beats", (sockets.Beats,), {"world": world})
+    with ExitStack() as stack:
+        for module, names in TOWARDS_MACHINE.items():
+            for name, value in names.items():
+                stack.enter_context(patch(f"{module}.{name}", value))
+        for module in ("relight.link", "relight.elected", "relight.registered"):
+            stack.enter_context(patch(f"{module}.is_ours", is_ours))
+            stack.enter_context(patch(f"{module}.listen", listen))
+        stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
+        stack.enter_context(patch("relight.coordinator.Beats", beats))
+        stack.enter_context(patch("relight.host.beats.Beats", beats))
+        stack.enter_context(patch("relight.group.Membership", membership))
+        stack.enter_context(patch("relight.coordinator.Group", WatchedGroup))
+        stack.enter_context(patch.object(os, "urandom", world.random.randbytes))
+        stack.enter_context(patch.object(socket, "gethostname", lambda: world.me().host.name))
+        yield
+
+
+def job(settings: Settings, meeting: Meeting, slots: int, grace_s: float) -> Job:
+    """Return what an agent is to run."""
+    return Job(
+        command=COMMAND, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
+        stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
+        facts={}, workplace=None,
+    )  # fmt: skip
+
+
+def meeting(
+    settings: Settings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
+    address: str, node_rank: int,
+) -> Meeting:  # fmt: skip
+    """Return where the nodes meet, as `rendezvous/meeting` would."""
+    return Meeting(
+        job="job", where="there", register=register, ttl_s=ttl_s, hosts=hosts, alone=False,
+        hosted=None if not settings.ordered else node_rank == 0,
+        local_addr=address, fixed_port=False,
+        node_rank=node_rank, interval_s=settings.lost_after_s / 5,
+        lease_s=0.8 * settings.lost_after_s, checkpoint_s=10.0, dial_s=5.0,
+        seek_s=settings.join_timeout_s, close_s=5.0, security=Security(),
+    )  # fmt: skip
