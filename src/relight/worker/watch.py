@@ -11,7 +11,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Collection, Iterator
-from itertools import chain, compress, repeat
+from itertools import chain, compress, filterfalse, repeat
 from operator import is_
 from types import CodeType
 
@@ -194,8 +194,7 @@ def _search(marks: dict[str, int]) -> str:
     kinds: dict[type, set[Any]] = {str: set(), bytes: set(), int: set()}
     seen: set[int] = set()
     while found:
-        referents = gc.get_referents(*found)
-        held = list(dict(zip(map(id, referents), referents, strict=True)).values())
+        held = gc.get_referents(*found)
         types = list(map(type, held))
 
         def of(kind: type, held: list[Any] = held, types: list[type] = types) -> Iterator[Any]:
@@ -204,11 +203,11 @@ def _search(marks: dict[str, int]) -> str:
         for kind, values in kinds.items():
             values.update(of(kind))
         # All that the collector knows of was there from the start, and most of the rest is empty.
-        inner = [x for x in chain(of(dict), of(tuple)) if not gc.is_tracked(x)]
-        found = list({id(x): x for x in inner if id(x) not in seen}.values())
-        seen.update(map(id, found))
-        found += [code.co_consts for code in of(CodeType) if id(code) not in seen]
-        seen.update(map(id, of(CodeType)))
+        inner = chain(filterfalse(gc.is_tracked, of(dict)), filterfalse(gc.is_tracked, of(tuple)))
+        new = {id(thing): thing for thing in filter(None, inner)}
+        new.update((id(code), code.co_consts) for code in of(CodeType))
+        found = [new[key] for key in new.keys() - seen]
+        seen.update(new)
     text, data = "\0".join(kinds[str]), b"\0".join(kinds[bytes])
     for name, mark in marks.items():
         digits = str(-mark)
