@@ -41,6 +41,20 @@ def test_a_module_beside_the_script_goes_before_an_installed_one(
     assert "the script would import another csv" in result.stderr
 
 
+def test_a_module_that_is_there_already_counts_as_preloaded(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """One of two modules is broken, the other one is there anyway: workers start warm."""
+    (tmp_path / "lib").mkdir()
+    script("1 / 0", "lib/broken.py")
+    path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
+    worker = script("print('ran')")
+    result = launch("run", "--preload=broken,json", "-v", worker, PYTHONPATH=path)
+    assert result.stdout == "ran\n", result.stderr
+    assert "broken: it can't be imported: ZeroDivisionError" in result.stderr
+    assert "not used" not in result.stderr
+
+
 def test_a_wrapper_is_not_forked(launch: Launch, script: Script, tmp_path: Path) -> None:
     """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
     wrapper = script(f'#!/bin/sh\nexport FROM=$RANK\nexec {sys.executable} "$@"\n', "wrap.sh")
