@@ -6,8 +6,8 @@
     loss      two agents of `--nnodes=1:2` with a worker each; all processes of the one that does
               not host the endpoint are killed, to the first trained step of the other's next
               generation
-    launch    start to the first trained step of 4 workers, and the memory that all processes of
-              the job take then (PSS): torchrun, relight cold, relight with named modules
+    launch    start to the first trained step of 2 and 4 workers, and the memory that all processes
+              of the 4 take then (PSS): torchrun, relight cold, relight with named modules
 
 The launchers take turns. Writes `warm.json`, `warm.md` and `warm.png` into `benchmarks/results/`.
 
@@ -252,8 +252,9 @@ def main() -> None:
             if "loss" in options.only:
                 note("loss of 1 node of 2, s", launcher, loss_s(launcher))
             if "launch" in options.only and launcher != "auto":
-                seconds, mib = launch(launcher, 4)
-                note("launch of 4 workers, s", launcher, seconds)
+                for nproc in (2, 4):
+                    seconds, mib = launch(launcher, nproc)
+                    note(f"launch of {nproc} workers, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
         _write(samples, launchers, options.out)
     print(_as_table(samples, launchers))
