@@ -36,11 +36,12 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
     ],
 )
 def test_losses_are_the_same(program: str, preload: str, tmp_path: Path) -> None:
-    """Lightning, the Trainer of transformers and ignite: torchrun, relight cold and warm."""
+    """Lightning, the Trainer of transformers and ignite: cold and warm; one by torchrun as well."""
     script = str(HERE / program)
-    expected = printed(TORCHRUN, tmp_path / "torchrun", script)
-    assert printed((*RELIGHT, "run"), tmp_path / "cold", script) == expected
+    expected = printed((*RELIGHT, "run"), tmp_path / "cold", script)
     assert printed(WARM, tmp_path / "warm", f"--preload={preload}", script) == expected
+    if program == "ignite_train.py":
+        assert printed(TORCHRUN, tmp_path / "torchrun", script) == expected
 
 
 def test_accelerates_own_test_passes(tmp_path: Path) -> None:
