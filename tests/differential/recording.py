@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import conftest
 
+from differential import forked
 from differential.cases import Case, Word
 
 HERE = Path(__file__).parent
@@ -31,6 +32,7 @@ COMMANDS = {
     (RELIGHT, "launch"): (*conftest.RELIGHT[1:], "launch"),
 }
 LIMIT_S = 60
+Started = subprocess.Popen[bytes] | forked.Forked
 
 
 class Recording(NamedTuple):
@@ -86,7 +88,12 @@ def record(case: Case, launcher: str, work: Path) -> Recording:
     argv, environment, port, inputs = prepare(case, launcher, work)
     with _Console(case.console, work / "records") as console:
         given, (exit_code, out, err) = console.run(
-            argv, work, environment, case, [work / "records" / f"{w}.json" for w in case.workers]
+            argv,
+            work,
+            environment,
+            case,
+            launcher,
+            [work / "records" / f"{w}.json" for w in case.workers],
         )
     normal = _Normal(work, port, given)
     lines = [normal.text(line) for line in err.decode("latin-1").split("\n") if line]
@@ -211,6 +218,7 @@ class _Console:
         work: Path,
         environment: dict[str, Word],
         case: Case,
+        launcher: str,
         records: list[Path],
     ) -> tuple[dict[str, list[int]], tuple[int, bytes, bytes]]:
         """Return the identities of the three descriptors, and exit code, stdout and stderr."""
@@ -233,15 +241,20 @@ class _Console:
             ours = [mine]
         given = {name: [os.fstat(fd).st_dev, os.fstat(fd).st_ino] for name, fd in fds.items()}
         try:
-            process = subprocess.Popen(
-                argv,
-                cwd=work,
-                env=environment,
-                stdin=fds["0"],
-                stdout=fds["1"],
-                stderr=fds["2"],
-                start_new_session=True,
-            )
+            process: Started
+            if launcher == TORCHRUN and forked.fits(case):
+                words = argv[argv.index("-m") + 2 :]
+                process = forked.Forked(case, words, work, environment, list(fds.values()))
+            else:
+                process = subprocess.Popen(
+                    argv,
+                    cwd=work,
+                    env=environment,
+                    stdin=fds["0"],
+                    stdout=fds["1"],
+                    stderr=fds["2"],
+                    start_new_session=True,
+                )
         finally:
             for fd in set(fds.values()):
                 os.close(fd)
@@ -283,7 +296,7 @@ def _drain(fd: int) -> bytes:
     return bytes(data)
 
 
-def _end(process: "subprocess.Popen[bytes]", case: Case, records: list[Path]) -> int:
+def _end(process: Started, case: Case, records: list[Path]) -> int:
     deadline = time.monotonic() + LIMIT_S
     try:
         if case.signal:

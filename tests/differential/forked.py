@@ -1,0 +1,163 @@
+"""torchrun, forked from a process that has imported it: most of what a launch costs is that import.
+
+The code that runs is torchrun's own, with the arguments, variables, directory and descriptors of
+the case. What is decided before its first line (how the interpreter is set up, what `import torch`
+takes from the environment) is that of the server, so `fits` says which cases are started as usual.
+
+    the tests --> the server --> one process a launch, which tells how it ends --> torchrun
+
+The server ends with the process of the tests.
+"""
+
+import functools
+import os
+import pickle
+import runpy
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from differential.cases import Case, Word
+
+_MODULES = {"run": "torch.distributed.run", "launch": "torch.distributed.launch"}
+_AT_IMPORT = ("LOGLEVEL", "PYTHON", "TORCH_", "LANG", "LC_", "OMP_", "LD_")
+_MOST = 1 << 17
+
+
+def fits(case: Case) -> bool:
+    """Return whether a case is the same when torchrun is forked."""
+    names = [name for name in case.variables if name != "PYTHON_EXEC"]
+    at_start = case.under or case.console == "terminal"
+    return not at_start and not any(name.startswith(_AT_IMPORT) for name in names)
+
+
+class Forked:
+    """A launcher that was forked; it is used as a `subprocess.Popen` is."""
+
+    def __init__(
+        self, case: Case, words: list[Word], cwd: Path, env: dict[str, Word], fds: list[int]
+    ) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.connect(_server())
+        request = pickle.dumps((_MODULES[case.command], words, str(cwd), env))
+        socket.send_fds(self._socket, [request], fds)
+        self.pid = int(self._socket.recv(_MOST))
+        self._code: int | None = None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def poll(self) -> int | None:
+        """Return the exit code if it has ended."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, negative for a signal.
+
+        Raises:
+            subprocess.TimeoutExpired: it goes on for so many seconds.
+        """
+        if self._code is None:
+            if not select.select([self._socket], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            self._code = int(self._socket.recv(_MOST))
+            self._socket.close()
+        return self._code
+
+
+@functools.cache
+def _server() -> str:
+    """Return the address of the server of this process; start it the first time."""
+    name = "\0relight-tests-" + os.urandom(8).hex()
+    variables = {"PATH": os.environ["PATH"], "HOME": "/", "LANG": "C.UTF-8"}
+    command = [sys.executable, str(Path(__file__).with_name("under.py")), "{}", sys.executable]
+    command += ["-c", "from differential import forked; forked.serve()", name[1:]]
+    variables["OPENBLAS_NUM_THREADS"] = "1"  # numpy would bring threads, which no fork has
+    variables["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    process = subprocess.Popen(
+        command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    _servers.append(process)
+    return name
+
+
+_servers: list["subprocess.Popen[str]"] = []
+"""Kept: the server ends when its stdin is closed."""
+
+
+def serve() -> None:
+    """Fork torchrun for who connects. Returns in what becomes torchrun, and when all is over."""
+    import torch.distributed.launch  # and all that it needs
+    import torch.distributed.run  # noqa: F401
+    from torch.distributed.elastic.agent.server import local_elastic_agent  # noqa: F401
+    from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend  # noqa: F401
+
+    for name in _MODULES.values():
+        del sys.modules[name]  # it will be the main module
+    sys.path.remove(os.environ.pop("PYTHONPATH"))
+    assert len(os.listdir("/proc/self/task")) == 1
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    listener.bind("\0" + sys.argv[1])
+    listener.listen()
+    print("ready", flush=True)
+    while 0 not in select.select([listener, 0], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            told = _look_after(connection)
+            if told is not None:
+                _become(*told)
+            return
+        connection.close()
+        while _reap():
+            pass
+
+
+def _reap() -> bool:
+    try:
+        return os.waitpid(-1, os.WNOHANG)[0] > 0
+    except ChildProcessError:
+        return False
+
+
+def _look_after(
+    connection: socket.socket,
+) -> tuple[list[int], str, list[str], str, dict[str, str]] | None:
+    """Fork once more, and tell how that process ends; return, there, what it is to be."""
+    request, fds, _, _ = socket.recv_fds(connection, _MOST, 3)
+    pid = os.fork()
+    if pid == 0:
+        return fds, *pickle.loads(request)  # from the tests themselves
+    for fd in fds:
+        os.close(fd)
+    connection.send(b"%d" % pid)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    connection.send(b"%d" % code)
+    os._exit(0)
+
+
+def _become(fds: list[int], module: str, words: list[str], cwd: str, env: dict[str, str]) -> None:
+    os.setsid()
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.closerange(3, 1024)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environb.update({os.fsencode(name): os.fsencode(value) for name, value in env.items()})
+    tempfile.tempdir = None
+    sys.argv[1:] = map(os.fsdecode, words)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
