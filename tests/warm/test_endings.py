@@ -229,6 +229,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
 def test_torch_does_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
     """The same with torch, preloaded and not."""
