@@ -27,7 +27,7 @@ IMPATIENT = (
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 ONE_PROCESSOR = f"exec taskset -c {min(os.sched_getaffinity(0))} {sys.executable}"
-"""Where there are more workers than processors, the first generation waits for named modules."""
+"""Where there are many workers for each processor, the first generation waits for named modules."""
 
 
 @pytest.fixture
