@@ -83,6 +83,7 @@ def _server() -> str:
     """Return the address of the server of this process; start it the first time."""
     name = "\0relight-tests-" + os.urandom(8).hex()
     variables = {"PATH": os.environ["PATH"], "HOME": "/", "LANG": "C.UTF-8"}
+    variables["PYTHONDONTWRITEBYTECODE"] = "1"
     command = [sys.executable, str(Path(__file__).with_name("under.py")), "{}", sys.executable]
     command += ["-c", "from differential import forked; forked.serve()", name[1:]]
     variables["OPENBLAS_NUM_THREADS"] = "1"  # numpy would bring threads, which no fork has
