@@ -157,6 +157,7 @@ def _become(fds: list[int], module: str, words: list[str], cwd: str, env: dict[s
         os.dup2(fd, number)
     os.closerange(3, 1024)
     os.chdir(cwd)
+    sys.path[0] = cwd
     os.environ.clear()
     os.environb.update({os.fsencode(name): os.fsencode(value) for name, value in env.items()})
     tempfile.tempdir = None
