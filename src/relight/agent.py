@@ -62,7 +62,7 @@ from relight.host import system
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.files import EventLog, attempt_directory
-from relight.host.logs import Logs
+from relight.host.logs import Leftovers, Logs
 from relight.host.loop import Loop, Timer
 from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.host.scratch import Scratch
@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from relight.rendezvous.meeting import Meeting
 
 _ARRIVED_AFTER_S = 60
+_READY_S = 30.0
+"""How long it may take, after workers were killed, until others know it: large ones go slowly."""
 Outcome = tuple[tuple[Failure, ...], tuple[int, ...]]
 """The failures of a generation on this node, and the ranks that had ended well before."""
 
@@ -137,6 +139,7 @@ class Agent:
         self._supervision: Supervision | None = None
         self._workers: Workers | None = None
         self._logs: Logs | None = None
+        self._leftovers = Leftovers(self.loop, self.consoles, self._signals)
         self._deadline: Timer | None = None
         self._store: TCPStore | Reservation | None = None
         self._flag: Flag | None = None
@@ -174,8 +177,7 @@ class Agent:
             self.link.close(lambda: broken or bool(self._signals))
             if self._preload:
                 self._preload.close()
-            for console in self.consoles:
-                console.flush(lambda: len(self._signals) > 1)
+            self._leftovers.show()
             self._scratch.remove()
             self.loop.close()  # last: from here on, signals end this process as they find it
 
@@ -199,6 +201,8 @@ class Agent:
                 if not (outcome[0] or self._stop or self._signals):
                     self._wait_for_others()
                 self._live, self._done, self._failed = None, False, ""
+            if self._end and not self._signals:
+                self._leftovers.show()  # a report comes after it
             if self._signals:
                 return self._leave()
             if self._end:
@@ -220,6 +224,7 @@ class Agent:
             max_restarts=job.settings.max_restarts,
             facts=job.facts,
             announce=None,
+            stop_s=self._stop_s(),
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
@@ -230,6 +235,13 @@ class Agent:
         else:
             Link = RemoteLink  # type: ignore[assignment,misc]  # noqa: N806
         return Link(self.loop, job.settings, join, meeting)
+
+    def _stop_s(self) -> float | None:
+        """Return how long it takes at most until workers have ended and others know it."""
+        job = self.job
+        if job.meeting is None:
+            return None
+        return job.grace_s + (job.meeting.checkpoint_s if job.settings.gently else 0.0) + _READY_S
 
     def _get_ready(self, failures: tuple[Failure, ...], left: tuple[int, ...]) -> None:
         """Bind a store for the next generation and say that no workers run here.
@@ -404,7 +416,7 @@ class Agent:
             timers.close()
         if watch is not None:
             watch.close()
-        logs.finish(lambda: len(self._signals) > 1)
+        self._leftovers.add(logs, generation.number)
         if place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None

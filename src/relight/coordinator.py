@@ -96,7 +96,8 @@ class Coordinator:
         """Return the group of a job; it is made if this is its first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has come")
-            self.groups[job] = Group(self._loop, settings, self.holds)
+            group = self.groups[job] = Group(self._loop, settings, self.holds)
+            group.on_drop = lambda node: self._drop(group, node)
             self._listener.hello = self._hello()
         return self.groups[job]
 
@@ -243,6 +244,14 @@ class Coordinator:
         if peer.node:
             peer.group.sinks.pop(peer.node, None)
             peer.group.step(Lost(peer.node, reason))
+
+    def _drop(self, group: Group, node: str) -> None:
+        """The group gives a node up: without echoes the lease of its workers ends."""
+        group.sinks.pop(node, None)
+        peer = self._by_node.get((group, node))
+        if peer is not None:
+            self._forget(peer.connection)
+            peer.connection.close()
 
     def _forget(self, connection: Connection) -> None:
         peer = self._peers.pop(connection)

@@ -7,7 +7,7 @@ one for each job.
 import os
 from collections.abc import Callable
 
-from relight.core.group import Lost, Settings, Tick, Told
+from relight.core.group import Drop, Lost, Send, Settings, Tick, Told
 from relight.core.membership import Membership
 from relight.core.messages import FromCoordinator
 from relight.host.loop import Loop, Timer
@@ -31,6 +31,8 @@ class Group:
         self.membership = Membership(settings, origin=os.urandom(8).hex())
         self._holds = holds
         self.sinks: dict[str, Sink] = {}
+        self.on_drop: Callable[[str], None] = _ignore
+        """Is told of a node that is given up: nothing it says shall be answered any more."""
         self._loop = loop
         self._timer: Timer | None = None
 
@@ -38,10 +40,12 @@ class Group:
         """Take an event in and send what follows from it."""
         if not self._holds():
             return
-        for node, message in self.membership.step(event, self._loop.now()):
-            sink = self.sinks.get(node)
-            if sink is not None:
-                sink(message)
+        for effect in self.membership.step(event, self._loop.now()):
+            match effect:
+                case Send(node, message) if node in self.sinks:
+                    self.sinks[node](message)
+                case Drop(node):
+                    self.on_drop(node)
         due = self.membership.deadline()
         if self._timer is not None and self._timer.when == due:
             return
@@ -58,3 +62,7 @@ class Group:
     def _on_deadline(self) -> None:
         self._timer = None
         self.step(Tick())
+
+
+def _ignore(node: str) -> None:
+    del node

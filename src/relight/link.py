@@ -331,7 +331,8 @@ class RemoteLink:
         self._group = coordinator.group(self._meeting.job, self._settings)
         self._group.sinks[self._join.node] = coordinator.sink_of_own(self._on_own)
         self._told.clear()
-        self.send(self._join._replace(announce=self._owner.announce()))
+        # This process can't give itself up.
+        self.send(self._join._replace(announce=self._owner.announce(), stop_s=None))
         for message in self._owner.standing():
             self.send(message)
 

@@ -17,7 +17,7 @@ A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.exits import Failure
-from relight.core.group import Event, Lost, Send, Settings, Tick, Told
+from relight.core.group import Drop, Effect, Event, Lost, Settings, Tick, Told
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
@@ -59,7 +59,8 @@ class Table:
         self.now = 0.0
         self.heard: dict[str, list[FromCoordinator]] = {}
         self.last: dict[str, Form] = {}  # that a node was told to start
-        self.fresh: list[Send] = []
+        self.fresh: list[Effect] = []
+        self.stop_s: float | None = None
 
     def play(self, script: str) -> "Table":
         """Play a table and compare what is sent with what it says."""
@@ -96,10 +97,12 @@ class Table:
         effects = self.group.step(event, self.now)
         self.group.check()
         self.fresh += effects
-        for node, message in effects:
-            self.heard.setdefault(node, []).append(message)
-            if isinstance(message, Form):
-                self.last[node] = message
+        for effect in effects:
+            if isinstance(effect, Drop):
+                continue
+            self.heard.setdefault(effect.node, []).append(effect.message)
+            if isinstance(effect.message, Form):
+                self.last[effect.node] = effect.message
 
     def events(self, node: str, verb: str) -> list[Event]:
         form = self.last.get(node)
@@ -133,7 +136,7 @@ class Table:
         rank = int(name[4:]) if self.settings.ordered or name.startswith("task") else -1
         offer = Join(
             node, name, f"10.0.0.{len(name)}", 2, "default", rank, self.settings.least,
-            self.settings.most, self.settings.max_restarts, {}, announce,
+            self.settings.most, self.settings.max_restarts, {}, announce, self.stop_s,
         )  # fmt: skip
         return offer._replace(**changes)
 
@@ -141,7 +144,11 @@ class Table:
         """Return what was sent since the last call, without what is for people only."""
         found: dict[str, list[str]] = {}
         places: dict[str, dict[int, str]] = {}
-        for node, message in self.fresh:
+        for effect in self.fresh:
+            if isinstance(effect, Drop):
+                found.setdefault("give up:", []).append(effect.node)
+                continue
+            node, message = effect
             match message:
                 case Form(generation, place):
                     restart = f" restart {generation.restart}" if generation.restart else ""

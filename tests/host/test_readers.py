@@ -90,7 +90,7 @@ class TailedFile:
         self.tails.add(self.tail, str(path))
 
     def close(self) -> None:
-        self.tails.close()
+        self.tails.drop()
         os.close(self.fd)
 
 
@@ -189,7 +189,7 @@ def test_a_flood_does_not_hold_up_signals(
     assert positions
     assert positions[0] < 1 << 30
     os.truncate(path, 0)
-    tails.close()
+    tails.drop()
 
 
 def test_a_stuck_console_costs_nothing_for_files(
@@ -275,7 +275,7 @@ def test_filters_go_on_when_nobody_reads(
     assert screen.console.broken
     tails.finish()
     loop.until(lambda: tails.done)
-    tails.close()
+    tails.drop()
     assert b"".join(got) == b"line 0\nline 1\nline 2\n"
 
 

@@ -69,6 +69,8 @@ class Run:
             ("all reset", "hosts", "kill", "cut"),
             ("pause", "stop coordinator", "busy", "kill"),
             ("crash loop", "fail", "hosts"),
+            ("hole", "hole", "fail", "kill"),
+            ("stuck console", "fail", "leave"),
         ))  # fmt: skip
         if self.mode == "register":
             kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
@@ -213,6 +215,13 @@ class Run:
                     others = self._others(each, coordinator.host)
                     self._cut(each, others, kind)
                     world.after(soon, self._heal, each, others)
+            case "hole":
+                world.log(f"{host.name}: only small packets get through")
+                world.holes.add(host.number)
+                world.after(5 + soon, self._heal, host, [])  # long enough to be given up
+            case "stuck console":
+                agent.read_console(reads=False)
+                world.after(soon, agent.read_console)
             case "reset" | "one end":
                 self._reset(agent, both=kind == "reset")
             case "all reset":
@@ -304,6 +313,7 @@ class Run:
 
     def _heal(self, host: Host, others: list[Host]) -> None:
         self.world.log(f"{host.name} is reachable again")
+        self.world.holes.discard(host.number)
         for other in others:
             ways = {(host.number, other.number), (other.number, host.number)}
             self.world.cut -= ways
@@ -332,6 +342,9 @@ class Run:
         self.service.late_s = 0.0
         world.cut.clear()
         world.rejected.clear()
+        world.holes.clear()
+        for agent in self.watch.agents:
+            agent.read_console()
         world.names_s = 0.001
         world.loss = 0.0
         world.healed()

@@ -26,6 +26,8 @@ class Node(Agent):
         self.reached = False
         self.leaving = False
         self.stop_s = stop_s
+        self.is_read = True
+        """Whether its console takes what workers print."""
         super().__init__(job)
 
     @property
@@ -57,6 +59,13 @@ class Node(Agent):
         if isinstance(message, Form | Wait):
             self.waits = message if isinstance(message, Wait) else None
         super().told(message)
+
+    def read_console(self, *, reads: bool = True) -> None:
+        """Somebody reads what is printed, or does no more."""
+        if self.is_read != reads:
+            self.process.world.log(f"{self.name}: its console is {'' if reads else 'not '}read")
+            self.is_read = reads
+            self.process.call(lambda: None)
 
     def fail(self) -> None:
         """A worker ends badly."""
@@ -218,8 +227,8 @@ class Workers:
 class Logs:
     """As `relight.host.logs.Logs`."""
 
-    def __init__(self, *_: object) -> None:
-        pass
+    def __init__(self, loop: Any, *_: object) -> None:
+        self._node = loop.process.world.agent_of(loop.process)
 
     def open(self, *_: object) -> tuple[int, int]:
         return -1, -1
@@ -231,8 +240,15 @@ class Logs:
     def passed_on(self) -> None:
         pass
 
-    def finish(self, give_up: Callable[[], bool]) -> None:
-        del give_up
+    def finish(self) -> None:
+        pass
+
+    @property
+    def done(self) -> bool:
+        return bool(self._node.is_read)
+
+    def drop(self) -> int:
+        return 0 if self.done else 1
 
 
 class Store:
@@ -251,6 +267,7 @@ class Console:
     """As `relight.host.console.Console`."""
 
     full = False
+    unwritten = 0
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -268,6 +285,10 @@ class Consoles(tuple[Console, ...]):
     @classmethod
     def open(cls, loop: Any) -> "Consoles":
         return cls((Console(loop.process),))
+
+    @property
+    def stdout(self) -> Console:
+        return self[0]
 
     @property
     def stderr(self) -> Console:

@@ -38,7 +38,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.agent": {
         "Consoles": node.Consoles, "EventLog": node.EventLog, "Scratch": node.Scratch,
         "Workers": node.Workers, "Logs": node.Logs, "TCPStore": node.Store,
-        "raise_limit": lambda: None,
+        "raise_limit": lambda: None, "_READY_S": 1.0,
         "listen": lambda loop, spec, on_stop, *_: [
             loop.on_signal(number, on_stop) for number in spec.signals_to_handle
         ],

@@ -4,6 +4,7 @@ Guaranteed, and checked:
 
 - At most one live generation: workers on all nodes of two generations never run (neither ended nor
   frozen) at the same time, but for the two cases below.
+- No worker of a node that was given up runs when the next generation is formed.
 - Ranks of a generation are a permutation of 0..W-1; all its nodes are told the same number, world
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
@@ -22,7 +23,7 @@ Not guaranteed, for as long as a lease and a half:
 
 from typing import TYPE_CHECKING, Any
 
-from relight.core.group import Event, Lost, Send, Settings, State, Told
+from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
 from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
 from relight.core.ranks import GenerationId
 from relight.group import Group
@@ -45,6 +46,7 @@ class Formation:
         self.running: set[str] = set()
         self.changed = False  # whether nodes have come or gone since
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
+        self.given_up: set[str] = set()
 
     @property
     def live(self) -> bool:
@@ -94,9 +96,10 @@ class Watch:
         return None
 
     def stepped(
-        self, coordinator: "WatchedMembership", event: Event, effects: list[Send], now: float
+        self, coordinator: "WatchedMembership", event: Event, effects: list[Effect], now: float
     ) -> None:
         """A coordinator has taken a step."""
+        sent = [effect for effect in effects if isinstance(effect, Send)]
         if isinstance(event, Told | Lost) or effects:
             self.world.log(f"C{coordinator.number} {_shown(event)} -> {coordinator.state.value}")
         due = coordinator.deadline()
@@ -107,6 +110,12 @@ class Watch:
             formation.kept.pop(event.node, None)
         if formation is not None:
             self._see_change(formation, event)
+            for effect in effects:
+                if isinstance(effect, Drop):
+                    self.world.log(f"C{coordinator.number} gives up {effect.node[:4]}")
+                    formation.changed = True
+                    formation.kept.pop(effect.node, None)
+                    formation.given_up.add(effect.node)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Told) and isinstance(event.message, Join | Ready)
@@ -114,15 +123,15 @@ class Watch:
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures
         self._restart[coordinator.number] = restart
-        forms = {node: message for node, message in effects if isinstance(message, Form)}
+        forms = {node: message for node, message in sent if isinstance(message, Form)}
         if forms:
             self._formed(coordinator, forms)
-        confirmed = {node for node, message in effects if isinstance(message, Confirm)}
+        confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         if coordinator.state is State.RUNNING and len(confirmed) > 1:
             formations = {self._of[node] for node in confirmed}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
-        for _, message in effects:
+        for _, message in sent:
             if isinstance(message, End) and coordinator.end is message:
                 self.ends.append(message)
                 break
@@ -210,6 +219,8 @@ class Watch:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
         if before is not None:
+            if running := before.given_up & before.running:
+                raise Failure(f"workers of {running}, which are given up, run beside the next ones")
             if first.generation.number <= before.number:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
             stayed = [node for node in before.kept if node in forms]

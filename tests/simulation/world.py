@@ -233,6 +233,8 @@ class World:
         """How long the look-up of a name takes, at most."""
         self.cut: set[tuple[int, int]] = set()
         self.rejected: set[tuple[int, int]] = set()
+        self.holes: set[int] = set()
+        """Machines whose packets, in and out, arrive only if they are small (a wrong MTU)."""
         self.lines: deque[str] = deque(maxlen=150)
         self.digest = 0
         self.steps = 0

@@ -71,6 +71,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,
+    "stop_s": _SECONDS,
     "silence_s": _SECONDS,
     "clock_error_s": _SECONDS,
 }

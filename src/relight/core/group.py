@@ -82,4 +82,13 @@ class Send(NamedTuple):
     message: FromCoordinator
 
 
+class Drop(NamedTuple):
+    """Effect: a node is given up. Its connection ends, and it is answered no more, so that the
+    lease of its workers runs out.
+    """
+
+    node: str
+
+
 Event = Told | Lost | Tick
+Effect = Send | Drop

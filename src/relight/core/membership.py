@@ -9,7 +9,7 @@ One coordinator runs this for all agents of a job: what they say comes in, what 
       | a worker failed, a node was lost, newcomers are to be let in -> STOPPING
       | the workers of all nodes have ended well                   -> ENDED
     STOPPING    all nodes of the generation were told to stop their workers
-      | all of them have, or are lost                              -> GATHERING, and on at once
+      | all of them have, or are lost or overdue                   -> GATHERING, and on at once
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce a generation that is live
       | all of its nodes are here                                  -> RUNNING
@@ -29,6 +29,8 @@ Rules:
   who formed them. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own as long as
   workers of that one may run.
+- A node that is not ready long after its workers must have ended is given up: its connection ends,
+  and the others wait for its lease. While a stop takes long, all are told for whom it waits.
 - The last call has an end. A host whose nodes come and go makes nobody wait or begin anew for it.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
@@ -36,7 +38,7 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
-from relight.core.group import Event, Lost, Send, Settings, State, Told
+from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
 from relight.core.messages import (
     Announce,
     Confirm,
@@ -66,6 +68,8 @@ _TELL_AFTER_S = 0.3
 """What is over so soon need not be told."""
 _MAX_NUMBER = 1 << 40
 """Nobody has formed so many generations: a node that says so must not spoil the numbers."""
+_TELL_STOP_AFTER_S = 5.0
+"""A stop that takes so long is told to all, with the names of those it waits for."""
 _LAST_CALLS = 3
 """So many times the last call is how long nodes are waited for that come one after the other."""
 
@@ -81,6 +85,26 @@ class _Member:
         self.probation_s = probation_s  # is let in when it has stayed for so long
         self.ready: Ready | None = None
         self.idle = True  # has come without workers, and was not told to start any
+
+
+class _Stopping:
+    """A stop of all workers: when people are told of it, and when those that are late are given
+    up; None for never.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.tell_at: float | None = now + _TELL_STOP_AFTER_S
+        self.give_up_at: float | None = None
+        self.given_up: set[str] = set()
+
+    def deadlines(self) -> list[float]:
+        """Return when something is due."""
+        return [at for at in (self.tell_at, self.give_up_at) if at is not None]
+
+    def wait_for(self, stop_s: float | None, now: float) -> None:
+        """Wait for a node as well."""
+        if stop_s is not None:
+            self.give_up_at = max(self.give_up_at or 0.0, now + stop_s)
 
 
 class Membership:
@@ -116,6 +140,7 @@ class Membership:
         self._unsure_until = 0.0  # workers of a generation that is not known here may run
         self._formed_at = 0.0
         self._latest = NO_GENERATION  # that was heard of
+        self._stopping: _Stopping | None = None  # since the live or last generation was told to
         self._cause = "start"
         self._trouble = ""  # a worker has failed, and why
         self._changed = False  # a node was lost or let in during this stop
@@ -124,10 +149,10 @@ class Membership:
         self._recover_until: float | None = None  # lost nodes may still come back as they were
         self._untold = False  # those who wait do not know the latest reason
         self._tell_at = 0.0
-        self._effects: list[Send] = []
+        self._effects: list[Effect] = []
 
-    def step(self, event: Event, now: float) -> list[Send]:
-        """Take one event and return what must be said to whom."""
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return what must be said to whom, and who is given up."""
         match event:
             case Told(_, Join() as join):
                 self._join(join, now)
@@ -152,6 +177,8 @@ class Membership:
                 times.append(self._let_in_at())
             if self._done:
                 times.append(next(iter(self._done.values())) + settings.exit_barrier_s)
+        elif self.state is State.STOPPING and self._active and self._stopping is not None:
+            times += self._stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
         if self._untold and self.state in (State.GATHERING, State.RUNNING):
@@ -197,6 +224,7 @@ class Membership:
         assert live.keys() | self._ready.keys() <= self.members.keys()
         assert self._active | self._done.keys() <= live.keys()
         assert not self._ready.keys() & self._active
+        assert self._stopping is None or not self._stopping.given_up & live.keys()
         assert len(self.order) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
         assert self.generation.number <= self._latest.number
@@ -239,10 +267,10 @@ class Membership:
             self._announced(member, join.announce, now)
         elif join.node in self._places:  # it has lost its workers, or never got the word to start
             if self.state is State.RUNNING:
-                self._stop(f"{join.host} came back without its workers")
+                self._stop(f"{join.host} came back without its workers", now)
             elif self.state is State.STOPPING:
                 self._active.add(join.node)  # until it says that it is ready
-                self._send(join.node, Stop(self.generation, self._cause, gently=False))
+                self._stop_too(join.node, now)
 
     def _announced(self, member: _Member, announce: Announce, now: float) -> None:
         """A node comes with the workers of a generation."""
@@ -253,33 +281,35 @@ class Membership:
         nothing_known = self.state in (State.GATHERING, State.RECOVERING)
         if possible and generation.number > self.generation.number and nothing_known:
             for older in list(self._places):
-                self._supersede(self.members[older])
+                self._supersede(self.members[older], now)
             self.state, self.generation, self._formed_at = State.RECOVERING, generation, now
             self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
             self.order, self._done_and_gone = [None] * size, 0
             self._changed, self._trouble, self._failures, self._left = False, "", [], []
+            self._stopping = None
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.order))
+        known = known and not (self._stopping is not None and node in self._stopping.given_up)
         if known and self.order[place] is None and node not in self._places:
             if self.state is State.RUNNING:  # one that was done and then lost
                 self._done_and_gone -= 1
             self.order[place] = node
             self._places[node] = place
         if not known or self.order[place] != node:
-            self._supersede(member)
+            self._supersede(member, now)
             return
         if node not in self._done:
             self._active.add(node)
         if self.state is State.STOPPING:
-            self._send(node, Stop(generation, self._cause, gently=False))
+            self._stop_too(node, now)
             return
         if self.state is State.RUNNING:
             self._send(node, Confirm(generation))
         if announce.done:
             self._is_done(node, now)
 
-    def _supersede(self, member: _Member) -> None:
+    def _supersede(self, member: _Member, now: float) -> None:
         announce = member.join.announce
         its_own = self.generation if announce is None else announce.generation
         self._send(member.node, Stop(its_own, "the group went on without this node", gently=False))
@@ -287,7 +317,7 @@ class Membership:
             self._set_aside(member.node)
             self._changed = True
             if self.state is State.RUNNING:
-                self._stop(f"{member.join.host} is in another generation")
+                self._stop(f"{member.join.host} is in another generation", now)
 
     def _has_heard_of(self, generation: GenerationId) -> None:
         latest = self._latest
@@ -309,7 +339,7 @@ class Membership:
             case Failed(_, reason) if current:
                 self._trouble = self._trouble or reason
                 if self.state is State.RUNNING:
-                    self._stop(reason)
+                    self._stop(reason, now)
             case Done() if current and self.state in (State.RUNNING, State.RECOVERING):
                 self._is_done(node, now)
             case Leave(reason):
@@ -324,7 +354,7 @@ class Membership:
                 if any(not failure.asked for failure in ready.failures):
                     self._trouble = self._trouble or f"a worker failed on {member.join.host}"
             if self.state is State.RUNNING:
-                self._stop(self._trouble or f"workers ended on {member.join.host}")
+                self._stop(self._trouble or f"workers ended on {member.join.host}", now)
             self._active.discard(node)
             self._done.pop(node, None)
         if self.generation == NO_GENERATION:  # the budget outlives a coordinator
@@ -355,7 +385,7 @@ class Membership:
         else:
             self._changed = True
             if self.state in (State.RUNNING, State.RECOVERING):
-                self._stop(f"{member.join.host} {what}")
+                self._stop(f"{member.join.host} {what}", now)
             elif self.state is State.STOPPING:
                 self._cause = f"{member.join.host} {what}"
             if self.state is State.STOPPING and not self._places and not orderly:
@@ -397,6 +427,8 @@ class Membership:
             self._recover(self._recover_until, now)
         if self.state is State.RUNNING:
             self._run(now)
+        if self.state is State.STOPPING and self._active and self._stopping is not None:
+            self._hurry(self._stopping, now)
         if self.state is State.STOPPING and not self._active and self._recover_until is None:
             self._stopped(now)
         if self.state is State.GATHERING:
@@ -413,9 +445,9 @@ class Membership:
         if self.state is not State.RECOVERING:
             return
         if missing:
-            self._stop("a node was lost together with the coordinator")
+            self._stop("a node was lost together with the coordinator", now)
         elif self._trouble or len(self._active) + len(self._done) < len(self._places):
-            self._stop(self._trouble or "workers ended while there was no coordinator")
+            self._stop(self._trouble or "workers ended while there was no coordinator", now)
         else:
             self.state = State.RUNNING
             for node in self._places:
@@ -436,17 +468,53 @@ class Membership:
         if newcomers := self._newcomers(now):
             self._changed = True
             hosts = [member.join.host for member in newcomers]
-            self._stop(f"{waiting.names(hosts)} joined", gently=self.settings.gently)
+            self._stop(f"{waiting.names(hosts)} joined", now, gently=self.settings.gently)
 
-    def _stop(self, cause: str, *, gently: bool = False) -> None:
+    def _stop(self, cause: str, now: float, *, gently: bool = False) -> None:
         self.state, self._cause = State.STOPPING, cause
         self._recover_until = None
         # Who was done must begin anew with the others.
         self._active.update(self._done)
         self._done.clear()
+        self._stopping = _Stopping(now)
         for node in self._places:
             if node in self._active:
+                self._stopping.wait_for(self.members[node].join.stop_s, now)
                 self._send(node, Stop(self.generation, cause, gently=gently))
+
+    def _stop_too(self, node: str, now: float) -> None:
+        """A node has come during a stop."""
+        if self._stopping is not None and self._stopping.give_up_at is None:
+            self._stopping.wait_for(self.members[node].join.stop_s, now)
+        self._send(node, Stop(self.generation, self._cause, gently=False))
+
+    def _hurry(self, stopping: _Stopping, now: float) -> None:
+        """Tell all for whom a stop waits, and give up those that should long be ready."""
+        if stopping.tell_at is not None and now >= stopping.tell_at:
+            waited_for = len(self.members) > len(self._active)  # by anybody
+            stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
+            if waited_for:
+                self._tell_all(self.explain(now))
+        if stopping.give_up_at is None or now < stopping.give_up_at:
+            return
+        stopping.give_up_at = None
+        here = [self.members[node] for node in sorted(self._active)]
+        late = [member for member in here if member.join.stop_s is not None]
+        for member in late:
+            stopping.given_up.add(member.node)
+            self._effects.append(Drop(member.node))
+            self._set_aside(member.node)
+            self._forget(member)
+            self._has_gone(member, now)
+        if late:
+            self._changed = True
+            self._recover_until = now + self.settings.rejoin_s  # when their leases have ended
+            self._cause = waiting.given_up([member.join.host for member in late])
+            self._tell_all(self._cause)
+
+    def _tell_all(self, text: str) -> None:
+        for node in self.members:
+            self._send(node, Note(text))
 
     def _stopped(self, now: float) -> None:
         """No workers run any more: restart after a failure, go on after a change, or end."""
@@ -528,7 +596,7 @@ class Membership:
         self._active = set(self._places)
         self._done.clear()
         self._done_and_gone, self._changed, self._trouble = 0, False, ""
-        self._failures, self._left, self._enough_since = [], [], None
+        self._failures, self._left, self._enough_since, self._stopping = [], [], None, None
         self._untold = len(self.members) > len(self.order)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)

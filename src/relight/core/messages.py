@@ -29,7 +29,8 @@ class Join(NamedTuple):
 
     `node` is random and belongs to this agent process alone. `node_rank` is its
     rank in a static rendezvous; elsewhere the number that its scheduler gave it, which the order of
-    ranks follows, or -1. `facts` are what should be equal on all nodes.
+    ranks follows, or -1. `facts` are what should be equal on all nodes. `stop_s` is how long it
+    may take from `Stop` to `Ready`, or it is given up; without it, it is waited for in any case.
     """
 
     node: str
@@ -43,6 +44,7 @@ class Join(NamedTuple):
     max_restarts: int
     facts: dict[str, str]
     announce: Announce | None
+    stop_s: float | None = None
 
 
 class Ready(NamedTuple):

@@ -100,6 +100,15 @@ def on_probation(host: str, times: int, seconds: float) -> str:
     )
 
 
+def given_up(hosts: Sequence[str]) -> str:
+    """Return the line for nodes whose workers should long have ended."""
+    its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
+    return (
+        f"{names(hosts)} did not say in time that {its} workers have ended; the group goes on "
+        f"without {it}"
+    )
+
+
 def names(hosts: Sequence[str]) -> str:
     """Return the names of hosts, not too many."""
     shown = ", ".join(hosts[:8])

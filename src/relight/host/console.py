@@ -62,6 +62,11 @@ class Console:
         """Whether streams should wait before they read more."""
         return len(self._queue) >= _QUEUE
 
+    @property
+    def unwritten(self) -> int:
+        """How many bytes wait for the console itself."""
+        return len(self._queue)
+
     def say(self, text: str) -> None:
         """Write a message of the agent as a line of its own."""
         self._end_line()
@@ -230,6 +235,13 @@ class Stream:
         """The worker's output is over: show the rest, also a last line without an end."""
         self._ended = True
         self.flush()
+
+    def drop(self) -> int:
+        """Forget what was not handed over; return how many bytes."""
+        size = len(self._buffer)
+        self._buffer.clear()
+        self.end()
+        return size
 
     def flush(self) -> None:
         """Hand over what can be shown now."""

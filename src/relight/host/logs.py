@@ -11,16 +11,20 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relight.host.console import Consoles, Stream
-from relight.host.loop import Loop
+from relight.host.loop import Loop, Timer
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
 from relight.spec import RunSpec
 from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
+_MOST_LEFTOVERS = 3
+"""Generations that are over and whose output is kept while the consoles take nothing."""
+_SHOW_S = 5.0
+"""How long an agent that was asked to end waits for the consoles."""
 _LONGEST_LINE = 16 * 1024 * 1024
 """How much of a line is looked at by a filter; of a longer one it is the end."""
 
@@ -71,6 +75,8 @@ class Logs:
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, _FilteredFile] = {}
         self._filters: list[_Filter] = []
+        if self._tails is not None:
+            self._tails.on_end = self._end_filters
         if directory:
             os.makedirs(directory)
             for stream, name in _NAMES.items():
@@ -130,14 +136,28 @@ class Logs:
             if pipe.fd >= 0:
                 pipe.copy_window_size(console_fd)
 
-    def finish(self, give_up: Callable[[], bool]) -> None:
-        """Show the rest and close everything; all workers and what they started are gone by now."""
-        sources = [pipe for pipe, _ in self._pipes] + ([self._tails] if self._tails else [])
-        for source in sources:
+    def finish(self) -> None:
+        """All workers and what they started are gone: show the rest, as the consoles have room."""
+        for source in self._sources:
             source.finish()
-        self._loop.run_until(lambda: all(source.done for source in sources) or give_up())
-        for source in sources:
-            source.close()
+        if self._tails is None:
+            self._end_filters()
+
+    @property
+    def done(self) -> bool:
+        """Whether all of it was handed to the consoles."""
+        return all(source.done for source in self._sources)
+
+    def drop(self) -> int:
+        """Show no more; return how many bytes won't be. Files have them nevertheless."""
+        return sum(source.drop() for source in self._sources)
+
+    @property
+    def _sources(self) -> "list[PipeReader | FileTails]":
+        pipes = [pipe for pipe, _ in self._pipes]
+        return [*pipes, self._tails] if self._tails is not None else [*pipes]
+
+    def _end_filters(self) -> None:
         for each in self._filters:
             each.end()
         for file in self._filtered.values():
@@ -179,6 +199,57 @@ class Logs:
             return None
         self._filters.append(_Filter(file, prefix))
         return self._filters[-1].feed
+
+
+class Leftovers:
+    """What workers of generations that are over have printed, on its way to the consoles. Nothing
+    waits for that but the end of the agent.
+
+    Args:
+        loop: the agent's loop.
+        consoles: where people read.
+        signals: those that ask the agent to end, as they come.
+    """
+
+    def __init__(self, loop: Loop, consoles: Consoles, signals: Sequence[int]) -> None:
+        self._loop = loop
+        self._consoles = consoles
+        self._signals = signals
+        self._logs: dict[int, Logs] = {}
+        self._limit: Timer | None = None
+
+    def add(self, logs: Logs, generation: int) -> None:
+        """The workers of a generation are gone. If the consoles have long taken nothing, what is
+        left of older ones is dropped.
+        """
+        logs.finish()
+        self._logs = {number: each for number, each in self._logs.items() if not each.done}
+        self._logs[generation] = logs
+        for number in list(self._logs)[:-_MOST_LEFTOVERS]:
+            self._say(self._logs.pop(number).drop(), f"workers of generation {number}")
+
+    def show(self) -> None:
+        """Return when all is written, when nobody reads any more, a while after a first signal,
+        or at a second one.
+        """
+        old = self._logs.values()
+        self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
+        for console in self._consoles:
+            console.flush(self._is_late)
+        size = sum(logs.drop() for logs in old) + self._consoles.stdout.unwritten
+        self._logs.clear()
+        self._say(size, "workers")
+
+    def _is_late(self) -> bool:
+        if self._signals and self._limit is None:
+            self._limit = self._loop.call_after(_SHOW_S, lambda: None)
+        over = self._limit is not None and self._loop.now() >= self._limit.when
+        return over or len(self._signals) > 1
+
+    def _say(self, size: int, whose: str) -> None:
+        if size:
+            why = "the console takes no more"
+            self._consoles.stderr.say(f"relight: {size} bytes of {whose} are not shown: {why}")
 
 
 class _FilteredFile:

@@ -16,6 +16,10 @@ from relight.host.loop import Loop, Timer
 TAIL_SIZE = 64 * 1024
 """How much of a worker's stderr is kept for the report of its failure."""
 _CHUNK = 64 * 1024
+_LARGEST_PIPE = 1024 * 1024
+"""How much a pipe holds at most, as a rule (fs.pipe-max-size of pipe(7))."""
+_AT_ONCE = 16
+"""Chunks of the end of a file that are shown without a look at anything else."""
 _COALESCE_S = 0.01
 """A file that is written to all the time is read this often, not at each write."""
 _POLL_S = 0.1
@@ -49,9 +53,22 @@ class PipeReader:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def finish(self) -> None:
-        """Nobody writes any more: read what is left, as the console has room, then close."""
+        """Nobody writes any more: read what is left, whether the console has room or not, and
+        close. If somebody writes nevertheless, go on as the console has room.
+        """
         self._finishing = True
+        left = _LARGEST_PIPE
+        while left > 0 and self.fd >= 0 and not (self._stream and self._stream.broken):
+            size = self._read(min(left, _CHUNK))
+            if not size:
+                break
+            left -= size
         self._on_room()
+
+    def drop(self) -> int:
+        """Show no more; return how many bytes that were read won't be."""
+        self.close()
+        return self._stream.drop() if self._stream is not None else 0
 
     def close(self) -> None:
         """Stop reading; a worker that writes on gets EPIPE, or EIO from a pseudo-terminal."""
@@ -92,21 +109,28 @@ class PipeReader:
             if self._stream is not None and self._stream.full:
                 self._loop.on_readable(self.fd, None)  # until there is room
                 return
-            try:
-                data = os.read(self.fd, left)
-            except BlockingIOError:
-                if self._finishing:
-                    self.close()
+            size = self._read(left)
+            if not size:
                 return
-            except OSError as error:
-                if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody has it open
-                    raise
-                data = b""
-            if not data:
+            left -= size
+
+    def _read(self, most: int) -> int:
+        """Read once; return how much it was, 0 if there is nothing now, or nothing any more."""
+        try:
+            data = os.read(self.fd, most)
+        except BlockingIOError:
+            if self._finishing:
                 self.close()
-                return
-            left -= len(data)
-            self._take(data)
+            return 0
+        except OSError as error:
+            if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody has it open
+                raise
+            data = b""
+        if not data:
+            self.close()
+            return 0
+        self._take(data)
+        return len(data) if self.fd >= 0 else 0
 
     def _take(self, data: bytes) -> None:
         self.tail += data
@@ -147,6 +171,14 @@ class FileTail:
         """Read a chunk of what is new, as far as the console has room; return its size."""
         return 0 if self.blocked else self._read()
 
+    def drop(self) -> int:
+        """Show no more; return how many bytes won't be. They still reach the filters."""
+        left = 0
+        if self.fd >= 0:
+            left = max(0, os.fstat(self.fd).st_size - self._position)
+            self.close()
+        return left + self.stream.drop()
+
     def close(self) -> None:
         """Stop showing it; what the console did not take still reaches the filters."""
         if self._copy is not None:
@@ -175,10 +207,12 @@ class FileTails:
     """The files of a generation that are shown while they are written; woken by inotify(7)."""
 
     def __init__(self, loop: Loop) -> None:
+        self.on_end: Callable[[], None] = _nothing
+        """Called when all files have been read to their ends, after `finish`."""
         self._loop = loop
         self._tails: list[FileTail] = []
         self._timer: Timer | None = None
-        self._finishing = False
+        self._finishing = self._ended = False
         self._inotify = system.inotify_open()
         self._listen()
 
@@ -198,21 +232,32 @@ class FileTails:
     def finish(self) -> None:
         """Nobody writes any more: show the rest as the console has room, then close each file."""
         self._finishing = True
-        self._wake()
+        for _ in range(_AT_ONCE):  # before anybody else writes to the console
+            if self._timer is not None:
+                self._timer.cancel()
+            self._turn()
+            if self._ended or all(tail.blocked for tail in self._tails if tail.fd >= 0):
+                break
 
-    def close(self) -> None:
-        """Close what is still open."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._close_inotify()
-        for tail in self._tails:
-            if tail.fd >= 0:
-                tail.close()
+    def drop(self) -> int:
+        """Show no more; return how many bytes won't be."""
+        size = sum(tail.drop() for tail in self._tails)
+        self._end()
+        return size
 
     def _wake(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._again(0)
+        if not self._ended:
+            self._again(0)
+
+    def _end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            if self._timer is not None:
+                self._timer.cancel()
+            self._close_inotify()
+            self.on_end()
 
     def _again(self, seconds: float) -> None:
         self._mute()
@@ -242,6 +287,9 @@ class FileTails:
             most = max(most, size)
             if self._finishing and not size and not tail.stream.full:
                 tail.close()
+        if self._finishing and all(tail.fd < 0 for tail in tails):
+            self._end()
+            return
         if self._timer is not None:
             return  # the console has called meanwhile
         if all(tail.blocked for tail in tails):
@@ -262,6 +310,10 @@ class FileTails:
             self._loop.forget(self._inotify)
             os.close(self._inotify)
             self._inotify = -1
+
+
+def _nothing() -> None:
+    return None
 
 
 def channel(console_fd: int) -> tuple[int, int]:

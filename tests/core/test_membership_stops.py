@@ -1,0 +1,116 @@
+"""A stop that takes long: who is told, and who is given up."""
+
+from plays import Table, table
+
+from relight.core.group import Told
+from relight.core.messages import Note, Wait
+
+
+def started(nodes: str = "a b c", least: int = 2) -> Table:
+    """Return a table with a generation of nodes that may take 10 s to get ready."""
+    game = table(least, len(nodes.split()), rejoin_s=2.0)
+    game.stop_s = 10.0
+    return game.play(f"""
+        0 {nodes} joins
+        -> form 0: {nodes}
+    """)
+
+
+def notes(game: Table, node: str) -> list[str]:
+    return [message.text for message in game.heard[node] if isinstance(message, Note)]
+
+
+def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -> None:
+    """Its connection ends, and the others begin when its lease is over, too. It was
+    no failure of workers.
+    """
+    game = started().play("""
+        1 a lost
+        -> stop 0: b c
+        1.1 c ready
+        10.9 -
+        11 -
+        -> give up: b
+    """)
+    assert "b did not say in time" in notes(game, "c")[-1]
+    game.play("""
+        12 a joins
+        12.9 -
+        13 -
+        -> form 1: a c
+    """)
+    assert "b did not say in time" in game.last["c"].generation.cause
+
+
+def test_who_was_given_up_is_not_waited_for_again() -> None:
+    """It comes again with its workers, which are still being stopped; and when they have ended it
+    is let in as any other node.
+    """
+    started().play("""
+        1 a failed
+        -> stop 0: a b c
+        1.1 a c ready
+        11 -
+        -> give up: b
+        11.1 b returns
+        -> stop 0: b
+        13 -
+        -> form 1: a c
+        14 b ready
+        -> stop 1: a c
+        14.1 a c ready
+        -> form 2: a c b
+    """)
+
+
+def test_the_node_that_coordinates_is_not_given_up() -> None:
+    """Its process can't give itself up: its workers are waited for however long it takes."""
+    game = table(1, 2)
+    game.step(Told("a", game.join("a")))
+    game.stop_s = 10.0
+    game.play("""
+        0 b joins
+        0 a ready
+        -> form 0: a b
+        1 b lost
+        -> stop 0: a
+        500 a ready
+        -> form 1: a
+    """)
+
+
+def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
+    """One that was lost and comes with its workers after another one was given up."""
+    started().play("""
+        1 c lost
+        -> stop 0: a b
+        1.1 a ready
+        11 -
+        -> give up: b
+        12 c returns
+        -> stop 0: c
+        13 -
+        21.9 -
+        22 -
+        -> give up: c
+        30 -
+    """)
+
+
+def test_all_are_told_for_whom_a_stop_waits() -> None:
+    """After 5 s, once, with the names of the hosts; not as long as nobody waits for others."""
+    game = table(2, 3)
+    game.stop_s = 60.0
+    game.play("""
+        0 a b c joins
+        -> form 0: a b c
+        1 a failed
+        -> stop 0: a b c
+        6.1 a ready
+        11.1 c ready
+    """)
+    text = "waiting for workers to stop on b, c (a worker failed on a)"
+    assert notes(game, "a") == notes(game, "b") == [text]
+    game.play("40 -")
+    assert notes(game, "a") == [text]
+    assert not any(isinstance(message, Wait) for message in game.heard["a"][-1:])

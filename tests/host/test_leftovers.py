@@ -1,0 +1,68 @@
+"""What workers of generations that are over have printed, while the console takes nothing."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from screens import FastLoop, Screen, loop, screen, small_screen  # noqa: F401  # fixtures
+
+from relight.cli.arguments import parse, to_spec
+from relight.env import Environment
+from relight.host.console import Consoles
+from relight.host.logs import Leftovers, Logs
+
+LINE = b"generation %02d line %04d\n"
+LINES = 2000
+GENERATIONS = 14
+
+
+def run_generations(loop: FastLoop, leftovers: Leftovers, consoles: Consoles, flags: list[str],
+                    path: Path) -> bytes:  # fmt: skip
+    """Let a worker of each generation print; return all of it."""
+    spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
+    for number in range(GENERATIONS):
+        logs = Logs(loop, consoles, spec, str(path / f"attempt_{number}") if flags else "")
+        stdout, _ = logs.open(0, b"")
+        printed = b"".join(LINE % (number, line) for line in range(LINES))
+        assert os.write(stdout, printed) == len(printed)
+        logs.passed_on()
+        leftovers.add(logs, number)
+        loop.settle()
+        text += printed
+    return text
+
+
+@pytest.mark.parametrize("flags", [[], ["-t1"]], ids=["raw", "tee'd"])
+def test_what_is_left_is_shown_or_told(
+    loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
+) -> None:
+    """Generations go on; what could not be kept for the console is counted in a line. What is shown
+    is whole lines in their order.
+    """
+    consoles = Consoles(small_screen.console, screen.console)
+    leftovers = Leftovers(loop, consoles, [])
+    text = run_generations(loop, leftovers, consoles, flags, tmp_path)
+    said = re.findall(rb"relight: (\d+) bytes of workers of generation \d+ are", screen.read())
+    assert said
+    left = len(text) - sum(map(int, said))
+    shown = small_screen.read_until(lambda seen: len(seen) >= left, 4096)
+    loop.settle()
+    assert len(small_screen.read()) == left
+    lines = shown.splitlines(keepends=True)
+    assert lines == sorted(lines)
+    assert set(lines) <= set(text.splitlines(keepends=True))
+    leftovers.show()
+    assert screen.read().count(b"\n") == len(said)
+
+
+def test_a_second_signal_ends_the_wait(
+    loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path
+) -> None:
+    """A line says how much is not shown."""
+    consoles = Consoles(small_screen.console, screen.console)
+    leftovers = Leftovers(loop, consoles, [15, 15])
+    text = run_generations(loop, leftovers, consoles, [], tmp_path)
+    leftovers.show()
+    said = re.findall(rb"relight: (\d+) bytes of workers .*are not shown", screen.read())
+    assert sum(map(int, said)) + len(small_screen.read()) == len(text)

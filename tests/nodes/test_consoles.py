@@ -1,0 +1,60 @@
+"""A node whose console takes nothing more: the others don't wait for it."""
+
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, clean_environment
+
+from nodes.jobs import Job, OneMachine
+
+pytestmark = pytest.mark.slow
+
+LOUD = """
+import os, sys, time
+first, rank = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", os.environ["RANK"]
+written, line = 0, b"x" * 999 + b"\\n"
+while first and "LOUD" in os.environ:  # until the pipe is full
+    written += os.write(1, line)
+    open("written", "w").write(str(written))
+open(f"began.{os.environ['TORCHELASTIC_RESTART_COUNT']}.{rank}", "w").close()
+while not (first and os.path.exists("fail")):
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+
+def is_old(path: Path) -> bool:
+    """Whether a file was written to, and is no more."""
+    return path.exists() and time.time() - path.stat().st_mtime > 0.5
+
+
+def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+    """The job restarts when a worker of another node fails, and one signal ends the stuck node."""
+    meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
+    (tmp_path / "loud.py").write_text(LOUD)
+    with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
+        job = Job(here, tmp_path, *meet, "--nnodes=2", "--max-restarts=1")
+        agent = job.start("node1", script=("loud.py",))
+        stuck = here.start(
+            [*RELIGHT, "run", *job.flags, "loud.py"],
+            cwd=tmp_path,
+            env=clean_environment(LOUD="1", TMPDIR=str(tmp_path)),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        job.tell("fail")
+        job.until_says(agent, "generation 1: 2 workers on 2 nodes")
+        job.until(lambda: len(list(tmp_path.glob("began.1.*"))) == 2, "both workers")
+        stuck.send_signal(signal.SIGTERM)
+        assert stuck.wait(30) == 128 + signal.SIGTERM
+        assert stuck.stdout is not None
+        shown = stuck.stdout.read().splitlines()
+        stuck.stdout.close()
+        assert set(shown[:-1]) == {b"x" * 999}
+        said = (tmp_path / "stderr").read_text()
+        assert re.search(r"\d{6} bytes of workers are not shown: the console takes no more", said)
