@@ -509,8 +509,9 @@ class Membership:
         if late:
             self._changed = True
             self._recover_until = now + self.settings.rejoin_s  # when their leases have ended
-            self._cause = waiting.given_up([member.join.host for member in late])
-            self._tell_all(self._cause)
+            hosts = [member.join.host for member in late]
+            self._cause = f"{waiting.names(hosts)} {'was' if len(hosts) == 1 else 'were'} given up"
+            self._tell_all(waiting.given_up(hosts))
 
     def _tell_all(self, text: str) -> None:
         for node in self.members:
