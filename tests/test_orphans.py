@@ -1,5 +1,6 @@
 """Nothing is left behind: whatever kills the agent, all that it started is gone."""
 
+import contextlib
 import os
 import random
 import signal
@@ -56,6 +57,30 @@ def wait_until_gone(marker: str, limit_s: float) -> float:
         assert waited < limit_s, f"alive after {waited:.1f} s: {left}"
         time.sleep(0.01)
     return time.monotonic() - begin
+
+
+def holders(pid: int) -> list[int]:
+    """The processes between an agent and its workers, from above."""
+    found = []
+    while found[1:] == []:
+        (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        found.append(pid)
+        if PORTABLE:
+            break
+    return found
+
+
+def below(agent: int) -> list[int]:
+    """The children of an agent, and theirs."""
+    found = [agent]
+    for _ in range(2):
+        for pid in list(found):
+            try:
+                children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            except OSError:
+                continue  # it has ended
+            found += [int(child) for child in children if int(child) not in found]
+    return found[1:]
 
 
 def wait_until_up(marker: str, count: int) -> None:
@@ -150,20 +175,60 @@ def test_no_orphans_when_the_spawner_is_killed(
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start("run", "--nproc-per-node=2", "--no-python", "sh", program)
     wait_until_up(marker, OF_TWO)
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    assert len(children) == 1
-    os.kill(int(children[0]), signal.SIGKILL)
+    os.kill(holders(agent.pid)[-1], signal.SIGKILL)
     _, errors = agent.communicate(timeout=30)
     assert agent.returncode == 137
     assert b"the process that holds the workers" in errors
     assert marked(marker) == []
 
 
+WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
+
+
+@pytest.mark.skipif(PORTABLE, reason="tests/portable kills the two processes that there are")
+@pytest.mark.parametrize("kind", ["cold", "warm"])
+def test_no_orphans_when_two_are_killed_at_once(
+    kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
+) -> None:
+    """Whichever two of the agent, the process that holds the workers and the guard above it are
+    killed at once, or one after the other while the agent is stopped: within a second all that
+    workers have started is gone, and soon the job's directory, if they were killed at once.
+    """
+    jobs = []
+    for number in range(4):
+        marker = f"{random.randrange(10**6, 10**7)}.{random.randrange(10**6, 10**7)}"
+        tree, scratch = tmp_path / f"tree{number}", tmp_path / f"tmp{number}"
+        tree.write_text(TREE.format(marker=marker, lifetime="600", code=0))
+        scratch.mkdir()
+        program = ("--no-python", "sh") if kind == "cold" else ("--preload=json", script(WARM_TREE))
+        agent = start("run", *program, tree, variables={"TMPDIR": str(scratch)},
+                      stderr=subprocess.DEVNULL, command=FIRST_WARM)  # fmt: skip
+        jobs.append((marker, agent, scratch))
+    for number, (marker, agent, _) in enumerate(jobs):
+        wait_until_up(marker, OF_TWO // 2)
+        guard, holder = holders(agent.pid)
+        if number == 3:
+            os.kill(agent.pid, signal.SIGSTOP)
+            os.kill(holder, signal.SIGKILL)
+            time.sleep(0.1)
+        victims = (agent.pid, holder), (agent.pid, guard), (guard, holder), (agent.pid,)
+        for pid in victims[number]:
+            with contextlib.suppress(ProcessLookupError):  # ended by the one that lives
+                os.kill(pid, signal.SIGKILL)
+    for marker, agent, scratch in jobs:
+        agent.wait(30)
+        wait_until_gone(marker, LIMIT_S)
+        deadline = time.monotonic() + 10
+        while scratch != jobs[3][2] and list(scratch.iterdir()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 def test_no_directory_is_left_behind(
     tmp_path: Path, start: Start, launch: Launch, marker: str
 ) -> None:
-    """The directory of a job that keeps no logs goes too, also when the agent is killed; if its
-    spawner was killed with it, the next job removes it, and nothing of anybody else.
+    """The directory of a job that keeps no logs goes too, also when the agent is killed; if all
+    that could remove it was killed, the next job does so, and with nothing of anybody else.
     """
     scratch = tmp_path / "tmp"
     scratch.mkdir()
@@ -179,11 +244,10 @@ def test_no_directory_is_left_behind(
     while len(list(scratch.iterdir())) > 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    spawner = int(Path(f"/proc/{lost.pid}/task/{lost.pid}/children").read_text())
-    os.kill(spawner, signal.SIGSTOP)
-    lost.send_signal(signal.SIGSTOP)
-    for pid in (lost.pid, spawner):
-        os.kill(pid, signal.SIGKILL)
+    pids = [lost.pid, *holders(lost.pid)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids:
+            os.kill(pid, number)
     lost.wait()
     assert len(list(scratch.iterdir())) == 2
     boot = Path("/proc/sys/kernel/random/boot_id").read_text()[:8]

@@ -30,7 +30,7 @@ def test_who_cleans_up(tmp_path: Path, farewell: bytes) -> None:
     agent.sendall(farewell)
     agent.close()
     assert os.waitpid(pid, 0) == (pid, 0)
-    worker = int(said.split()[2])
+    worker = int(said.splitlines()[1].split()[2])
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
     assert scratch.exists() == bool(farewell)

@@ -222,7 +222,7 @@ assert spoiled is not None
 wait_for(5)
 assert attempt(spoil, guard) is not None
 wait_for(5)
-guard.send_away()
+guard.stay()
 restore()
 print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
 """

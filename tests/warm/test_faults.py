@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Launch, Start
-from test_orphans import marked, wait_until_gone, wait_until_up
+from test_orphans import below, marked, wait_until_gone, wait_until_up
 
 Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
@@ -87,7 +87,7 @@ def test_programs_start_cold(launch: Launch) -> None:
 
 def warm_spawner(agent: int) -> int:
     """The pid of the agent's warm spawner, 0 if it has none."""
-    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+    for pid in below(agent):
         try:
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"warm spawner of"):
                 return int(pid)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Start
-from test_orphans import marked, marker, wait_until_gone, wait_until_up  # noqa: F401
+from test_orphans import below, marked, marker, wait_until_gone, wait_until_up  # noqa: F401
 
 from relight.events import SpawnerLost, WorkerExited
 from relight.host.loop import Loop
@@ -41,7 +41,7 @@ os.waitpid(pid, 0x40000000)  # its end
 
 def holder(agent: int, name: str = "spawner of") -> int:
     """The pid of the process that holds the workers of this agent."""
-    for pid in Path(f"/proc/{agent}/task/{agent}/children").read_text().split():
+    for pid in below(agent):
         try:
             if name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return int(pid)

@@ -88,7 +88,9 @@ def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
 
 def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     own = children.get(agent.pid, [])
-    holders = [child.pid for child in own if child.name in (_COLD, _WARM)]
+    below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
+    own = [child for child in own + below if child.name in (_COLD, _WARM)]
+    holders = [child.pid for child in own]
     # What a worker has left behind is the spawner's too, but leads no session, mostly.
     workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)

@@ -8,10 +8,14 @@ this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
 
 import _ctypes
 import os
+import select
 import selectors
 import signal
 import time
 from collections.abc import Callable, Collection
+
+from relight.host.files import remove_tree
+from relight.typed import NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +26,10 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2  # linux/inotify.h
 IN_MOVED_TO = 0x80
+_ORPHANS_LIMIT_S = 10.0
+_LET_END_MS = 500
+_START_MS = 100
+"""So long the processors are left to the workers, which start."""
 
 _libc = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None: this program
 _found: dict[str, int] = {}
@@ -59,28 +67,51 @@ def require_linux(what: str) -> None:
 class Child:
     """A process that was forked with `fork`, held so that nothing is ever sent to another one.
 
+    It may be a guard above the one that is meant (`stand_guard`), and ends as that one does.
+
+    Attributes:
+        pid: the process that is meant.
+
     Raises:
         OSError: no descriptor is to be had.
     """
 
     def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self._fd = os.pidfd_open(pid)
+        self.pid = self._child = pid
+        self._fds = [os.pidfd_open(pid)]
+
+    def guards(self, pid: int) -> None:
+        """The process is the guard of this one, unless it is the same."""
+        if pid == self._child:
+            return
+        try:
+            self._fds.append(os.pidfd_open(pid))
+        except OSError:
+            return  # it has ended, or there is no descriptor left
+        if parent_of(pid) == self._child:
+            self.pid = pid
+        else:
+            os.close(self._fds.pop())
 
     def fileno(self) -> int:
         """Return a descriptor that can be read once the process has ended."""
-        return self._fd
+        return self._fds[0]
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it is there."""
-        try:
-            signal.pidfd_send_signal(self._fd, number)
-        except (ProcessLookupError, PermissionError):
-            pass
+        """Send it a signal, if it is there, and its guard."""
+        for fd in self._fds:
+            try:
+                signal.pidfd_send_signal(fd, number)
+            except (ProcessLookupError, PermissionError):
+                pass
+
+    def is_stopped(self) -> bool:
+        """Return whether it stands still, or its guard."""
+        return is_stopped(self.pid) or is_stopped(self._child)
 
     def wait(self) -> int:
         """Reap it; return its exit code, negative for a signal."""
-        _, status = os.waitpid(self.pid, 0)
+        _, status = os.waitpid(self._child, 0)
         return os.waitstatus_to_exitcode(status)
 
     def end_orphans(self, limit_s: float) -> None:
@@ -89,7 +120,87 @@ class Child:
 
     def close(self) -> None:
         """Let go of it."""
-        os.close(self._fd)
+        for fd in self._fds:
+            os.close(fd)
+
+
+def stand_guard(agent: int, scratch: str) -> None:
+    """Go on in a child, and stay above it as a guard: if the agent is gone, all below is killed; if
+    the child is killed, what it has left is, and the guard ends likewise. All signals are blocked.
+
+    Args:
+        agent: the parent of this process.
+        scratch: a directory to remove in the end if the agent is gone, or empty.
+
+    Raises:
+        OSError: no process is to be had.
+    """
+    become_subreaper()
+    pid = os.fork()
+    if pid:
+        _guard(pid, agent, scratch)
+
+
+def _guard(pid: int, agent: int, scratch: str) -> None:
+    """Be the guard of a child of this process; does not return."""
+    try:
+        poll = select.poll()
+        child = os.pidfd_open(pid)
+        poll.register(child, select.POLLIN)
+        if not poll.poll(_START_MS):
+            _stay(agent, child, poll)
+        status = 0
+        if os.getppid() == agent:
+            _, status = os.waitpid(pid, 0)
+            if status:
+                end_children(_ORPHANS_LIMIT_S)
+        else:
+            let_end(pid, child)
+        if os.getppid() != agent:
+            end_children(float("inf"))
+            if scratch:
+                remove_tree(scratch)
+        end_as(status)
+    finally:
+        os._exit(1)
+
+
+def _stay(agent: int, child: int, poll: select.poll) -> None:
+    """Be a guard that stays, until the agent or the child is gone."""
+    os.setsid()
+    die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
+    close_all_but((child,))
+    rename_process(f"worker guard of {agent}")
+    try:
+        poll.register(os.pidfd_open(agent), select.POLLIN)
+    except ProcessLookupError:
+        return
+    if os.getppid() == agent:
+        poll.poll()
+
+
+def let_end(pid: int, pidfd: int) -> None:
+    """Let a child end whose agent is gone, also if it is stopped, but not for ever: it kills what
+    is below it, and nobody would if it was killed now and this process in a moment.
+    """
+    os.kill(pid, signal.SIGCONT)
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    poll.poll(_LET_END_MS)
+
+
+def end_as(status: int) -> NoReturn:
+    """End this process as another one has ended, by the status that waitpid(2) gave."""
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        if -code != signal.SIGKILL:
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:

@@ -194,6 +194,14 @@ class Child:
             except (ProcessLookupError, PermissionError):
                 pass
 
+    def guards(self, pid: int) -> None:
+        """Do nothing: it is that process."""
+        del pid
+
+    def is_stopped(self) -> bool:
+        """Return whether it stands still."""
+        return is_stopped(self.pid)
+
     def wait(self) -> int:
         """Reap it; return its exit code, negative for a signal."""
         _, status = os.waitpid(self.pid, 0)
@@ -208,6 +216,11 @@ class Child:
         """Let go of it."""
         for fd in self._guard:
             os.close(fd)
+
+
+def stand_guard(agent: int, scratch: str) -> None:
+    """Do nothing: that is the guardian's work, as far as it can be done."""
+    del agent, scratch
 
 
 def fork_worker() -> int:

@@ -70,7 +70,7 @@ class Workers:
         # What a killed spawner leaves behind becomes ours, see _bury.
         system.become_subreaper()
         self.memory = OomCounters()
-        self._gone = False
+        self._gone = self._leaving = False
         self._insisting: Timer | None = None
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._bury)
@@ -132,8 +132,17 @@ class Workers:
         if self._insisting is not None:
             self._insisting.cancel()
         self._loop.forget(self._socket)
-        self._loop.forget(self._spawner)
         self._socket.close()
+        if not self._leaving:
+            self._loop.forget(self._spawner)
+            self._spawner.close()
+
+    def _reap(self) -> None:
+        self._loop.forget(self._spawner)
+        try:
+            self._spawner.wait()
+        except ChildProcessError:
+            pass  # whoever looked for orphans has done so
         self._spawner.close()
 
     def _command(self, line: str) -> None:
@@ -150,7 +159,7 @@ class Workers:
 
     def _end_stopped(self) -> None:
         self._insisting = None
-        if not self._gone and system.is_stopped(self._spawner.pid):
+        if not self._gone and self._spawner.is_stopped():
             self._spawner.send(signal.SIGKILL)
 
     def _receive(self) -> None:
@@ -173,9 +182,17 @@ class Workers:
         if word == "refused":
             number, _, path = rest.partition(" ")
             raise _refused(int(number), path)
+        if word == "holder":
+            self._spawner.guards(int(rest))
+            return
         if word == "ended":  # and the process stays, for the next generation
             self._loop.forget(self._spawner)
             self._gone = True
+            return
+        if word == "leaving":  # nobody has to wait until the system has taken it apart
+            self._loop.forget(self._spawner)
+            self._loop.on_readable(self._spawner, self._reap)
+            self._gone = self._leaving = True
             return
         if word in ("frozen", "thawed"):
             self.frozen = word == "frozen"
@@ -197,12 +214,13 @@ class Workers:
     def _bury(self) -> None:
         """The spawner has ended: take its last words, and end what it may have left behind."""
         self._loop.forget(self._spawner)
-        while self._socket.fileno() in self._loop:
-            self._receive()
         exitcode = self._spawner.wait()
         self._gone = True
         if exitcode:
             self._spawner.end_orphans(_ORPHANS_LIMIT_S)
+        while self._socket.fileno() in self._loop:
+            self._receive()
+        if exitcode:
             how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
             reason = f"the process that holds the workers (pid {self._spawner.pid}) {how}"
             for local_rank in range(len(self.ranks)):

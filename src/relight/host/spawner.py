@@ -8,11 +8,12 @@ or whose parent has died. When the socket to the agent ends, for whatever reason
 all of them and goes. That is also how a generation ends in good order: one way out, used every
 time. An agent that lives says `end` before; without it, the spawner cleans up in its place.
 
-    agent --fork--> spawner --fork, exec--> workers --> whatever they start
+    agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
 If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
-the agent's (it is a subreaper as well), which kills it. Only children of our own are ever killed,
-by pids that can't have been used again because nobody else reaps them.
+the guard's (`linux.stand_guard`; it is a subreaper as well, and so is the agent), which kills it.
+Only children of our own are ever killed, by pids that can't have been used again because nobody
+else reaps them.
 
 Workers may have a lease, a time until which they may run. When it is over, they are frozen
 (SIGSTOP) with all that they have started until it is renewed (`host/freezer.py`). The spawner sees
@@ -20,9 +21,9 @@ to that, so that it also holds for an agent that is itself stopped.
 
 Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none),
 `end`.
-Spawner to agent: `started RANK PID`, `unborn RANK ERRNO` (no fork), `failed RANK ERRNO` (no exec),
-`exited RANK EXITCODE TIME`, `frozen`, `thawed`, `broken REASON`. Times are CLOCK_MONOTONIC, the
-same for all processes of a machine.
+Spawner to agent: `holder PID` (its own), `started RANK PID`, `unborn RANK ERRNO` (no fork),
+`failed RANK ERRNO` (no exec), `exited RANK EXITCODE TIME`, `frozen`, `thawed`, `leaving` (all is
+gone), `broken REASON`. Times are CLOCK_MONOTONIC, the same for all processes of a machine.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` makes enums of all numbers: 0.2 ms
@@ -105,7 +106,8 @@ class Spawner:
         poll = select.poll()
         poll.register(self.agent, select.POLLIN)
         poll.register(wake_read, select.POLLIN)
-        self.tell("\n".join([self._start(plan, mask) for plan in self.plans]))
+        holder = f"holder {os.getpid()}"
+        self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         self._let_go()
         while True:
@@ -150,7 +152,6 @@ class Spawner:
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
         keep.update(fd for plan in self.plans for fd in (plan.stdout, plan.stderr))
         system.close_all_but(keep)
-        system.rename_process(f"worker spawner of {self.pid_of_agent}")
         restore_limit()
         return wake_read
 
@@ -168,6 +169,7 @@ class Spawner:
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
+        system.rename_process(f"worker spawner of {self.pid_of_agent}")
 
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
         """Start a worker; return what to tell of it."""
@@ -305,9 +307,12 @@ def _live(
     gc.disable()  # the agent's objects must not be finalized here, with descriptors of ours
     spawner = Spawner(plans, agent, pid)
     try:
+        system.stand_guard(pid, scratch)
+        parents = pid, os.getppid()
         spawner.run(mask)
-        if scratch and (spawner.abandoned or os.getppid() != pid):
+        if scratch and (spawner.abandoned or os.getppid() not in parents):
             remove_tree(scratch)
+        spawner.tell("leaving")
         os._exit(0)
     except OSError as error:
         spawner.tell(f"refused {error.errno or 0} {error.filename or ''}")

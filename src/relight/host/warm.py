@@ -111,7 +111,8 @@ class Preload:
         self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._control: socket.socket | None = None
-        self._pidfd = self._pid = -1
+        self._child: linux.Child | None = None  # its guard; the one thing to wait for
+        self._pid = self._guard = -1
         self._buffer = b""
         self._generations = 0
         self._names: tuple[int, mmap.mmap] | None = None
@@ -180,7 +181,7 @@ class Preload:
                 if self._forks(connection):
                     self._lent = True
                     self._record(WorkersWarm(True, ""))
-                    return self._pid, connection
+                    return self._guard, connection
                 if self._control is not None:
                     self._lose(f"it has not forked the workers in {_ANSWER_S:.0f} s")
                 connection.close()  # not before: it would take it for the end of this process
@@ -216,7 +217,7 @@ class Preload:
         def hear() -> None:
             self._loop.forget(connection)
             try:
-                words.append(connection.recv(8, socket.MSG_PEEK))
+                words.append(connection.recv(7, socket.MSG_PEEK))
             except OSError:
                 words.append(b"")
 
@@ -224,14 +225,15 @@ class Preload:
             # At the end of the connection the control socket says why.
             return any(words) or self._control is None or self._loop.now() >= end
 
-        signal.pidfd_send_signal(self._pidfd, signal.SIGCONT)  # if somebody has stopped it
+        assert self._child is not None
+        self._child.send(signal.SIGCONT)  # if somebody has stopped it
         end = self._loop.now() + _ANSWER_S
         timer = self._loop.call_at(end, lambda: None)
         self._loop.on_readable(connection, hear)
         self._loop.run_until(known)
         self._loop.forget(connection)
         timer.cancel()
-        return words == [b"started "]
+        return words == [b"holder "]
 
     def _learn(self, size: int) -> None:
         """Start with what the first worker has imported, once it imports nothing new."""
@@ -298,8 +300,9 @@ class Preload:
             "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
         }
         try:
-            self._pid, self._control = _start(place, json.dumps(setup).encode())
-            self._pidfd = os.pidfd_open(self._pid)
+            self._guard, self._control = _start(place, json.dumps(setup).encode())
+            self._pid = self._guard
+            self._child = linux.Child(self._guard)
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror}"
             self._record(PreloadUnfit(self._why_not, not self._learned))
@@ -323,8 +326,9 @@ class Preload:
             word, _, rest = line.decode(errors="replace").partition(" ")
             if word == "ready":
                 pid, modules, seconds, mib = rest.split()
-                if not self._adopt(int(pid)):
-                    return
+                self._pid = int(pid)
+                assert self._child is not None
+                self._child.guards(self._pid)
                 self._ready = True
                 self._importing = ""
                 self._tries = _TRIES
@@ -346,29 +350,18 @@ class Preload:
                 self._tries = 0  # it would be the same again
                 return
 
-    def _adopt(self, pid: int) -> bool:
-        """Take over the process itself: the one above it (`worker/guard.py`) has gone."""
-        os.waitpid(self._pid, 0)
-        try:
-            pidfd = os.pidfd_open(pid)
-        except OSError as error:
-            self._lose(f"it can't be watched: {error.strerror}")
-            return False
-        os.close(self._pidfd)
-        self._pid, self._pidfd = pid, pidfd
-        return True
-
     def _so_far(self, state: str) -> str:
         return f"{state}; it imported {self._importing}" if self._importing else state
 
     def _how_it_ended(self) -> str:
         """Return what became of the process that has closed its socket; it is not reaped here."""
         poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
+        assert self._child is not None
+        poll.register(self._child, select.POLLIN)
         if not poll.poll(1000):
             return "it has closed its socket"
         try:
-            end = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOWAIT)
+            end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
             end = None  # reaped by whoever it was lent to
         if end is None:
@@ -392,21 +385,19 @@ class Preload:
             self._loop.forget(self._control)
             self._control.close()
             self._control = None
-            try:
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # reaped by whoever it was lent to
-            os.close(self._pidfd)
+            assert self._child is not None
+            self._child.send(signal.SIGKILL)
+            self._child.close()
 
     def _take_leave(self) -> None:
         """Reap what was stopped, unless whoever it was lent to has done so."""
         self._lent = False
-        if self._control is None and self._pid > 0:
+        if self._control is None and self._guard > 0:
             try:
-                os.waitpid(self._pid, 0)
+                os.waitpid(self._guard, 0)
             except ChildProcessError:
                 pass
-            self._pid = -1
+            self._guard = -1
 
     def _send(
         self, control: socket.socket, plans: Sequence[WorkerPlan], scratch: str

@@ -1,14 +1,14 @@
-"""A process above the one that preloads, for as long as its imports run.
+"""A process above the one that preloads and then holds workers.
 
 What an import starts can leave its session, and lose its parent. Only a process above it can find
 it then, and the agent, which is one, may be killed with SIGKILL.
 
     agent --> guard --> the process that imports --> whatever its imports start
 
-When the agent is gone, the guard kills all below it. When the imports are done, it goes, and the
-process is the agent's own child, who is a subreaper. If the process ends, the guard ends likewise:
-the agent sees of the one what it would see of the other. A process may have an heir
-(`worker/trial.py`): then the guard kills all else that it has left, and stays above that one.
+When the agent is gone, the guard kills all below it. If the process ends, the guard kills what it
+has left and ends likewise: the agent sees of the one what it would see of the other. A process may
+have an heir (`worker/trial.py`): then the guard kills all else that it has left, and stays above
+that one. `host/linux.py` has the guard of workers that start cold.
 """
 
 import os
@@ -17,6 +17,7 @@ import signal
 import time
 
 from relight.host import linux, priority
+from relight.host.files import remove_tree
 from relight.typed import NoReturn
 
 _END_LIMIT_S = 10.0
@@ -28,15 +29,16 @@ class Guard:
 
     Args:
         pid: the guard.
-        heirs: the descriptor of a pipe to it.
+        told: the descriptor of a pipe to it, for pids of heirs and paths of directories.
         word: the descriptor of a pipe from it.
     """
 
-    def __init__(self, pid: int, heirs: int, word: int) -> None:
+    def __init__(self, pid: int, told: int, word: int) -> None:
         self.pid = pid
-        self._heirs = heirs
+        self._told = told
         self._word = word
-        self.descriptors = heirs, word
+        self._tidies = ""
+        self.descriptors = told, word
 
     def attach(self) -> None:
         """Live no longer than the guard, as a child of it; end if it is gone."""
@@ -47,21 +49,22 @@ class Guard:
 
     def follow(self, heir: int) -> None:
         """Have it look after another process when this one ends."""
-        os.write(self._heirs, b"%d\n" % heir)
+        os.write(self._told, b"%d\n" % heir)
 
     def inherit(self) -> None:
         """Be that process, when what the other has left is gone."""
         self.attach()
         os.read(self._word, 1)
 
-    def send_away(self) -> None:
-        """Have no guard any more, but the agent as parent."""
+    def stay(self) -> None:
+        """From now on, this process ends in good order if the guard is gone, also when stopped."""
         linux.die_with_parent(signal.SIGCONT)
-        for fd in self.descriptors:
-            os.close(fd)
-        os.kill(self.pid, signal.SIGKILL)
-        while os.getppid() == self.pid:
-            time.sleep(_LOOK_S)
+
+    def tidy(self, scratch: str) -> None:
+        """Have it remove a directory if the agent is gone, or none where that is empty."""
+        if scratch != self._tidies:
+            self._tidies = scratch
+            os.write(self._told, os.fsencode(scratch) + b"\n")
 
 
 def stand_guard(control: int, gentle_s: float) -> Guard:
@@ -92,10 +95,11 @@ def stand_guard(control: int, gentle_s: float) -> Guard:
 
 
 def _watch(
-    pid: int, agent: int, control: int, heirs: int, word: int, gentle_until: float
+    pid: int, agent: int, control: int, told: int, word: int, gentle_until: float
 ) -> NoReturn:
     """See to it that nothing outlives the agent; end as the child does."""
     try:
+        linux.rename_process(f"warm guard of {agent}")
         linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
         child = os.pidfd_open(pid)
         poll = select.poll()
@@ -110,10 +114,10 @@ def _watch(
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
-                pid = _heir(heirs)
+                pid, scratch = _take(told)
                 linux.end_children(_END_LIMIT_S, keep=pid)
                 if not _is_child(pid):
-                    _end_as(status)
+                    _leave(agent, scratch, status)
                 poll.unregister(child)
                 os.close(child)
                 child = os.pidfd_open(pid)
@@ -121,7 +125,9 @@ def _watch(
                 if left <= 0:
                     priority.raise_to_quarter(pid)
                 os.write(word, b"\n")
-        linux.end_children(_END_LIMIT_S)
+        linux.let_end(pid, child)
+        linux.end_children(float("inf"))
+        _leave(agent, _take(told)[1], 0)
     finally:
         os._exit(1)
 
@@ -135,22 +141,18 @@ def _is_child(pid: int) -> bool:
     return pid > 0
 
 
-def _heir(heirs: int) -> int:
+def _leave(agent: int, scratch: str, status: int) -> NoReturn:
+    if scratch and os.getppid() != agent:
+        remove_tree(scratch)
+    linux.end_as(status)
+
+
+def _take(told: int) -> tuple[int, str]:
+    """Return the latest heir that this process was told of, 0 for none, and the directory."""
     try:
-        return int(os.read(heirs, 1 << 16).split()[-1])
+        *lines, _ = os.read(told, 1 << 16).split(b"\n")
     except BlockingIOError:
-        return 0
-
-
-def _end_as(status: int) -> NoReturn:
-    """End this process as another one has ended."""
-    code = os.waitstatus_to_exitcode(status)
-    if code < 0:
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
+        lines = []
+    heirs = [int(line) for line in lines if line.isdigit()]
+    paths = [os.fsdecode(line) for line in lines if not line.isdigit()]
+    return heirs[-1] if heirs else 0, paths[-1] if paths else ""

@@ -32,7 +32,7 @@ from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
 from relight.worker.deferred import Deferred, Imports, references, third_party
 from relight.worker.drawn import Drawn
-from relight.worker.guard import stand_guard
+from relight.worker.guard import Guard, stand_guard
 from relight.worker.preload import preload
 from relight.worker.trial import UnfitError
 from relight.worker.watch import Watch
@@ -181,14 +181,14 @@ def serve(
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
     # From here on, this process ends in good order, also when stopped.
-    guard.send_away()
+    guard.stay()
     if restore is not None:
         restore()
     raise_limit()  # for the descriptors of all workers
     mib = linux.memory(os.getpid()) / 2**20
     control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())
     try:
-        plan, mask = _serve_generations(control, agent, notes)
+        plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
         control.sendall(f"unfit {error!r}\n".encode(errors="replace"))
         os._exit(EXIT_INTERNAL)
@@ -203,10 +203,12 @@ def serve(
 
 
 def _serve_generations(
-    control: socket.socket, agent: int, notes: _Notes
+    control: socket.socket, agent: int, notes: _Notes, guard: Guard
 ) -> tuple[WorkerPlan, set[int]]:
+    parents = agent, guard.pid
     while frame := _receive(control):
         plans, (connection, stdin), scratch = frame
+        guard.tidy(scratch)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(fileno=connection) as generation:
             spawner = _WarmSpawner(plans, generation, agent, stdin, notes)
@@ -216,7 +218,7 @@ def _serve_generations(
                 return born.plan, mask
             spawner.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if scratch and (spawner.abandoned or os.getppid() != agent):
+        if scratch and (spawner.abandoned or os.getppid() not in parents):
             remove_tree(scratch)
     os._exit(0)
 
