@@ -49,6 +49,8 @@ REASONS = {
     "host/test_devices.py::test_cpus_are_the_mask_or_the_quota": AFFINITY,
     "host/test_memory.py::test_out_of_memory_is_named": OOM,
     "host/test_numa.py": NUMA,
+    "host/test_spawner.py::test_all_that_a_worker_has_started_freezes_and_thaws": SEVERAL_NODES,
+    "host/test_spawner.py::test_a_foreign_sigcont_does_not_end_the_freeze": SEVERAL_NODES,
     "host/test_readers.py::test_a_file_is_shown_while_it_is_written": INOTIFY,
     "host/test_tls.py": SEVERAL_NODES,
 }
