@@ -16,13 +16,13 @@ from conftest import Launch, Start, clean_environment
 from relight.coordinator import Coordinator
 from relight.core.fields import Malformed, to_json
 from relight.core.group import Hello, Settings
-from relight.elected import Elector
 from relight.errors import MachineError
 from relight.host.beats import Beats
 from relight.host.connection import Connection, Security, dial
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.tcp_store import TCPStore
+from relight.rendezvous.elected import Elector
 from relight.rendezvous.meeting import Meeting
 
 BROKEN = """

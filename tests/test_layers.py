@@ -21,8 +21,6 @@ LAYERS = (
     ("group",),
     ("coordinator",),
     ("link",),
-    ("elected", "registered"),
-    ("standby",),
     ("agent",),
     ("cli", "__main__"),
 )

@@ -46,7 +46,6 @@ OWN = {
     "relight.host.signals",
     "relight.host.spawner",
     "relight.host.tcp_store",
-    "relight.link",
     "relight.spec",
     "relight.typed",
     "relight.values",

@@ -58,6 +58,7 @@ from relight.events import (
     describe,
     is_news,
 )
+from relight.group import LocalLink
 from relight.host import system
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
@@ -68,13 +69,13 @@ from relight.host.process import ProcessEvent, WorkerPlan, Workers
 from relight.host.scratch import Scratch
 from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
-from relight.link import LocalLink, RemoteLink
 from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.flag import Flag
     from relight.host.warm import Preload, Workplace
+    from relight.link import RemoteLink
     from relight.rendezvous.meeting import Meeting
 
 _ARRIVED_AFTER_S = 60
@@ -190,7 +191,7 @@ class Agent:
         while True:
             self._get_ready(*outcome)
             self.loop.run_once(0)  # a signal that has come by now: no workers are started
-            self.loop.run_until(lambda: bool(self._form or self._end or self._signals))
+            self.loop.run_until(lambda: bool(self._may_begin() or self._end or self._signals))
             if self._form and not (self._end or self._signals):
                 self._live, self._form = self._form, None
                 began = self.loop.now()
@@ -210,7 +211,14 @@ class Agent:
 
     # The group.
 
-    def _make_link(self) -> LocalLink | RemoteLink:
+    def _may_begin(self) -> bool:
+        """Whether a generation is formed, and its lease not over before it has begun: the word of
+        it may have waited while this machine stood still, and the others have gone on.
+        """
+        over = self._lease is not None and self.loop.now() >= self._lease
+        return self._form is not None and not over
+
+    def _make_link(self) -> "LocalLink | RemoteLink":
         job, meeting = self.job, self.job.meeting
         join = Join(
             node=os.urandom(8).hex(),
@@ -228,13 +236,9 @@ class Agent:
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
-        if meeting.register is not None:
-            from relight.registered import RegisteredLink as Link
-        elif len(meeting.hosts) > 1:
-            from relight.elected import ElectedLink as Link  # type: ignore[assignment]
-        else:
-            Link = RemoteLink  # type: ignore[assignment,misc]  # noqa: N806
-        return Link(self.loop, job.settings, join, meeting)
+        from relight.link import RemoteLink
+
+        return RemoteLink(self.loop, job.settings, join, meeting)
 
     def _stop_s(self) -> float | None:
         """Return how long it takes at most until workers have ended and others know it."""
@@ -252,7 +256,7 @@ class Agent:
             kind = TCPStore if self.job.command.agent_store else Reservation
             self._store = kind(self.loop, self.job.store_host, self.job.store_port)
         port = self._store.port
-        if isinstance(self.link, RemoteLink) and isinstance(self._store, TCPStore):
+        if isinstance(self._store, TCPStore):
             port = self.link.share_port(self._store) or port
         self._stop = None
         self._ready = Ready(self._last, port, failures, left, self._restart)

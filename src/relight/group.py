@@ -1,18 +1,38 @@
 """One job's membership with a clock: its deadlines, and where to send what it says.
 
-It is all that a job of one node needs, inside its agent; with several nodes, the coordinator has
-one for each job.
+It is all that a job of one node needs, inside its agent (`LocalLink`); with several nodes, the
+coordinator has one for each job, and agents reach it by a `link.RemoteLink`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relight.core.group import Drop, Lost, Send, Settings, Tick, Told
 from relight.core.membership import Membership
-from relight.core.messages import FromCoordinator
+from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
 from relight.host.loop import Loop, Timer
+from relight.typed import Protocol
 
 Sink = Callable[[FromCoordinator], None]
+
+
+class Owner(Protocol):
+    """The agent, as its link sees it."""
+
+    def announce(self) -> Announce | None:
+        """Return the generation whose workers are here, if any."""
+
+    def standing(self) -> Sequence[FromAgent]:
+        """Return what the coordinator should know beyond that: whether this node is ready."""
+
+    def told(self, message: FromCoordinator) -> None:
+        """Take what the coordinator says."""
+
+    def lease(self, until: float | None) -> None:
+        """The workers may run until this time, on the loop's clock; None is for ever."""
+
+    def say(self, message: str) -> None:
+        """Tell the user."""
 
 
 class Group:
@@ -66,3 +86,36 @@ class Group:
 
 def _ignore(node: str) -> None:
     del node
+
+
+class LocalLink:
+    """The link of a job of one node."""
+
+    def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
+        self._group = Group(loop, settings)
+        self._loop = loop
+        self._join = join
+
+    def open(self, owner: Owner) -> None:
+        """Join."""
+        node = self._join.node
+
+        def sink(message: FromCoordinator) -> None:
+            self._loop.call_after(0, lambda: owner.told(message))
+
+        self._group.sinks[node] = sink
+        self.send(self._join)
+
+    def send(self, message: FromAgent) -> None:
+        """Tell the group."""
+        self._group.step(Told(self._join.node, message))
+
+    def share_port(self, store: object) -> int:
+        """Return 0: there is no endpoint that other nodes know."""
+        del store
+        return 0
+
+    def close(self, give_up: Callable[[], bool]) -> None:
+        """End."""
+        del give_up
+        self._group.close()

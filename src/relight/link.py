@@ -1,32 +1,42 @@
-"""An agent's link to its group: what it says goes to the coordinator, wherever that is; what the
-coordinator says comes back.
+"""The link of one agent to the coordinator of a job of several nodes: what `core/link` decides is
+carried out here.
 
-    LocalLink    a job of one node: the group is in this process
-    RemoteLink   several nodes: the coordinator is at the endpoint, and may have to be us
-
-RemoteLink, as seen from outside:
-
-    seeking      tries in turns to host the endpoint and to reach it
-      | its address is ours and the port is free       -> hosting
-      | a coordinator answers                          -> connected
-      | neither for long enough                        -> the job ends here, exit code 3
-    connected    beats; each echo extends the lease of the workers here
-      | the connection ends, or no echo for too long   -> seeking, while workers run on their lease
-    hosting      the coordinator is in this process; there is no lease to lose
-
-A refused connection is no silence: the host lives and nobody is coordinator there, so that the
-lease goes on, for 5 s after the last echo; a firewall refuses as well. Where nothing is heard at
-all it ends, and the workers freeze until we know more, because the others may have gone on without
-us.
+    core/link    where the link stands, until when the workers here may run, when to try again
+    finder       where the coordinator is, and whether it is in this process (rendezvous/finder)
+    this         dials, beats, hosts the coordinator, passes on what is said
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
+from relight.core import fields
 from relight.core.group import Hello, Settings, Told
-from relight.core.messages import (
-    Announce,
+from relight.core.link import (
+    FOR_EVER,
     Beat,
+    Broken,
+    Disconnect,
+    Echoed,
+    Event,
+    Found,
+    GiveUp,
+    Heard,
+    Hosting,
+    Lease,
+    Left,
+    Link,
+    Lost,
+    Nowhere,
+    Opened,
+    Resigned,
+    Say,
+    Seek,
+    State,
+    Terms,
+)
+from relight.core.messages import Beat as BeatMessage
+from relight.core.messages import (
     Confirm,
     End,
     Form,
@@ -36,11 +46,13 @@ from relight.core.messages import (
     Leave,
     Redirect,
 )
-from relight.errors import EXIT_GROUP, EXIT_USAGE
-from relight.group import Group
+from relight.errors import EXIT_GROUP
+from relight.events import Tick
+from relight.group import Group, Owner
+from relight.host.connection import dial
 from relight.host.loop import Loop, Timer
-from relight.host.ports import is_loopback, is_ours, listen
-from relight.typed import Protocol
+from relight.host.names import sock_address
+from relight.rendezvous import finder as finders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,67 +61,11 @@ if TYPE_CHECKING:
     from relight.host.beats import Address, Beats
     from relight.host.connection import Connection
     from relight.host.tcp_store import TCPStore
+    from relight.rendezvous.finder import Answer
     from relight.rendezvous.meeting import Meeting
 
-_RETRY_S = 0.2
-_TRIES = 3
-_LOOK_UP_EVERY = 25
-"""How many times to dial before the endpoint's name is looked up again."""
-_UNFIT_S = 30.0
-"""How long nodes of the same job that have another token may still be there, from a former try."""
-_BURST_S = 0.05
-"""Time between beats while the last one has no echo."""
-_REFUSALS_S = 5.0
-"""How long a refused connection is believed: long enough for a coordinator to be started again."""
 _LOG_EVERY_S = 10.0
-_HEARD = FromCoordinator | Beat | Redirect
-
-
-class Owner(Protocol):
-    """The agent, as its link sees it."""
-
-    def announce(self) -> Announce | None:
-        """Return the generation whose workers are here, if any."""
-
-    def standing(self) -> Sequence[FromAgent]:
-        """Return what the coordinator should know beyond that: whether this node is ready."""
-
-    def told(self, message: FromCoordinator) -> None:
-        """Take what the coordinator says."""
-
-    def lease(self, until: float | None) -> None:
-        """The workers may run until this time, on the loop's clock; None is for ever."""
-
-    def say(self, message: str) -> None:
-        """Tell the user."""
-
-
-class LocalLink:
-    """The link of a job of one node."""
-
-    def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
-        self._group = Group(loop, settings)
-        self._loop = loop
-        self._join = join
-
-    def open(self, owner: Owner) -> None:
-        """Join."""
-        node = self._join.node
-
-        def sink(message: FromCoordinator) -> None:
-            self._loop.call_after(0, lambda: owner.told(message))
-
-        self._group.sinks[node] = sink
-        self.send(self._join)
-
-    def send(self, message: FromAgent) -> None:
-        """Tell the group."""
-        self._group.step(Told(self._join.node, message))
-
-    def close(self, give_up: Callable[[], bool]) -> None:
-        """End."""
-        del give_up
-        self._group.close()
+_HEARD = FromCoordinator | BeatMessage | Redirect
 
 
 class RemoteLink:
@@ -123,51 +79,49 @@ class RemoteLink:
     """
 
     def __init__(self, loop: Loop, settings: Settings, join: Join, meeting: "Meeting") -> None:
-        self._shared: TCPStore | None = None
+        self.join = join
+        self.core = Link(
+            Terms(
+                where=meeting.where,
+                interval_s=meeting.interval_s,
+                lease_s=meeting.lease_s,
+                lost_after_s=settings.lost_after_s,
+                seek_s=meeting.seek_s,
+                rejoin_s=settings.join_timeout_s,
+            ),
+            loop.now(),
+        )
         self._loop = loop
         self._settings = settings
-        self._join = join
         self._meeting = meeting
+        self._finder = finders.of(loop, meeting, settings)
         self._owner: Owner
+        self._shared: TCPStore | None = None
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
-        self._timer: Timer | None = None
         self._beats: Beats | None = None
-        self._beat_timer: Timer | None = None
-        self._addresses: list[tuple[str, int]] = []
         self._target: Address = ()
-        self._turn = 0
-        self._told: set[str] = set()
-        self._since = loop.now()
-        self._number = 0
-        self._sent: dict[int, float] = {}
-        self._echoed_at = 0.0
+        self._timer: Timer | None = None
         self._quiet_until = 0.0
-        self._heard = False
-        """Whether the coordinator has said something over this connection."""
-        self._leased_until = 0.0
-        self._unfit_since: float | None = None
-        self._unfit = ""
-        self._confirmed = False
+        self._others_run = False
+        """Whether this node is done, and others are not."""
         self._closed = False
 
     def open(self, owner: Owner) -> None:
         """Find the coordinator, or become it, and join."""
         self._owner = owner
-        self._since = self._loop.now()
-        self._owner.say(f"{self._meeting.who} meets at {self._meeting.where}")
-        self._look_up()
+        self.say(f"{self._meeting.who} meets at {self._meeting.where}")
+        self._finder.open(self)
+        self._step(Tick())
 
     def send(self, message: FromAgent) -> None:
         """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
-        from relight.core import fields
-
         if self._group is not None:
-            self._group.step(Told(self._join.node, message))
+            self._group.step(Told(self.join.node, message))
             if isinstance(message, Leave) and self._coordinator is not None:
                 self._coordinator.say(
-                    f"{self._join.host}, which coordinates, left: {message.reason}"
+                    f"{self.join.host}, which coordinates, left: {message.reason}"
                 )
         elif self._connection is not None and self._connection.is_open:
             self._connection.send(fields.to_json(message))
@@ -180,161 +134,192 @@ class RemoteLink:
         return self._meeting.port
 
     def close(self, give_up: Callable[[], bool]) -> None:
-        """End. A coordinator first waits until the other nodes know how the job ended."""
-        coordinator = self._coordinator
-        if coordinator is not None:
-            over = self._group is not None and self._group.membership.end is not None
-            limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
-            if not over and self._has_others() and not give_up():
-                self._owner.say("the workers here are done; coordinating the other nodes until "
-                                "theirs are")  # fmt: skip
-            self._loop.run_until(
-                lambda: (
-                    not self._has_others()
-                    or give_up()
-                    or (limit is not None and self._loop.now() >= limit.when)
-                )
-            )
-            coordinator.close()
+        """End. A coordinator first waits until the other nodes know how the job ended, and a host
+        that others need to elect one goes on for them.
+        """
+        if self._others_run:
+            self._serve_others(give_up)
+        if self._coordinator is not None:
+            self._let_others_know(give_up)
+        if self._coordinator is not None:  # it may have been ousted meanwhile
+            self._coordinator.close()
         self._closed = True
+        self._step(Left())
         self._disconnect()
-        for timer in (self._timer, self._beat_timer):
-            if timer is not None:
-                timer.cancel()
-        if self._beats is not None:
-            self._beats.close()
+        self._finder.close()
+
+    def _serve_others(self, give_up: Callable[[], bool]) -> None:
+        """Stay for as long as the finders of other nodes need the one of this host."""
+
+        def is_needed() -> bool:
+            coordinator = self._coordinator
+            return self._finder.is_needed(
+                connected=coordinator is not None and coordinator.others > 0
+            )
+
+        if is_needed():
+            self._disconnect()
+            if not give_up():
+                self.say("the workers here are done; this host of the endpoint votes on for the "
+                         "other nodes until theirs are")  # fmt: skip
+            self._loop.run_until(lambda: not is_needed() or give_up())
+
+    def _let_others_know(self, give_up: Callable[[], bool]) -> None:
+        over = self._group is not None and self._group.membership.end is not None
+        limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
+        if not over and self._has_others() and not give_up():
+            self.say("the workers here are done; coordinating the other nodes until theirs are")
+        self._loop.run_until(
+            lambda: (
+                not self._has_others()
+                or give_up()
+                or (limit is not None and self._loop.now() >= limit.when)
+            )
+        )
 
     def _has_others(self) -> bool:
         """Whether other nodes are in the group of this job. Other jobs find a new coordinator."""
         return self._group is not None and len(self._group.sinks) > 1
 
-    # Seeking.
+    # What is decided, and what follows.
 
-    def _look_up(self) -> None:
-        from relight.host.connection import resolve
+    def _step(self, event: Event) -> None:
+        """Give an event to the core and carry out what it says."""
+        for effect in self.core.step(event, self._loop.now()):
+            match effect:
+                case Seek():
+                    self._finder.seek(may_host=not self.core.unfit)
+                case Beat(number, late):
+                    self._beat(number, late)
+                case Lease(until):
+                    self._owner.lease(None if until == FOR_EVER else until)
+                case Disconnect():
+                    self._disconnect()
+                case Lost():
+                    self._finder.gone()
+                case Say(text):
+                    self.say(text)
+                case GiveUp(exit_code, reason):
+                    self._give_up(exit_code, reason)
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.core.deadline()
+        self._timer = None if due is None else self._loop.call_at(due, partial(self._step, Tick()))
 
-        if not self._closed:
-            resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
-
-    def _on_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
-        if self._closed:
-            return
-        self._addresses = addresses or self._addresses
-        if not self._addresses and not self._host_anyway():
-            self._retry(error, self._look_up, 1.0)
-        else:
-            self._seek()
-
-    def _on_other_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
-        del error
-        self._addresses = addresses or self._addresses
-
-    def _host_anyway(self) -> bool:
-        """Whether the endpoint is this machine, although none of its addresses is.
-
-        A name that resolves to another address belongs to another machine, also if ours is called
-        the same; `is_host=1` overrules that.
-        """
-        own_name = self._meeting.host == socket.gethostname()
-        return bool(self._meeting.hosted) or (own_name and not self._addresses)
-
-    def _seek(self) -> None:
-        if self._closed or self._try_to_host():
-            return
-        if not self._addresses:
-            self._retry("the endpoint's port is taken on this machine", self._look_up)
-            return
-        self._turn += 1
-        self._dial(self._addresses[self._turn % len(self._addresses)])
-
-    def _dial(self, address: tuple[str, int], timeout_s: float = 0.0) -> None:
-        from relight.core.fields import plain
-        from relight.host.connection import dial
-        from relight.host.names import sock_address
-
-        hello = plain(Hello(job=self._meeting.job, settings=self._settings))
-        self._target = sock_address(*address)[1]
-        try:
-            self._connection = dial(
-                self._loop,
-                address,
-                self,
-                hello,
-                self._meeting.security,
-                timeout_s=timeout_s or self._meeting.dial_s,
-            )
-        except OSError as error:
-            self._retry(f"can't connect to {address[0]}:{address[1]}: {error.strerror}")
-
-    def _retry(
-        self, reason: str, again: Callable[[], None] | None = None, seconds: float = _RETRY_S
-    ) -> None:
-        """Try again soon; say why if that is news."""
-        if self._loop.now() - (self._unfit_since or self._loop.now()) > _UNFIT_S:
-            text = f"the coordinator at {self._meeting.where} turns us away: {self._unfit}"
-            self._owner.told(End(EXIT_USAGE, text, (), None))
-            return
-        waited = self._loop.now() - self._since
-        ever = self._echoed_at > 0  # or it was never connected
-        if waited > (self._settings.join_timeout_s if ever else self._meeting.seek_s):
-            text = f"no coordinator at {self._meeting.where} for {waited:.0f} s: {reason}"
-            report = f"error: {text}", *self._what_is_wrong()
-            self._tell(End(EXIT_GROUP, text, report, None))
-            return
-        if reason not in self._told and waited >= 1:
-            self._told.add(reason)
-            self._owner.say(f"waiting for the coordinator at {self._meeting.where}: {reason}")
-        self._timer = self._loop.call_after(seconds, again or self._seek)
+    def _give_up(self, exit_code: int, reason: str) -> None:
+        report: tuple[str, ...] = ()
+        if exit_code == EXIT_GROUP:
+            report = f"error: {reason}", *self._what_is_wrong()
+        self._tell(End(exit_code, reason, report, None))
 
     def _what_is_wrong(self) -> list[str]:
         """Look at the endpoint from here, for 2 s at most."""
-        if not self._meeting.hosts or self._unfit_since is not None:
+        if not self._meeting.hosts or self.core.unfit:
             return []
         from relight.doctor import at_timeout
 
         return at_timeout(self._meeting.host, self._meeting.port)
 
-    def _try_to_host(self) -> bool:
-        """Host the endpoint if it is an address of this machine and its port is free.
+    def _tell(self, message: FromCoordinator) -> None:
+        """Tell the agent; where nodes did not meet, with what finds out why."""
+        if isinstance(message, End):
+            self._others_run = message.others_run
+            if message.exit_code == EXIT_GROUP:
+                report = message.report or (f"error: {message.reason}",)
+                if not self.core.unfit:
+                    hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"
+                    report = *report, hint
+                message = message._replace(report=report)
+        self._owner.told(message)
 
-        Only binding tells for sure whether an address is ours: names lie, in both directions.
-        """
-        if self._meeting.hosted is False or self._unfit_since is not None:
-            return False  # who does not know the job's token must not found another group
-        ours = [address for address, _ in self._addresses if is_ours(address)]
-        if not ours and not self._host_anyway():
-            return False
-        if not ours and self._turn < _TRIES * len(self._addresses):
-            return False  # the address may be translated; or another node is meant
-        # An endpoint that says loopback is for this machine only. Debian also gives a machine's own
-        # name the address 127.0.1.1, where nobody else comes in.
-        meant = self._meeting.host == "localhost" or self._meeting.host in ours
-        only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
-        sock = listen(only, self._meeting.port)
-        if sock is not None:
-            self._host(sock)
-        return sock is not None
+    # What the finder says.
 
-    def _host(self, sock: socket.socket) -> None:
-        self._coordinator = self._make_coordinator(sock)
-        if self._loop.now() < self._leased_until:
-            self._lease(None)  # nobody can have gone on without the workers here
-        self._serve(self._coordinator)
-
-    def _make_coordinator(self, sock: socket.socket) -> "Coordinator":
+    def listen(self, sock: socket.socket) -> None:
+        """Take other nodes that come to this socket."""
         from relight.coordinator import Coordinator
 
-        return Coordinator(self._loop, sock, self._meeting.security, self._divert, self._log)
+        coordinator = self._coordinator = Coordinator(
+            self._loop, sock, self._meeting.security, self._divert, self.turned_away
+        )
+        coordinator.holds = partial(self._finder.holds, self._is_torn)
+        coordinator.on_elector = self._finder.take
+        coordinator.whereabouts = self._finder.whereabouts
 
-    def _serve(self, coordinator: "Coordinator") -> None:
-        """Join the group of a coordinator in this process."""
+    def found(self, answer: "Answer") -> None:
+        """Go where the coordinator is."""
+        if self._closed or self._others_run:  # then it serves the others, and does not join them
+            return
+        if isinstance(answer, finders.Here):
+            self._host(answer.until)
+        elif self._connection is None and self.core.state is State.SEEKING:
+            match answer:
+                case finders.There(address, timeout_s):
+                    self._step(Found())
+                    self._dial(address, timeout_s)
+                case finders.Nowhere(reason, again_s):
+                    if self.core.unfit:
+                        reason += f", and the last one turned us away: {self.core.unfit}"
+                    self._step(Nowhere(reason, again_s))
+                case finders.Never(error):
+                    hint = [f"hint: {error.hint}"] if error.hint else []
+                    report = f"error: {error.message}", *hint
+                    self._owner.told(End(error.exit_code, error.message, report, None))
+
+    def certain(self, until: float) -> None:
+        """The coordinator is in this process for longer."""
+        if self._group is not None:
+            self._step(Hosting(until))
+            present = self._group.membership.present()
+            self._finder.present(enough=present >= self._settings.least)
+
+    def ousted(self, reason: str, again_s: float) -> None:
+        """The coordinator is in this process no longer."""
+        coordinator, self._group = self._coordinator, None
+        if coordinator is None or self._closed:
+            return
+        if self._finder.stays:
+            coordinator.resign()
+        else:
+            self._coordinator = None
+            coordinator.close()
+        if not self._others_run:
+            self.say(f"this node coordinates the group no longer: {reason}")
+            self._step(Resigned(again_s))
+
+    def say(self, text: str) -> None:
+        """Tell the user."""
+        self._owner.say(text)
+
+    def turned_away(self, line: str) -> None:
+        """Say who was turned away, but not each of many."""
+        now = self._loop.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _LOG_EVERY_S
+            self.say(f"turned away {line}")
+
+    # The coordinator in this process.
+
+    def _host(self, until: float) -> None:
+        coordinator = self._coordinator
+        if coordinator is None or self._group is not None:
+            return
+        self._step(Hosting(until))
         self._group = coordinator.group(self._meeting.job, self._settings)
-        self._group.sinks[self._join.node] = coordinator.sink_of_own(self._on_own)
-        self._told.clear()
+        self._group.sinks[self.join.node] = coordinator.sink_of_own(self._on_own)
+        if until != FOR_EVER:
+            self.say("this node coordinates the group now")
         # This process can't give itself up.
-        self.send(self._join._replace(announce=self._owner.announce(), stop_s=None))
+        self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
         for message in self._owner.standing():
             self.send(message)
+
+    def _on_own(self, message: FromCoordinator) -> None:
+        """The coordinator in this process says something."""
+        self._step(Heard(self._lets_run(message)))
+        self._tell(message)
+
+    def _is_torn(self) -> bool:
+        return self._group is not None and self._group.membership.lost() > 0
 
     def _divert(self, client: socket.socket) -> None:
         """Take a client of the workers' store that has come to the endpoint's port."""
@@ -343,52 +328,59 @@ class RemoteLink:
         else:
             self._shared.adopt(client)
 
-    def _on_own(self, message: FromCoordinator) -> None:
-        """The coordinator in this process says something."""
-        if self._lets_run(message):
-            self._lease_of_own()
-        self._tell(message)
+    # The connection: the next three are its owner.
 
-    def _lease_of_own(self) -> None:
-        """What this process coordinates can't go on without it."""
-        self._lease(None)
-
-    # Connected. The next three are the connection's owner.
+    def _dial(self, address: tuple[str, int], timeout_s: float) -> None:
+        hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
+        self._target = sock_address(*address)[1]
+        try:
+            self._connection = dial(
+                self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s
+            )
+        except OSError as error:
+            reason = f"can't connect to {address[0]}:{address[1]}: {error.strerror}"
+            self._step(Broken(reason))
 
     def opened(self, connection: "Connection", hello: "Message") -> None:
         """The coordinator has answered."""
         if hello.get("sender") != "coordinator":
             connection.fail("what listens there is no coordinator")
             return
-        announce = self._owner.announce()
-        self._confirmed = announce is None
-        self._unfit_since = None
+        self._finder.answered()
         address = self._meeting.local_addr or connection.own_address()
-        self.send(self._join._replace(address=address, announce=announce))
+        self.send(self.join._replace(address=address, announce=self._owner.announce()))
         for message in self._owner.standing():
             self.send(message)
-        self._echoed_at = self._loop.now()
-        self._beat()
+        self._step(Opened(connection.peer))
 
     def received(self, connection: "Connection", message: "Message") -> None:
         """The coordinator says something."""
-        from relight.core import fields
-
+        del connection
         told = fields.message(_HEARD, message)
-        self._heard = True
-        if isinstance(told, Beat):
-            self._echo(told.number)
-            return
         if isinstance(told, Redirect):
-            self._redirected(connection, told.host)
+            self._disconnect()
+            self._step(Broken(self._finder.redirected(told.host), told=True))
             return
-        if isinstance(told, Form) and told.place.local_world_size != self._join.slots:
+        if isinstance(told, BeatMessage):
+            self._step(Heard(lets_run=False))
+            self._step(Echoed(told.number))
+            return
+        if isinstance(told, Form) and told.place.local_world_size != self.join.slots:
             raise fields.Malformed(f"a place for {told.place.local_world_size} workers")
-        self._told.clear()
-        if self._lets_run(told):
-            self._confirmed = True
-            self._lease(self._echoed_at + self._meeting.lease_s)
+        self._step(Heard(self._lets_run(told)))
         self._tell(told)
+
+    def closed(self, connection: "Connection", reason: str) -> None:
+        """The connection is gone, or could not be made."""
+        self._drop_connection()
+        if self._closed:
+            return
+        working = self._owner.announce() is not None
+        better, refusal = self._finder.failed(refused=connection.refused, working=working)
+        unfit = connection.unfit
+        if unfit and self._is_of_others(connection):
+            reason, unfit = "another job, with another token, holds it", False
+        self._step(Broken(better or reason, refusal, unfit))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
         """Whether the coordinator says that the workers here, or those to be started, may run."""
@@ -397,90 +389,34 @@ class RemoteLink:
             return announce is not None and announce.generation == message.generation
         return isinstance(message, Form)
 
-    def _redirected(self, connection: "Connection", host: int) -> None:
-        """Who was asked says that number `host` of the endpoint's list coordinates."""
-        connection.fail(f"it coordinates no longer (host {host} may)")
-
-    def closed(self, connection: "Connection", reason: str) -> None:
-        """The connection is gone, or could not be made."""
-        from relight.host.connection import resolve
-
-        was_open = self._beat_timer is not None
-        was_heard, self._heard = self._heard, False
-        self._connection = None
-        self._stop_beating()
-        if self._closed:
-            return
-        if connection.refused:
-            self._renew_by_refusal()
-        if connection.unfit and self._is_of_others(connection):
-            reason = "another job, with another token, holds it"
-        elif connection.unfit and self._unfit_since is None:
-            self._unfit_since = self._loop.now()
-            self._unfit = reason
-        if was_heard:
-            self._since = self._loop.now()
-            self._owner.say(f"lost the coordinator at {connection.peer}: {reason}; looking for it")
-            if self._addresses:  # a pod that comes back has another address
-                resolve(
-                    self._loop, self._meeting.host, self._meeting.port, self._on_other_addresses
-                )
-            self._seek()
-        else:
-            again = self._seek if self._turn % _LOOK_UP_EVERY else self._look_up
-            # Who opens and says nothing does not take us: to come again at once would not help.
-            self._retry(reason, again, 1.0 if connection.unfit or was_open else _RETRY_S)
-
     def _is_of_others(self, connection: "Connection") -> bool:
         """Whether who turned us away coordinates other jobs, and not ours."""
         jobs = (connection.opening.peer_hello or {}).get("jobs")
         return isinstance(jobs, list) and self._meeting.job not in jobs
 
-    def _renew_by_refusal(self) -> None:
-        """The endpoint's host lives, and nobody is coordinator there, nor was one meanwhile.
-
-        A firewall may say so as well, in the name of a host where a coordinator has gone on.
-        """
-        now = self._loop.now()
-        is_proof = is_ours(str(self._target[0])) or now < self._echoed_at + _REFUSALS_S
-        if now < self._leased_until and is_proof:
-            self._lease(now + self._meeting.lease_s)
-
-    def _lease(self, until: float | None) -> None:
-        self._leased_until = float("inf") if until is None else until
-        self._owner.lease(until)
-
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
-            self._connection = None
-        self._stop_beating()
+        self._drop_connection()
 
-    # Beats.
+    def _drop_connection(self) -> None:
+        self._connection = None
+        if self._beats is not None:
+            self._beats.close()
+            self._beats = None
 
-    def _beat(self) -> None:
+    def _beat(self, number: int, late: bool) -> None:
+        """Send a beat; as a datagram if the last one seems to be lost, as TCP waits for that."""
         connection = self._connection
         if connection is None:
             return
-        now = self._loop.now()
-        silent_s = now - self._echoed_at
-        if silent_s > self._settings.lost_after_s:
-            connection.close()
-            self.closed(connection, f"no word from it for {silent_s:.1f} s")
+        if not late:
+            connection.send({"type": "beat", "number": number})
             return
-        late = silent_s > self._meeting.interval_s * 1.6
-        self._number += 1
-        self._sent[self._number] = now
-        if late:  # one a time is lost; many are not
-            if self._beats is None:
-                self._open_beats(connection)
-            if self._beats is not None:
-                data = self._beats.datagram(self._number, connection.session_key)
-                self._beats.send(data, self._target)
-        else:
-            connection.send({"type": "beat", "number": self._number})
-        pause = _BURST_S if late else self._meeting.interval_s
-        self._beat_timer = self._loop.call_after(pause, self._beat)
+        if self._beats is None:
+            self._open_beats(connection)
+        if self._beats is not None:
+            self._beats.send(self._beats.datagram(number, connection.session_key), self._target)
 
     def _open_beats(self, connection: "Connection") -> None:
         from relight.host.beats import Beats
@@ -492,39 +428,6 @@ class RemoteLink:
     def _on_datagram(self, data: bytes, sender: "Address") -> None:
         del sender
         if self._connection is not None and self._beats is not None:
-            self._echo(self._beats.number_of(data, self._connection.session_key))
-
-    def _echo(self, number: int | None) -> None:
-        sent_at = self._sent.get(number or 0)
-        if sent_at is None:
-            return
-        self._echoed_at = max(self._echoed_at, sent_at)
-        for older in [n for n, at in self._sent.items() if at <= sent_at]:
-            del self._sent[older]
-        if self._confirmed:
-            self._lease(self._echoed_at + self._meeting.lease_s)
-
-    def _stop_beating(self) -> None:
-        if self._beat_timer is not None:
-            self._beat_timer.cancel()
-            self._beat_timer = None
-        if self._beats is not None:
-            self._beats.close()
-            self._beats = None
-        self._sent.clear()
-
-    def _tell(self, message: FromCoordinator) -> None:
-        """Tell the agent; where nodes did not meet, with what finds out why."""
-        if isinstance(message, End) and message.exit_code == EXIT_GROUP:
-            report = message.report or (f"error: {message.reason}",)
-            if self._unfit_since is None:
-                report = *report, f"hint: on all nodes at the same time, {self._meeting.doctor}"
-            message = message._replace(report=report)
-        self._owner.told(message)
-
-    def _log(self, line: str) -> None:
-        """Say who was turned away, but not each of many."""
-        now = self._loop.now()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _LOG_EVERY_S
-            self._owner.say(f"turned away {line}")
+            number = self._beats.number_of(data, self._connection.session_key)
+            if number is not None:
+                self._step(Echoed(number))

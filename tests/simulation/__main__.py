@@ -7,13 +7,14 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator
+from functools import partial
 
-from .chaos import Run
+from .chaos import MODES, Run
 
 
-def play(seed: int) -> tuple[int, int, str]:
+def play(seed: int, mode: str = "") -> tuple[int, int, str]:
     """Run a seed; return it, the digest of its log, and what is wrong, log and all."""
-    run = Run(seed)
+    run = Run(seed, mode)
     try:
         run.run()
     except Exception:
@@ -23,13 +24,13 @@ def play(seed: int) -> tuple[int, int, str]:
     return seed, run.world.digest, ""
 
 
-def plays(seeds: range, processes: int) -> Iterator[tuple[int, int, str]]:
+def plays(seeds: range, processes: int, mode: str = "") -> Iterator[tuple[int, int, str]]:
     """Run seeds, in several processes if that is worth it."""
     if processes <= 1 or len(seeds) < 2:
-        yield from map(play, seeds)
+        yield from (play(seed, mode) for seed in seeds)
         return
     with multiprocessing.Pool(processes) as pool:
-        yield from pool.imap_unordered(play, seeds, chunksize=10)
+        yield from pool.imap_unordered(partial(play, mode=mode), seeds, chunksize=10)
 
 
 def main() -> int:
@@ -40,10 +41,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--keep-going", action="store_true", help="go on after a seed has failed")
     parser.add_argument("--digest", action="store_true", help="print the digest of each log")
+    parser.add_argument("--mode", choices=MODES, default="", help="play this one only")
     options = parser.parse_args()
     begun, failed = time.monotonic(), []
     for seed, digest, wrong in plays(
-        range(options.start, options.start + options.seeds), options.processes
+        range(options.start, options.start + options.seeds), options.processes, options.mode
     ):
         if options.digest:
             print(seed, digest)

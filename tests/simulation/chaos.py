@@ -15,6 +15,8 @@ ENDED_WITHIN_S = 15.0
 """From the last worker's end to the exit of all agents that are told; others give up by themselves
 after the join timeout."""
 FORMED_WITHIN_S = 30.0
+REFUSALS_S = 5.0
+"""How long a refused connection to the one endpoint is believed."""
 PORT = 29400
 MODES = "endpoint", "hosts", "register"
 
@@ -22,10 +24,10 @@ MODES = "endpoint", "hosts", "register"
 class Run:
     """A job of the size and with the trouble that a seed gives it."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, mode: str = "") -> None:
         self.world = world = World(seed)
         random = self._random = world.random
-        self.mode = random.choice(("endpoint", "endpoint", "hosts", "register"))
+        self.mode = mode or random.choice(("endpoint", "endpoint", "hosts", "register"))
         large = seed % 100 == 99
         most = random.randint(100, 300) if large else random.choice((2, 2, 3, 3, 4, 5, 8, 16))
         least = most if random.random() < 0.25 else random.randint(1, most)
@@ -42,7 +44,6 @@ class Run:
             ordered=ordered,
             lost_after_s=lost_after_s,
         )
-        self.watch = Watch(world, settings, strict=self.mode == "hosts")
         self._trouble_s = 10.0 if large else random.uniform(5, 40)
         self._pace_s = random.choice((0.1, 1.0, 4.0)) * (0.3 if large else 1)
         self._numbers = 0
@@ -75,6 +76,9 @@ class Run:
         if self.mode == "register":
             kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
         self._kinds = kinds
+        doubtful_s = REFUSALS_S if self.mode == "endpoint" and "reject" in kinds else 0.0
+        strict = self.mode == "hosts"
+        self.watch = Watch(world, settings, strict=strict, doubtful_s=doubtful_s)
 
     def run(self) -> None:
         """Run it.
@@ -152,7 +156,7 @@ class Run:
         hosts: tuple[tuple[str, int], ...] = ()
         register: Any = None
         if self.mode == "register":
-            register = Client(self.service, process)
+            register = process.register = Client(self.service, process)
         else:
             hosts = tuple((each.name, PORT) for each in self.world.hosts[: self._listed])
         node_rank = host.number if settings.ordered else -1
@@ -242,7 +246,7 @@ class Run:
                 self.service.silent_for |= set(numbers if kind == "silent" else few)
                 world.after(soon, self.service.silent_for.clear)
             case "late":
-                self.service.late_s = soon / 2
+                self.service.late_s = soon
                 world.after(soon, setattr, self.service, "late_s", 0.0)
 
     def _kill(self, process: Process) -> None:

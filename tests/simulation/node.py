@@ -38,7 +38,7 @@ class Node(Agent):
     @property
     def id(self) -> str:
         """What the others call this node."""
-        return self.link._join.node
+        return self.link.join.node  # type: ignore[union-attr]
 
     @property
     def form(self) -> Form | None:

@@ -42,6 +42,8 @@ class Client:
     def __init__(self, service: Service, process: Process) -> None:
         self.own_address = process.host.address
         self.process = process
+        self.answer_s = 0.0
+        """How long its next answer takes to come back."""
         self._service = service
         self._phase: dict[str, object] = {}
 
@@ -55,6 +57,7 @@ class Client:
             raise OSError("the register does not answer")
         if host.number in service.silent_for:
             self._phase[f"lost {step}"] = True
+            self.answer_s = 0.0
             raise Later(world.random.choice((0.5, 2.0, 6.0)))
         if service.late_s and step not in self._phase:
             self._phase[step] = True
@@ -70,6 +73,7 @@ class Client:
         if service.holder is self and value:
             service.value, service.until = value, self.process.world.now + ttl_s
             service.renewals += 1
+        self.answer_s = self.process.world.random.uniform(0, service.late_s)
         if service.holder is None:
             return NOBODY
         return Record(service.value, str(service.revision), service.holder is self)

@@ -118,6 +118,7 @@ class End:
         self.sock: Socket | None = None
         self._own = own
         self._arrival = 0.0
+        self._broken = False
         self._held: list[tuple[str, Any]] = []
         process.ends[self] = None
 
@@ -169,7 +170,10 @@ class End:
         """Send to the other end, in order."""
         assert self.other is not None
         world, here, there = self.world, self.process.host, self.other.process.host
+        if self._broken:
+            return
         if world.refuses(here, there):
+            self._broken = True
             world.after(world.delay(), self.process.call, self.reset, "Connection reset by peer")
             return
         large = kind == "message" and payload.get("type") != "beat"
@@ -324,7 +328,7 @@ class Listener:
         sock.listener = self
         backlog, sock.backlog = sock.backlog, []
         for end, (kind, payload) in backlog:
-            loop.call_after(0, lambda e=end, k=kind, p=payload: e.receive(k, p))  # type: ignore[misc]
+            loop.process.world.after(0, loop.process.call, end.receive, kind, payload)
 
     def close(self) -> None:
         self._sock.close()
@@ -428,7 +432,8 @@ def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> No
             result = error
         finally:
             world.current = before
-        world.after(world.delay(), process.call, done, result)
+        late_s = getattr(process.register, "answer_s", 0.0)
+        world.after(world.delay() + late_s, process.call, done, result)
 
     world.after(world.delay(), attempt)
 

@@ -12,7 +12,9 @@ from unittest.mock import patch
 
 from relight.agent import Job
 from relight.core.commands import Command
+from relight.core.election import Election
 from relight.core.group import Settings
+from relight.core.link import Link
 from relight.core.membership import Membership
 from relight.env import Environment
 from relight.group import Group
@@ -34,26 +36,6 @@ COMMAND = Command(
     env=Environment({}), python="python", run_path="", run_id="job", local_rank_argument=False,
     agent_store=True, threads=0, timer_file="",
 )  # fmt: skip
-TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
-    "relight.agent": {
-        "Consoles": node.Consoles, "EventLog": node.EventLog, "Scratch": node.Scratch,
-        "Workers": node.Workers, "Logs": node.Logs, "TCPStore": node.Store,
-        "raise_limit": lambda: None, "_READY_S": 1.0,
-        "listen": lambda loop, spec, on_stop, *_: [
-            loop.on_signal(number, on_stop) for number in spec.signals_to_handle
-        ],
-    },
-    "relight.coordinator": {
-        "Beats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
-    },
-    "relight.host.beats": {"Beats": sockets.Beats},
-    "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
-    "relight.host.names": {"resolve": sockets.resolve, "outward_address": lambda: ""},
-    "relight.host.background": {"call": sockets.call},
-    "relight.elected": {"dial": sockets.dial, "resolve": sockets.resolve},
-    "relight.doctor": {"at_timeout": lambda *_: []},
-    "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
-}  # fmt: skip
 
 
 class WatchedMembership(Membership):
@@ -75,6 +57,24 @@ class WatchedMembership(Membership):
         return effects
 
 
+class CheckedLink(Link):
+    """The shipped one, with its invariants."""
+
+    def step(self, event: Any, now: float) -> Any:
+        effects = super().step(event, now)
+        self.check()
+        return effects
+
+
+class CheckedElection(Election):
+    """The shipped one, with its invariants."""
+
+    def step(self, event: Any, now: float) -> Any:
+        effects = super().step(event, now)
+        self.check()
+        return effects
+
+
 class WatchedGroup(Group):
     """The shipped one; who coordinates is known."""
 
@@ -86,6 +86,32 @@ class WatchedGroup(Group):
     def close(self) -> None:
         super().close()
         self.membership.world.watch.groups.pop(self, None)  # type: ignore[attr-defined]
+
+
+TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
+    "relight.agent": {
+        "Consoles": node.Consoles, "EventLog": node.EventLog, "Scratch": node.Scratch,
+        "Workers": node.Workers, "Logs": node.Logs, "TCPStore": node.Store,
+        "raise_limit": lambda: None, "_READY_S": 1.0,
+        "listen": lambda loop, spec, on_stop, *_: [
+            loop.on_signal(number, on_stop) for number in spec.signals_to_handle
+        ],
+    },
+    "relight.coordinator": {
+        "Beats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
+    },
+    "relight.host.beats": {"Beats": sockets.Beats},
+    "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
+    "relight.host.names": {"resolve": sockets.resolve, "outward_address": lambda: ""},
+    "relight.host.background": {"call": sockets.call},
+    "relight.link": {"dial": sockets.dial, "Link": CheckedLink},
+    "relight.rendezvous.endpoint": {"resolve": sockets.resolve},
+    "relight.rendezvous.elected": {
+        "dial": sockets.dial, "resolve": sockets.resolve, "Election": CheckedElection,
+    },
+    "relight.doctor": {"at_timeout": lambda *_: []},
+    "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
+}  # fmt: skip
 
 
 @contextmanager
@@ -107,9 +133,9 @@ def on(world: World) -> Iterator[None]:
         for module, names in TOWARDS_MACHINE.items():
             for name, value in names.items():
                 stack.enter_context(patch(f"{module}.{name}", value))
-        for module in ("relight.link", "relight.elected", "relight.registered"):
-            stack.enter_context(patch(f"{module}.is_ours", is_ours))
-            stack.enter_context(patch(f"{module}.listen", listen))
+        for name in ("endpoint", "elected", "registered"):
+            stack.enter_context(patch(f"relight.rendezvous.{name}.is_ours", is_ours))
+            stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
         stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
         stack.enter_context(patch("relight.coordinator.Beats", beats))
         stack.enter_context(patch("relight.host.beats.Beats", beats))

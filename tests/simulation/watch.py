@@ -12,6 +12,9 @@ Guaranteed, and checked:
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
+- When a generation is formed, no worker of an older one runs on a node that was given up for its
+  silence. On a node whose connection has ended it may run on until the end of its lease, and never
+  after that; five seconds longer at one endpoint where a firewall refuses in its name.
 
 Not guaranteed, for as long as a lease and a half:
 
@@ -43,7 +46,8 @@ class Formation:
         self.number = form.generation.number
         self.restart = form.generation.restart
         self.nodes = nodes
-        self.running: set[str] = set()
+        self.at = 0.0
+        self.running: dict[str, Workers] = {}
         self.changed = False  # whether nodes have come or gone since
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
         self.given_up: set[str] = set()
@@ -60,11 +64,16 @@ class Formation:
 class Watch:
     """Looks at everything that happens."""
 
-    def __init__(self, world: World, settings: Settings, *, strict: bool) -> None:
+    def __init__(
+        self, world: World, settings: Settings, *, strict: bool, doubtful_s: float
+    ) -> None:
         self.world = world
         self.settings = settings
         self.strict = strict
         """Whether a coordinator only begins when all leases of the one before are over."""
+        self._may_doubt = doubtful_s > 0
+        self.tolerated_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + doubtful_s + 1e-6
+        """How long workers may run on whose node was lost by the end of its connection."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
@@ -77,6 +86,7 @@ class Watch:
         self._by_id: dict[GenerationId, Formation] = {}
         self._of: dict[str, Formation] = {}
         self._latest: dict[str, int] = {}
+        self._silent: set[str] = set()
         self._failures_before = 0
         self._restart: dict[int, int] = {}
         world.watch = self
@@ -108,6 +118,8 @@ class Watch:
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, Lost):
             formation.kept.pop(event.node, None)
+            if event.reason.startswith("no word"):
+                self._silent.add(event.node)
         if formation is not None:
             self._see_change(formation, event)
             for effect in effects:
@@ -161,14 +173,19 @@ class Watch:
         if formation is None or agent.workers is not workers:
             return
         if not workers.run:
-            formation.running.discard(agent.id)
+            formation.running.pop(agent.id, None)
             if self.live is formation and not formation.live:
                 self.live = None
                 for other in self.formations[-20:]:
                     if other.live:
                         self.live = other
             return
-        formation.running.add(agent.id)
+        formation.running[agent.id] = workers
+        for newer in reversed(self.formations):
+            if newer is formation:
+                break
+            if self.world.now > newer.at + self.tolerated_s:
+                raise Failure(f"{agent.name} goes on in {formation}, but there was {newer}")
         if formation.live:
             if self.live is not None and self.live is not formation:
                 self._two_live(self.live, formation)
@@ -219,7 +236,7 @@ class Watch:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
         if before is not None:
-            if running := before.given_up & before.running:
+            if running := before.given_up & before.running.keys():
                 raise Failure(f"workers of {running}, which are given up, run beside the next ones")
             if first.generation.number <= before.number:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
@@ -231,11 +248,27 @@ class Watch:
             if same and restart != before.restart + 1:
                 raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
         formation = Formation(coordinator.number, first, dict(ordered))
+        self._see_older(formation)
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
         self._by_id[first.generation.id] = formation
         self.world.log(f"C{coordinator.number} forms {formation}, restart "
                        f"{first.generation.restart}")  # fmt: skip
+
+    def _see_older(self, formation: Formation) -> None:
+        """See which workers of generations before still run."""
+        formation.at = self.world.now
+        for older in self.formations:
+            for node, workers in older.running.items():
+                if node in self._silent and not self._may_doubt:
+                    raise Failure(f"{workers.node.name} was given up and still runs {older}")
+                self.world.after(self.tolerated_s, self._still_runs, older, node, formation)
+        self._silent.clear()
+
+    def _still_runs(self, older: Formation, node: str, newer: Formation) -> None:
+        workers = older.running.get(node)
+        if workers is not None and workers.process.host.up and workers.run:
+            raise Failure(f"{workers.node.name} runs {older} beside {newer}")
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         if older.coordinator == newer.coordinator or self.strict:

@@ -85,6 +85,7 @@ class Process:
         self.stopped = False
         self.exit_code: int | None = None
         self.error: BaseException | None = None
+        self.register: object = None
         self.ends: dict[End, None] = {}
         self.at_death: list[Callable[[], None]] = []
         self._inbox: deque[Call] = deque()

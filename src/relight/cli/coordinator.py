@@ -8,6 +8,8 @@ register (etcd, a file) it serves one job, and a second one can stand by.
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 
 from relight import env as environment
 from relight.cli.arguments import Parsed, parse
@@ -16,19 +18,22 @@ from relight.core.group import Settings
 from relight.env import Environment
 from relight.errors import UsageError, mistake, nearest
 from relight.events import Mistake, describe
-from relight.host import system
+from relight.host import background, system
 from relight.host.console import Consoles
 from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
 from relight.rendezvous.conf import KEY_BY_NAME
+from relight.rendezvous.finder import Answer, Here, Never, Nowhere, There
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
+from relight.rendezvous.registered import RegisteredFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
-from relight.standby import Standby
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
 _LOG_EVERY_S = 10.0
 _FLUSH_S = 1.0
+_LOOK_S = 0.5
+_DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
@@ -85,24 +90,125 @@ def main(argv: list[str]) -> int:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
     for note in notes:
         say(f"note: {note}")
-    standby = None
+    candidate = None
     if meeting.register is not None:
         coordinator.longest_patience_s = settings.lost_after_s
-        standby = Standby(loop, meeting, coordinator, port, say)
+        finder = RegisteredFinder(loop, meeting, settings.lost_after_s, port)
+        candidate = _Candidate(loop, meeting, finder, coordinator, port, say)
     else:
         say(f"coordinating the jobs that meet at {where}")
-    loop.run_until(lambda: bool(stopped or (standby and standby.error)))
+    loop.run_until(lambda: bool(stopped or (candidate and candidate.error)))
     if coordinator.others:
         say("workers run on; their agents look for the next coordinator")
     coordinator.close()
-    if standby is not None:
-        if standby.error is not None:
-            raise standby.error
-        standby.close()
+    if candidate is not None:
+        if candidate.error is not None:
+            raise candidate.error
+        candidate.close()
     limit = loop.call_after(_FLUSH_S, lambda: None)
     console.flush(lambda: loop.now() >= limit.when)
     loop.close()
     return 0
+
+
+class _Candidate:
+    """Coordinates while the register names this process; until then it looks whether the one that
+    is named still listens. It is the finder's seeker.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        meeting: Meeting,
+        finder: RegisteredFinder,
+        coordinator: Coordinator,
+        port: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self.error: UsageError | None = None
+        """Why the register will never answer, if so."""
+        self._loop = loop
+        self._meeting = meeting
+        self._finder = finder
+        self._coordinator = coordinator
+        self._port = port
+        self._say = say
+        self._said = ""
+        coordinator.holds = partial(finder.holds, self._is_torn)
+        finder.open(self)
+        self._seek()
+
+    def close(self) -> None:
+        """Let another one be written down."""
+        self._finder.close()
+
+    def listen(self, sock: socket.socket) -> None:
+        """Not asked: this process listens already."""
+        sock.close()
+
+    def found(self, answer: Answer) -> None:
+        """Take what the register says."""
+        match answer:
+            case Here():
+                self.say(f"coordinating {self._meeting.who} on port {self._port}")
+            case There(address, _, who):
+                self.say(f"waiting: {who} coordinates {self._meeting.who}")
+                look = partial(_refuses, address)
+                background.call(self._loop, look, self._on_look)
+            case Nowhere(reason):
+                self.say(f"waiting for {self._meeting.where}: {reason}")
+                self._seek_later()
+            case Never(error):
+                self.error = error
+
+    def certain(self, until: float) -> None:
+        """Go on."""
+
+    def ousted(self, reason: str, again_s: float) -> None:
+        """Send the agents away."""
+        del again_s
+        self._coordinator.resign()
+        self.say(f"coordinating no longer: {reason}")
+        self._seek_later()
+
+    def say(self, text: str) -> None:
+        """Tell the user, if that is news."""
+        if text != self._said:
+            self._said = text
+            self._say(text)
+
+    def turned_away(self, line: str) -> None:
+        """Not asked: only electors of several hosts are turned away."""
+
+    def _seek(self) -> None:
+        self._finder.seek(may_host=True)
+
+    def _seek_later(self) -> None:
+        self._loop.call_after(_LOOK_S, self._seek)
+
+    def _on_look(self, refused: bool | Exception) -> None:
+        if refused is True:
+            reason, _ = self._finder.failed(refused=True, working=True)
+            self.say(f"waiting: {reason}")
+        elif refused is False:
+            self._finder.answered()
+        self._seek_later()
+
+    def _is_torn(self) -> bool:
+        return any(group.membership.lost() for group in self._coordinator.groups.values())
+
+
+def _refuses(address: tuple[str, int]) -> bool:
+    """Return whether a connection there is refused. May block.
+
+    Raises:
+        OSError: something else is wrong.
+    """
+    try:
+        socket.create_connection(address, _DIAL_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, Settings, list[str]]:

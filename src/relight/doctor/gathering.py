@@ -35,15 +35,16 @@ from relight.doctor.messages import (
 from relight.doctor.probes import Station, cookie_from, mtu_to
 from relight.errors import mistake
 from relight.events import Mistake, describe
-from relight.host.connection import Connection, dial, resolve
+from relight.host.connection import Connection, dial
 from relight.host.loop import Loop, Timer
 from relight.host.names import is_numeric
-from relight.host.ports import is_loopback, is_ours, listen
+from relight.host.ports import is_loopback
+from relight.rendezvous.endpoint import EndpointFinder
+from relight.rendezvous.finder import Answer, Nowhere, There
 from relight.rendezvous.meeting import Meeting
 from relight.values import Nodes
 
 _RETRY_S = 0.2
-_LOOK_UP_S = 1.0
 _DIAL_S = 2.0
 _LOOK_S = 2.0
 _CLOCK_QUESTIONS = 5
@@ -106,7 +107,7 @@ class _Gathering:
         self._station: Station | None = None
         self._host: Host | None = None
         self._connection: Connection | None = None
-        self._addresses: list[tuple[str, int]] = []
+        self._finder = EndpointFinder(loop, wish.meeting)
         self._dialled = ""
         self._turn = 0
         self._timer: Timer | None = None
@@ -122,7 +123,7 @@ class _Gathering:
     @property
     def addresses(self) -> list[str]:
         """What the endpoint's host is here."""
-        return [address for address, _ in self._addresses]
+        return [address for address, _ in self._finder.addresses]
 
     @property
     def hosted(self) -> bool:
@@ -135,9 +136,11 @@ class _Gathering:
 
     def open(self) -> None:
         self._wait(self._wish.wait_s)
-        self._look_up()
+        self._finder.open(self)
+        self._seek()
 
     def close(self) -> None:
+        self._finder.close()
         if self._host is not None:
             self._host.close()
         for timer in (self._timer, self._limit):
@@ -184,28 +187,21 @@ class _Gathering:
         if self._host is None:
             self._verdict = self._verdict or self.give_up()
 
-    # Seeking.
-
-    def _look_up(self) -> None:
-        resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
-
-    def _on_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
-        del error
-        self._addresses = addresses or self._addresses
-        own_name = self._meeting.host == socket.gethostname()
-        if self._addresses or self._meeting.hosted or own_name:
-            self._seek()
-        else:
-            self._timer = self._loop.call_after(_LOOK_UP_S, self._look_up)
+    # Seeking: this is the finder's seeker.
 
     def _seek(self) -> None:
-        if self.verdict is not None or self._try_to_host():
-            return
-        if not self._addresses:
-            self._again()
-            return
-        self._turn += 1
-        address = self._addresses[self._turn % len(self._addresses)]
+        if self.verdict is None:
+            self._finder.seek(may_host=not self._turned_away)
+
+    def found(self, answer: Answer) -> None:
+        """Go where the meeting is."""
+        match answer:
+            case There(address):
+                self._dial(address)
+            case Nowhere(_, again_s):
+                self._timer = self._loop.call_after(again_s, self._seek)
+
+    def _dial(self, address: tuple[str, int]) -> None:
         self._dialled = address[0]
         hello = fields.plain(
             Hello(DOCTOR, self._meeting.job, Settings(*self._wish.nodes, max_restarts=0))
@@ -220,39 +216,33 @@ class _Gathering:
     def _again(self) -> None:
         self._timer = self._loop.call_after(_RETRY_S, self._seek)
 
-    def _try_to_host(self) -> bool:
-        """Host the endpoint if it is an address of this machine and its port is free; the rules are
-        those of an agent's link.
-        """
-        meeting = self._meeting
-        if meeting.hosted is False or self._turned_away:
-            return False
-        ours = [address for address, _ in self._addresses if is_ours(address)]
-        anyway = bool(meeting.hosted) or (
-            meeting.host == socket.gethostname() and not self._addresses
-        )
-        if not ours and not anyway:
-            return False
-        meant = meeting.host == "localhost" or meeting.host in ours
-        only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
-        sock = listen(only, meeting.port)
-        if sock is None:
-            return False
+    def listen(self, sock: socket.socket) -> None:
+        """Host the meeting."""
+        meeting, wish = self._meeting, self._wish
         self._station = Station(self._loop, meeting.port)
-        own = self._own(self._station, "")
-        wish = self._wish
         self._host = Host(
             self._loop,
             sock,
             meeting.security,
             meeting.job,
             wish.nodes,
-            own,
+            self._own(self._station, ""),
             self._station,
             wish.wait_s,
             self._say,
         )
-        return True
+
+    def certain(self, until: float) -> None:
+        """Not asked: the one that has bound the endpoint hosts the meeting to its end."""
+
+    def ousted(self, reason: str, again_s: float) -> None:
+        """Not asked, as before."""
+
+    def say(self, text: str) -> None:
+        """Not asked: one endpoint has nothing to tell."""
+
+    def turned_away(self, line: str) -> None:
+        """Not asked: only electors of several hosts are turned away."""
 
     def _own(self, station: Station, address: str) -> Node:
         """Return this node as the others shall see it; it calls the host from `address`."""
@@ -311,6 +301,7 @@ class _Gathering:
         if self._began_at:
             self._stop()
         elif self.verdict is None:
+            self._finder.failed(refused=connection.refused, working=False)
             self._again()
 
     def _begin(self, connection: Connection, begin: Begin) -> None:

@@ -1,29 +1,18 @@
-"""What a register has been told, that this process coordinates, and until when that is certain.
-
-    FREE     somebody else is written down, or nobody is
-      | `take` writes us down                               -> HOLDING, renewed from now on
-    HOLDING  `holds()` is true
-      | another one is written down, or the register has not answered for so long that our record
-        may lapse before the leases end that we gave        -> FREE, `on_lost`
-
-What is held lapses in the register when it was not renewed for `ttl_s`. That time is counted here
-from before each question was asked, less `spare_s`, so that a process which was stopped, or whose
-clock runs a little slower, lets go before a successor can be written down.
+"""One process's questions to a register, one at a time: who is written down, write this one down,
+renew that, remove one that seems to have ended. What follows is in `core/candidacy`.
 """
 
 import json
 from collections.abc import Callable
 
 from relight.core import fields
+from relight.core.candidacy import Candidacy
 from relight.errors import UsageError
 from relight.host import background
 from relight.host.loop import Loop, Timer
 from relight.rendezvous.register import Record, Register
 from relight.typed import NamedTuple
 
-SIGN_OF_LIFE_S = 0.8
-"""A holder that has not renewed for so long, more than two renewals, may have ended."""
-FRESH_S = 1.0
 _RENEW_S = 0.3
 _RELEASE_S = 2.0
 Answer = Record | Exception
@@ -58,8 +47,8 @@ class Holding:
         loop: the agent's loop.
         register: asked in threads, one question at a time.
         ttl_s: what is held lapses after so long.
-        spare_s: how much earlier to let go.
-        on_renewed: is told each time that it is held for longer; `until` says how long.
+        candidacy: says until when it is certain.
+        on_renewed: is told each time that it is held for longer.
         on_lost: is told why it is held no longer.
         on_trouble: is told when the register begins not to answer.
     """
@@ -69,22 +58,18 @@ class Holding:
         loop: Loop,
         register: Register,
         ttl_s: float,
-        spare_s: float,
+        candidacy: Candidacy,
         *,
         on_renewed: Callable[[], None],
         on_lost: Callable[[str], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self.register = register
-        self.until = 0.0
-        """The loop's time until which this process coordinates for certain."""
-        self.confirmed_at = 0.0
-        """When the register was asked that last said that we hold it."""
         self.asked_at: float | None = None
         """Since when a question is under way."""
         self._loop = loop
         self._ttl_s = ttl_s
-        self._held_s = max(ttl_s - spare_s, ttl_s / 2)
+        self._candidacy = candidacy
         self._on_renewed = on_renewed
         self._on_lost = on_lost
         self._on_trouble = on_trouble
@@ -92,14 +77,6 @@ class Holding:
         self._answers = True
         self._renewal: Timer | None = None
         self._expiry: Timer | None = None
-
-    def holds(self) -> bool:
-        """Return whether this process is the coordinator at this moment."""
-        return self._loop.now() < self.until
-
-    def is_fresh(self) -> bool:
-        """Return whether the register has said so within the last second."""
-        return self._loop.now() < self.confirmed_at + FRESH_S
 
     def waiting_s(self) -> float:
         """Return for how long a question is without an answer, 0 if there is none."""
@@ -138,7 +115,7 @@ class Holding:
 
     def let_go(self) -> None:
         """Hold nothing any more; the register learns it with the next question, or in time."""
-        self.until = 0.0
+        self._candidacy.let_go()
         for timer in (self._renewal, self._expiry):
             if timer is not None:
                 timer.cancel()
@@ -168,12 +145,11 @@ class Holding:
 
     def _hold_from(self, asked_at: float) -> None:
         """The register has us since then at the latest."""
-        self.confirmed_at = asked_at
-        self.until = asked_at + self._held_s
+        self._candidacy.held(asked_at)
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = self._loop.call_at(
-            self.until, lambda: self._lose("the register does not answer")
+            self._candidacy.until, lambda: self._lose("the register does not answer")
         )
 
     def _renew_later(self) -> None:
@@ -184,7 +160,7 @@ class Holding:
         asked_at = self._loop.now()
 
         def on_answer(found: Answer) -> None:
-            if not self.until:
+            if not self._candidacy.until:
                 return
             if isinstance(found, Exception):
                 if self._answers:
@@ -197,7 +173,7 @@ class Holding:
                 self._answers = True
                 self._hold_from(asked_at)
                 self._on_renewed()
-            if self.until:
+            if self._candidacy.until:
                 self._renew_later()
 
         if not self._ask(lambda: self._hold(self._value), on_answer):

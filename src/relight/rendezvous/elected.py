@@ -1,4 +1,4 @@
-"""The link of a job whose endpoint lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
+"""The finder of an endpoint that lists several hosts: `--rdzv-endpoint=host1,host2,host3`.
 
 The agent that holds the endpoint's port on one of these hosts is its elector. The electors choose a
 coordinator among themselves (`core/election`); agents ask any of them who it is. When the
@@ -17,12 +17,13 @@ from relight.core import election, fields, waiting
 from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
 from relight.core.fields import Message
 from relight.core.group import Hello, Settings
-from relight.core.messages import Beat, End, FromCoordinator, Join
+from relight.core.link import Refusal
+from relight.core.messages import Beat
 from relight.events import Tick
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_ours, listen
-from relight.link import Owner, RemoteLink
+from relight.rendezvous.finder import Finder, Here, Nowhere, Seeker, There
 from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
@@ -30,70 +31,114 @@ _SILENT_S = 1.0
 _HEARD = election.Message | Beat
 
 
-class ElectedLink(RemoteLink):
-    """The link to whichever host of the endpoint is the coordinator.
+class ElectedFinder(Finder):
+    """Finds whichever host of the endpoint is the coordinator, and takes part in choosing it.
 
-    Args: as for `RemoteLink`.
+    Args:
+        loop: the loop of the process.
+        meeting: where; the hosts of the endpoint.
+        settings: what the job was asked to be.
     """
 
-    def __init__(self, loop: Loop, settings: Settings, join: Join, meeting: Meeting) -> None:
-        super().__init__(loop, settings, join, meeting)
-        self._hosts = meeting.hosts
-        self._known: list[list[tuple[str, int]]] = [[] for _ in self._hosts]
-        self._unknown = len(self._hosts)
+    def __init__(self, loop: Loop, meeting: Meeting, settings: Settings) -> None:
+        self._loop = loop
+        self._meeting = meeting
+        self._settings = settings
+        self._seeker: Seeker
+        self._known: list[list[tuple[str, int]]] = [[] for _ in meeting.hosts]
+        self._unknown = len(meeting.hosts)
+        self._asks = False
         self._hint = -1
         self._asked = -1
+        self._turn = 0
         self._elector: Elector | None = None
-        self._votes_on = False
-        """Whether this node is done, and others are not."""
+        self._coordinates = False
+        self._needed_at: float | None = None
 
-    def open(self, owner: Owner) -> None:
-        """Find the coordinator, or become it, and join."""
-        self._owner = owner
-        self._since = self._loop.now()
-        self._owner.say(f"{self._meeting.who} meets at {self._meeting.where}")
-        for index, (host, port) in enumerate(self._hosts):
+    def open(self, seeker: Seeker) -> None:
+        """Look the hosts up; one that is not known is one that is gone."""
+        self._seeker = seeker
+        for index, (host, port) in enumerate(self._meeting.hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
-    def close(self, give_up: Callable[[], bool]) -> None:
-        """End. A coordinator first waits until the other nodes know how the job ended. A host that
-        is done goes on voting for the coordinator of those that are not.
+    def seek(self, *, may_host: bool) -> None:
+        """Say whom this host, or else another one, has elected; if that is not known, the next one
+        to ask.
         """
-        if self._elector is not None and self._votes_on:
-            self._vote_on(self._elector, give_up)
-        super().close(give_up)
+        del may_host
+        if self._unknown:
+            self._asks = True
+            return
+        if self._elector is None:
+            self._stand()
+        reason = "none of its hosts answers as the coordinator"
+        if self._elector is not None:
+            if self._coordinates:
+                self._seeker.found(Here(self._elector.lease_until()))
+                return
+            self._hint = self._elector.whereabouts()
+            reason = self._elector.explain()
+        index = self._hint if self._hint >= 0 else self._turn % len(self._known)
+        self._hint = -1
+        self._turn += 1
+        addresses = self._known[index]
+        if not addresses or (self._elector is not None and index == self._elector.me):
+            self._seeker.found(Nowhere(reason))
+            return
+        self._asked = index
+        address = addresses[self._turn % len(addresses)]
+        self._seeker.found(There(address, self._meeting.lease_s))
+
+    def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
+        """Ask the next host first. A refusal says nothing: another one may have taken over."""
+        del refused, working
+        self._turn = self._asked + 1
+        return "", Refusal.NOTHING
+
+    def redirected(self, host: int) -> str:
+        """The host that was asked says where the coordinator is, if it knows."""
+        if host < len(self._known):
+            self._hint = host
+        return "the hosts of the endpoint have not chosen a coordinator yet"
+
+    def holds(self, is_torn: Callable[[], bool]) -> bool:
+        """Return whether this host is the elected one at this moment."""
+        del is_torn
+        return self._elector is not None and self._elector.holds()
+
+    def whereabouts(self) -> int:
+        """Return which host is the coordinator, -1 if that is not known."""
+        return self._elector.whereabouts() if self._elector is not None else -1
+
+    def take(self, connection: Connection, settings: Settings | None) -> None:
+        """Hear another elector."""
+        if self._elector is not None:
+            self._elector.take(connection, settings)
+
+    def is_needed(self, *, connected: bool) -> bool:
+        """Return whether this host has to vote on: until there has been no coordinator but this
+        host for as long as nodes may take to find another one, and no other node is connected here.
+        """
+        elector = self._elector
+        if elector is None:
+            return False
+        now = self._loop.now()
+        elsewhere = elector.whereabouts() not in (-1, elector.me)
+        if self._needed_at is None or connected or elsewhere:
+            self._needed_at = now
+        return now < self._needed_at + self._settings.rejoin_s
+
+    def close(self) -> None:
+        """End."""
         if self._elector is not None:
             self._elector.close()
 
-    def _tell(self, message: FromCoordinator) -> None:
-        self._votes_on = isinstance(message, End) and message.others_run
-        super()._tell(message)
-
-    def _vote_on(self, elector: "Elector", give_up: Callable[[], bool]) -> None:
-        """Stay until there has been no coordinator but this host for as long as nodes may take to
-        find another one, and no other node is connected here.
-        """
-        self._disconnect()
-        needed_at = self._loop.now()
-
-        def is_needed() -> bool:
-            nonlocal needed_at
-            connected = self._coordinator is not None and self._coordinator.others > 0
-            if connected or elector.whereabouts() not in (-1, elector.me):
-                needed_at = self._loop.now()
-            return self._loop.now() < needed_at + self._settings.rejoin_s
-
-        if not give_up():
-            self._owner.say("the workers here are done; this host of the endpoint votes on for the "
-                            "other nodes until theirs are")  # fmt: skip
-        self._loop.run_until(lambda: not is_needed() or give_up())
-
     def _on_host(self, index: int, found: list[tuple[str, int]], error: str) -> None:
-        del error  # a host that is not known is a host that is gone
+        del error
         self._known[index] = found
         self._unknown -= 1
-        if not self._unknown and not self._closed:
-            self._seek()
+        if not self._unknown and self._asks:
+            self.seek(may_host=True)
 
     def _stand(self) -> None:
         """Become the elector of a host of the list, if this is one and its port is free."""
@@ -101,10 +146,9 @@ class ElectedLink(RemoteLink):
             if not any(is_ours(address) for address, _ in found):
                 continue
             loopback = all(address.startswith("127.") for address, _ in found)
-            sock = listen(found[0][0] if loopback else "", self._hosts[index][1])
+            sock = listen(found[0][0] if loopback else "", self._meeting.hosts[index][1])
             if sock is None:
                 continue
-            coordinator = self._make_coordinator(sock)
             self._elector = Elector(
                 self._loop,
                 self._meeting,
@@ -112,83 +156,22 @@ class ElectedLink(RemoteLink):
                 index,
                 self._known,
                 self._on_role,
-                self._log,
+                self._seeker.turned_away,
             )
-            coordinator.holds = self._elector.holds
-            coordinator.on_elector = self._elector.take
-            coordinator.whereabouts = self._elector.whereabouts
-            self._coordinator = coordinator
+            self._seeker.listen(sock)
             return
-
-    def _look_up(self) -> None:
-        self._seek()
-
-    def _seek(self) -> None:
-        if self._closed or self._connection is not None or self._group is not None:
-            return
-        if self._elector is None:
-            self._stand()
-        reason = "none of its hosts answers as the coordinator"
-        if self._elector is not None:
-            if self._elector.holds():
-                self._on_role(True)
-                return
-            self._hint = self._elector.whereabouts()
-            reason = self._elector.explain()
-        index = self._hint if self._hint >= 0 else self._turn % len(self._hosts)
-        self._hint = -1
-        self._turn += 1
-        addresses = self._known[index]
-        if not addresses or (self._elector is not None and index == self._elector.me):
-            self._retry(reason)
-            return
-        self._asked = index
-        self._dial(addresses[self._turn % len(addresses)], timeout_s=self._meeting.lease_s)
-
-    def _redirected(self, connection: Connection, host: int) -> None:
-        """The host that was asked says where the coordinator is, if it knows."""
-        del connection
-        if host < len(self._hosts):
-            self._hint = host
-        self._disconnect()
-        self._retry("the hosts of the endpoint have not chosen a coordinator yet")
-
-    def closed(self, connection: Connection, reason: str) -> None:
-        """The connection is gone: ask the next host first."""
-        self._turn = self._asked + 1
-        super().closed(connection, reason)
-
-    def _renew_by_refusal(self) -> None:
-        """A host without coordinator proves nothing: another one may have taken over."""
 
     def _on_role(self, holds: bool) -> None:
-        """This host has become the coordinator, or is no longer."""
-        coordinator, elector = self._coordinator, self._elector
-        if coordinator is None or elector is None or self._closed:
+        """This host is the coordinator, or is not."""
+        elector, before, self._coordinates = self._elector, self._coordinates, holds
+        if elector is None:
             return
-        if self._votes_on:  # it serves the others, and does not join them
-            if not holds:
-                coordinator.resign()
-            return
-        if holds and self._group is None:
-            self._disconnect()
-            self._confirmed = self._owner.announce() is None
-            self._owner.say("this node coordinates the group now")
-            self._serve(coordinator)
-        elif not holds and self._group is not None:
-            self._group = None
-            coordinator.resign()
-            self._owner.say(f"this node coordinates the group no longer: {elector.explain()}")
-            self._since = self._loop.now()
-            self._seek()
-        if holds and self._confirmed:
-            self._lease(elector.lease_until())
-
-    def _lease_of_own(self) -> None:
-        """The lease is that of the votes."""
-        self._confirmed = True
-        if self._elector is not None:
-            self._lease(self._elector.lease_until())
+        if holds and before:
+            self._seeker.certain(elector.lease_until())
+        elif holds:
+            self._seeker.found(Here(elector.lease_until()))
+        elif before:
+            self._seeker.ousted(elector.explain(), 0.0)
 
 
 class Elector:

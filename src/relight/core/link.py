@@ -1,0 +1,379 @@
+"""One agent's link to the coordinator of its job: where it stands, until when the workers here may
+run, when to try again.
+
+    SEEKING    no coordinator is known; whoever knows where it may be (the finder) is asked
+      | it is in this process                                  -> HOSTING
+      | the one at the place that was found answers            -> JOINING
+      | none does for long enough, or it turns this node away  -> OVER, GiveUp
+    JOINING    connected; nothing yet says that the workers here may run
+      | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
+      | the connection ends, or there is no echo for too long  -> SEEKING
+    CONNECTED  each beat that is echoed renews the lease
+      | the connection ends, or there is no echo for too long  -> SEEKING; the lease runs to its end
+    HOSTING    the coordinator is in this process, and the lease as long as that is certain
+      | it coordinates no longer                               -> SEEKING, the lease is over
+    OVER       the agent has left, or has to give up
+
+Rules of the lease:
+
+- It counts from when the echoed beat was *sent*: the coordinator has heard that beat later, and its
+  patience is longer than the lease by a margin for clocks. So it is over before the others go on.
+- It is renewed only where the coordinator has said over this connection, or in this process, that
+  the workers' generation goes on. `Stop` says no such thing: the others may be at work already.
+- A refused connection renews a lease that is not over, if the finder says that nobody else can have
+  become the coordinator. As a firewall may refuse as well, that is believed for `REFUSALS_S` after
+  the last echo, or if the refusal comes from this machine itself. A lease that is over stays over:
+  the others may have gone on before the coordinator ended.
+- Who becomes the host of the one place goes on with a lease that is not over, as nobody can have
+  gone on without it; a lease that is over waits for a word as any other.
+
+Invariants (`check`): outside of HOSTING a lease never reaches further than `lease_s` from now;
+beats are due only while connected; OVER is final. Deliberately not here: sockets, timers, names,
+what the messages say.
+"""
+
+from enum import Enum
+
+from relight.errors import EXIT_GROUP, EXIT_USAGE
+from relight.events import Tick
+from relight.typed import NamedTuple
+
+RETRY_S = 0.2
+LATER_S = 1.0
+"""Who opens and says nothing, or turns us away, does not want us sooner."""
+UNFIT_S = 30.0
+"""How long nodes of the same job that have another token may still be there, from a former try."""
+BURST_S = 0.05
+"""Time between beats while the last one has no echo."""
+LATE = 1.6
+"""In intervals: an echo that is not there by then may be lost; beats go as datagrams as well."""
+REFUSALS_S = 5.0
+"""How long a refused connection is believed: long enough for a coordinator to be started again."""
+FOR_EVER = float("inf")
+
+
+class State(Enum):
+    """Where the link stands."""
+
+    SEEKING = "seeking"
+    JOINING = "joining"
+    CONNECTED = "connected"
+    HOSTING = "hosting"
+    OVER = "over"
+
+
+class Refusal(Enum):
+    """What a refused connection says of the coordinator."""
+
+    NOTHING = "nothing"
+    HINT = "nobody listens there, if no firewall says so"
+    PROOF = "nobody listens there"
+
+
+class Terms(NamedTuple):
+    """What the job was asked for, as far as the link is concerned. Times in seconds.
+
+    `where` is the place of the meeting for people. A coordinator that is silent for `lost_after_s`
+    is given up. Without one for `seek_s` from the start, or for `rejoin_s` later, the job ends.
+    """
+
+    where: str
+    interval_s: float
+    lease_s: float
+    lost_after_s: float
+    seek_s: float
+    rejoin_s: float
+
+
+class Opened(NamedTuple):
+    """Event: a coordinator has answered, at this address."""
+
+    peer: str
+
+
+class Heard(NamedTuple):
+    """Event: it has said something. `lets_run`: that the workers here may run."""
+
+    lets_run: bool
+
+
+class Echoed(NamedTuple):
+    """Event: the echo of a beat has come."""
+
+    number: int
+
+
+class Broken(NamedTuple):
+    """Event: the connection has ended, or could not be made. `unfit`: it turned this node away.
+    `told`: it said itself that it coordinates no longer.
+    """
+
+    reason: str
+    refusal: Refusal = Refusal.NOTHING
+    unfit: bool = False
+    told: bool = False
+
+
+class Nowhere(NamedTuple):
+    """Event: the finder has found nobody; ask again in a while."""
+
+    reason: str
+    again_s: float = RETRY_S
+
+
+class Found(NamedTuple):
+    """Event: the finder has found a place, which is tried now."""
+
+
+class Hosting(NamedTuple):
+    """Event: the coordinator is in this process now, for certain until then, or for longer now."""
+
+    until: float
+
+
+class Resigned(NamedTuple):
+    """Event: it is in this process no longer; this one stands back for a while."""
+
+    again_s: float = 0.0
+
+
+class Left(NamedTuple):
+    """Event: the agent is done with the job."""
+
+
+Event = Found | Opened | Heard | Echoed | Broken | Nowhere | Hosting | Resigned | Left | Tick
+
+
+class Seek(NamedTuple):
+    """Effect: ask the finder."""
+
+
+class Beat(NamedTuple):
+    """Effect: send a beat; the echo of the last one is late, if so."""
+
+    number: int
+    late: bool
+
+
+class Disconnect(NamedTuple):
+    """Effect: end the connection, if there is one; nobody need be told."""
+
+
+class Lease(NamedTuple):
+    """Effect: the workers may run until then."""
+
+    until: float
+
+
+class Lost(NamedTuple):
+    """Effect: a coordinator that this node was in touch with is gone."""
+
+
+class Say(NamedTuple):
+    """Effect: tell the user."""
+
+    text: str
+
+
+class GiveUp(NamedTuple):
+    """Effect: the job ends here."""
+
+    exit_code: int
+    reason: str
+
+
+Effect = Seek | Beat | Disconnect | Lease | Lost | Say | GiveUp
+
+
+class Link:
+    """The state machine of one agent's link.
+
+    Args:
+        terms: what was asked for.
+        now: the time.
+    """
+
+    def __init__(self, terms: Terms, now: float) -> None:
+        self.state = State.SEEKING
+        self.terms = terms
+        self.leased_until = float("-inf")
+        """Until when the workers here may run."""
+        self.echoed_at = float("-inf")
+        """When the last beat was sent that has an echo."""
+        self.unfit = ""
+        """Why a coordinator has turned this node away, until one takes it."""
+        self._unfit_since = now
+        self._since = now  # without a coordinator
+        self._due: float | None = now  # of the next question, or the next beat
+        self._peer = ""
+        self._told: set[str] = set()
+        self._heard = False
+        self._confirmed = False
+        self._until = float("-inf")
+        self._sent: dict[int, float] = {}
+        self._number = 0
+        self._last = now
+        self._effects: list[Effect] = []
+
+    def step(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return what must be done.
+
+        Events that change nothing: anything after OVER, an echo of no beat, a Tick too early.
+        """
+        self._effects, self._last = [], now
+        if self.state is State.OVER:
+            return []
+        connected = self.state in (State.JOINING, State.CONNECTED)
+        match event:
+            case Opened(peer) if self.state is State.SEEKING:
+                self._peer = peer
+                self.state, self._heard, self.unfit = State.JOINING, False, ""
+                self.echoed_at = now
+                self._beat(now)
+            case Heard(lets_run) if connected:
+                self._heard = True
+                self._told.clear()
+                if lets_run:
+                    self.state = State.CONNECTED
+                    self._lease(self.echoed_at + self.terms.lease_s)
+            case Heard(lets_run) if self.state is State.HOSTING and lets_run:
+                self._confirmed = True
+                self._lease(self._until)
+            case Echoed(number) if connected and number in self._sent:
+                self._echo(self._sent[number])
+            case Broken() if self.state is not State.HOSTING:
+                self._broken(event, now)
+            case Found() if self.state is State.SEEKING:
+                self._due = None
+            case Nowhere(reason, again_s) if self.state is State.SEEKING:
+                self._wait(reason, again_s, now)
+            case Hosting(until):
+                self._host(until, now)
+            case Resigned(again_s) if self.state is State.HOSTING:
+                self._resign(again_s, now)
+            case Left():
+                self.state, self._due = State.OVER, None
+                self._sent.clear()
+                self._effects.append(Disconnect())
+            case Tick() if self._due is not None and now >= self._due:
+                if connected:
+                    self._beat(now)
+                elif self.state is State.SEEKING:
+                    self._due = None  # until the finder, or who was found, answers
+                    self._effects.append(Seek())
+        return self._effects
+
+    def deadline(self) -> float | None:
+        """Return when the next Tick is due, or None."""
+        return self._due
+
+    def explain(self, now: float) -> str:
+        """Return in words where the link stands."""
+        where = self.terms.where
+        match self.state:
+            case State.SEEKING:
+                return f"looking for the coordinator at {where} for {now - self._since:.0f} s"
+            case State.JOINING:
+                return "the coordinator has not said yet that the workers here may run"
+            case State.CONNECTED:
+                return f"connected to the coordinator, heard {now - self.echoed_at:.1f} s ago"
+            case State.HOSTING:
+                return "this node coordinates the group"
+            case State.OVER:
+                return "this node has left the job"
+
+    def check(self) -> None:
+        """Assert the invariants."""
+        if self.state in (State.JOINING, State.CONNECTED):
+            assert self._due is not None
+            assert self.echoed_at <= self._last
+        else:
+            assert not self._sent
+        if self.state is State.HOSTING:
+            assert self._due is None
+            assert self.leased_until <= max(self._until, self._last + self.terms.lease_s)
+        elif self.state is not State.OVER:
+            assert self.leased_until <= self._last + self.terms.lease_s
+        assert self.state is not State.OVER or self._due is None
+
+    def _wait(self, reason: str, seconds: float, now: float) -> None:
+        """Ask again soon, or give up; say why if that is news."""
+        terms, waited = self.terms, now - self._since
+        if self.unfit and now - self._unfit_since > UNFIT_S:
+            text = f"the coordinator at {terms.where} turns us away: {self.unfit}"
+            self._give_up(EXIT_USAGE, text)
+            return
+        ever = self.echoed_at > float("-inf")
+        if waited > (terms.rejoin_s if ever else terms.seek_s):
+            text = f"no coordinator at {terms.where} for {waited:.0f} s: {reason}"
+            self._give_up(EXIT_GROUP, text)
+            return
+        if reason not in self._told and waited >= 1:
+            self._told.add(reason)
+            self._effects.append(Say(f"waiting for the coordinator at {terms.where}: {reason}"))
+        self._due = now + seconds
+
+    def _give_up(self, exit_code: int, reason: str) -> None:
+        # The workers may run to the end of their lease: it is the agent that leaves.
+        self.state, self._due = State.OVER, None
+        self._effects.append(GiveUp(exit_code, reason))
+
+    def _broken(self, event: Broken, now: float) -> None:
+        reason, refusal, unfit, told = event
+        was_heard, mute = self._heard, self.state is not State.SEEKING and not told
+        self.state, self._due, self._heard = State.SEEKING, None, False
+        self._sent.clear()
+        believed = refusal is Refusal.PROOF or (
+            refusal is Refusal.HINT and now < self.echoed_at + REFUSALS_S
+        )
+        if believed and now < self.leased_until:
+            self._lease(now + self.terms.lease_s)
+        if unfit and not self.unfit:
+            self.unfit, self._unfit_since = reason, now
+        if was_heard:
+            self._since = now
+            lost = f"lost the coordinator at {self._peer}: {reason}; looking for it"
+            self._effects += [Say(lost), Lost(), Seek()]
+        else:
+            self._wait(reason, LATER_S if unfit or mute else RETRY_S, now)
+
+    def _host(self, until: float, now: float) -> None:
+        self._until = until
+        if self.state is not State.HOSTING:
+            self.state, self._due = State.HOSTING, None
+            self._sent.clear()
+            self._told.clear()
+            self._effects.append(Disconnect())
+            # Nobody else can have become the coordinator of the one place meanwhile.
+            self._confirmed = until == FOR_EVER and now < self.leased_until
+        if self._confirmed:
+            self._lease(until)
+
+    def _resign(self, again_s: float, now: float) -> None:
+        self.state, self._confirmed = State.SEEKING, False
+        if self.leased_until > now:
+            self._lease(now)  # the next one may be at work
+        self._since, self._due = now, now + again_s
+
+    def _beat(self, now: float) -> None:
+        terms, silent_s = self.terms, now - self.echoed_at
+        if silent_s > terms.lost_after_s:
+            self._effects.append(Disconnect())
+            self._broken(Broken(f"no word from it for {silent_s:.1f} s"), now)
+            return
+        late = silent_s > terms.interval_s * LATE
+        self._number += 1
+        self._sent[self._number] = now
+        self._effects.append(Beat(self._number, late))
+        self._due = now + (BURST_S if late else terms.interval_s)
+
+    def _echo(self, sent_at: float) -> None:
+        self.echoed_at = max(self.echoed_at, sent_at)
+        for older in [n for n, at in self._sent.items() if at <= sent_at]:
+            del self._sent[older]
+        if self.state is State.CONNECTED:
+            self._lease(self.echoed_at + self.terms.lease_s)
+
+    def _lease(self, until: float) -> None:
+        self.leased_until = until
+        self._effects.append(Lease(until))

@@ -1,0 +1,122 @@
+"""The finder of one endpoint: the coordinator is there, and whoever can bind it is the one.
+
+Names and reverse look-ups are not believed, in either direction: only binding tells for sure
+whether an address is ours. The name is looked up again while nobody is found.
+"""
+
+import socket
+
+from relight.core.link import Refusal
+from relight.host.connection import resolve
+from relight.host.loop import Loop
+from relight.host.ports import is_loopback, is_ours, listen
+from relight.rendezvous.finder import Finder, Here, Nowhere, Seeker, There
+from relight.rendezvous.meeting import Meeting
+
+_TRIES = 3
+_LOOK_UP_EVERY = 25
+"""How many times to dial before the endpoint's name is looked up again."""
+_LOOK_UP_S = 1.0
+
+
+class EndpointFinder(Finder):
+    """Finds out whether the endpoint is here or where it is.
+
+    Args:
+        loop: the loop of the process.
+        meeting: where; of several hosts, the first counts.
+    """
+
+    def __init__(self, loop: Loop, meeting: Meeting) -> None:
+        self.addresses: list[tuple[str, int]] = []
+        """What the endpoint's name stands for."""
+        self._loop = loop
+        self._meeting = meeting
+        self._seeker: Seeker
+        self._target = ""
+        self._turn = 0
+        self._may_host = True
+        self._closed = False
+
+    def open(self, seeker: Seeker) -> None:
+        """Begin."""
+        self._seeker = seeker
+
+    def seek(self, *, may_host: bool) -> None:
+        """Try to host the endpoint; if that can't be, say where it is."""
+        self._may_host = may_host
+        if not self.addresses:
+            resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
+            return
+        if self._turn % _LOOK_UP_EVERY == _LOOK_UP_EVERY - 1:
+            self.gone()
+        self._answer("")
+
+    def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
+        """Say what a refusal means: the endpoint's host lives, and nobody coordinates there."""
+        del working
+        if not refused:
+            return "", Refusal.NOTHING
+        return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
+
+    def gone(self) -> None:
+        """Look the name up beside: a pod that comes back has another address."""
+        meeting = self._meeting
+        resolve(self._loop, meeting.host, meeting.port, self._on_other_addresses)
+
+    def close(self) -> None:
+        """End."""
+        self._closed = True
+
+    def _on_other_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
+        del error
+        self.addresses = addresses or self.addresses
+
+    def _on_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
+        self.addresses = addresses or self.addresses
+        if not self._closed:
+            self._answer(error)
+
+    def _answer(self, error: str) -> None:
+        if self._may_host and self._try_to_host():
+            return
+        if not self.addresses:
+            if self._may_host and self._is_here_anyway():
+                nowhere = Nowhere("the endpoint's port is taken on this machine")
+            else:
+                nowhere = Nowhere(error, _LOOK_UP_S)
+            self._seeker.found(nowhere)
+            return
+        self._turn += 1
+        address = self.addresses[self._turn % len(self.addresses)]
+        self._target = address[0]
+        self._seeker.found(There(address, self._meeting.dial_s))
+
+    def _is_here_anyway(self) -> bool:
+        """Whether the endpoint is this machine, although none of its addresses is.
+
+        A name that resolves to another address belongs to another machine, also if ours is called
+        the same; `is_host=1` overrules that.
+        """
+        own_name = self._meeting.host == socket.gethostname()
+        return bool(self._meeting.hosted) or (own_name and not self.addresses)
+
+    def _try_to_host(self) -> bool:
+        """Host the endpoint if it is an address of this machine and its port is free."""
+        if self._meeting.hosted is False:
+            return False
+        ours = [address for address, _ in self.addresses if is_ours(address)]
+        if not ours and not self._is_here_anyway():
+            return False
+        if not ours and self._turn < _TRIES * len(self.addresses):
+            return False  # the address may be translated; or another node is meant
+        # An endpoint that says loopback is for this machine only. Debian also gives a machine's own
+        # name the address 127.0.1.1, where nobody else comes in.
+        meant = self._meeting.host == "localhost" or self._meeting.host in ours
+        only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
+        sock = listen(only, self._meeting.port)
+        if sock is None:
+            return False
+        self._seeker.listen(sock)
+        self._seeker.found(Here())
+        return True

@@ -1,0 +1,232 @@
+"""The finder of a job whose coordinator is written down in a register: etcd, a file, a plug-in.
+
+It asks the register, and writes this process down if nobody is there; the rules of that are in
+`core/candidacy`. While the register does not answer, nobody else can be written down, and a running
+group goes on. Why no successor begins while workers of the old group run: docs/decisions/0012.
+"""
+
+import socket
+from collections.abc import Callable
+
+from relight.core.candidacy import Candidacy, Refused
+from relight.core.link import Refusal
+from relight.errors import UsageError
+from relight.host import names
+from relight.host.loop import Loop, Timer
+from relight.host.ports import is_loopback, is_ours, listen
+from relight.rendezvous.finder import Finder, Here, Never, Nowhere, Seeker, There
+from relight.rendezvous.holding import Answer, Contact, Holding, words
+from relight.rendezvous.meeting import Meeting
+from relight.rendezvous.register import NOBODY, Record
+
+_SILENT_S = 5.0
+"""A register that has not answered for so long is said to be silent."""
+_SILENT = f"it has not answered for {_SILENT_S:g} s"
+_ASK_AGAIN_S = 0.3
+_STAND_BACK_S = 3.0
+
+
+class RegisteredFinder(Finder):
+    """Finds the coordinator that a register names, and holds the register where that is this one.
+
+    Args:
+        loop: the loop of the process.
+        meeting: with a register.
+        lost_after_s: how long a silent node is waited for.
+        port: where this process listens; 0 for a port that is bound when it is needed.
+    """
+
+    def __init__(self, loop: Loop, meeting: Meeting, lost_after_s: float, port: int = 0) -> None:
+        assert meeting.register is not None
+        self._loop = loop
+        self._meeting = meeting
+        self._register = meeting.register
+        self._candidacy = Candidacy(meeting.ttl_s, meeting.lease_s, lost_after_s)
+        self._holding = Holding(
+            loop,
+            meeting.register,
+            meeting.ttl_s,
+            self._candidacy,
+            on_renewed=self._on_renewed,
+            on_lost=self._on_lost,
+            on_trouble=self._on_trouble,
+        )
+        self._seeker: Seeker
+        self._port = port
+        self.stays = bool(port)
+        self._sock: socket.socket | None = None
+        self._record = NOBODY
+        self._contact: Contact | None = None
+        self._target = ""
+        self._turn = 0
+        self._first = False
+        """Whether the coordinator's first address was dialled, rather than another one."""
+        self._answers = False
+        self._may_host = False
+        self._timer: Timer | None = None
+        self._closed = False
+
+    def open(self, seeker: Seeker) -> None:
+        """Begin."""
+        self._seeker = seeker
+
+    def seek(self, *, may_host: bool) -> None:
+        """Ask the register; if nobody is written down and `may_host`, write this process down."""
+        self._may_host = may_host and self._meeting.hosted is not False
+        self._ask()
+
+    def answered(self) -> None:
+        """Remember it: a refusal after that says that its process has ended."""
+        self._candidacy.answered(self._record.revision)
+        self._first = False  # the next one is dialled at its first address first
+        self._drop_socket()
+
+    def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
+        """Doubt whether the one that is written down is still there, if it refuses."""
+        record, contact = self._record, self._contact
+        self._record, self._contact = NOBODY, None
+        if not refused or contact is None or self._closed:
+            return "", Refusal.NOTHING
+        now, address = self._loop.now(), self._target
+        loopback = is_loopback(address)
+        own_name = loopback and contact.host == socket.gethostname()
+        seen = Refused(
+            record.revision, self._first, is_ours(address), loopback, own_name, working
+        )  # fmt: skip
+        patience_s = self._candidacy.doubts(seen, now)
+        if patience_s is not None:
+            self._holding.evict(record, patience_s, lambda _: self._ask())
+        where = (
+            f"{contact.host}, which coordinates, refuses at {names.text_of(address, contact.port)}"
+        )
+        if self._candidacy.lives(now):
+            where += ", but lives: it renews its record (is there a firewall?)"
+        return where, Refusal.NOTHING
+
+    def holds(self, is_torn: Callable[[], bool]) -> bool:
+        """Return whether this process is written down, and no node that is gone may have changed
+        that while the register is silent.
+        """
+        now, candidacy = self._loop.now(), self._candidacy
+        if not candidacy.holds(now):
+            return False
+        if candidacy.is_fresh(now) or not is_torn():
+            return True
+        self._loop.call_after(0, self._yield)
+        return False
+
+    def present(self, *, enough: bool) -> None:
+        """Make way if so few nodes are left that they may not train without those that are gone:
+        these may see each other, and the register, but not this node.
+        """
+        if self._candidacy.has_too_few(enough=enough):
+            self._holding.step_down(lambda: None)
+            self._seeker.ousted("too few nodes reach it", _STAND_BACK_S)
+
+    def close(self) -> None:
+        """End, and give the record back."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._drop_socket()
+        self._holding.close()
+
+    def _ask(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._closed or self._candidacy.holds(self._loop.now()):
+            return
+        if self._holding.take(self._own_contact, self._on_found):
+            self._timer = self._loop.call_after(_SILENT_S, self._ask)
+        elif self._holding.waiting_s() >= _SILENT_S:
+            self._seeker.found(Nowhere(_SILENT, _ASK_AGAIN_S))
+        else:
+            self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
+
+    def _own_contact(self) -> str:
+        """Return what to write into the register, empty for nothing. Called in a thread."""
+        if not self._may_host:
+            return ""
+        port = self._port
+        if not port:
+            self._sock = self._sock or listen("", 0)
+            if self._sock is None:
+                return ""
+            port = self._sock.getsockname()[1]
+        return Contact(socket.gethostname(), self._own_addresses(), port).to_text()
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """Return where others reach this machine; the first must be right, or refuse nobody."""
+        chosen, own = self._meeting.local_addr, self._register.own_address
+        if chosen or (own and not is_loopback(own)):
+            return (chosen or own,)
+        # The register is on this machine, or on a disk. Other nodes may be here as well.
+        likely = (names.outward_address(), socket.gethostname(), own)
+        return tuple(dict.fromkeys(each for each in likely if each))
+
+    def _on_found(self, found: Answer) -> None:
+        if self._closed:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answers = self._answers or isinstance(found, Record)
+        if isinstance(found, UsageError) and not self._answers:
+            self._seeker.found(Never(found))
+        elif isinstance(found, Exception):
+            self._seeker.found(Nowhere(words(found), _ASK_AGAIN_S))  # it may work again
+        elif found.ours:
+            if self._sock is not None:
+                sock, self._sock = self._sock, None
+                self._seeker.listen(sock)
+            self._seeker.found(Here(self._candidacy.until))
+        elif not found.value:
+            self._seeker.found(Nowhere("no node has become the coordinator", _ASK_AGAIN_S))
+        else:
+            self._call(found)
+
+    def _call(self, record: Record) -> None:
+        """Say where the one that is written down is: at its first address every other time."""
+        contact = Contact.of(record.value)
+        if contact is None:
+            self._seeker.found(Nowhere("its record is not one of relight's", _ASK_AGAIN_S))
+            return
+        self._turn += 1
+        first, *others = contact.addresses
+        self._first = not others or not self._first
+        address = first if self._first else others[self._turn // 2 % len(others)]
+
+        def on_addresses(addresses: list[tuple[str, int]], error: str) -> None:
+            if self._closed:
+                return
+            if not addresses:
+                self._seeker.found(Nowhere(error, _ASK_AGAIN_S))
+                return
+            self._record, self._contact, self._target = record, contact, addresses[0][0]
+            timeout_s = 2 * self._meeting.lease_s
+            self._seeker.found(There(addresses[0], timeout_s, contact.host))
+
+        names.resolve(self._loop, address, contact.port, on_addresses)
+
+    def _on_renewed(self) -> None:
+        self._seeker.certain(self._candidacy.until)
+
+    def _on_lost(self, reason: str) -> None:
+        self._candidacy.let_go()
+        if not self._closed:
+            self._seeker.ousted(reason, 0.0)
+
+    def _on_trouble(self, reason: str) -> None:
+        left = self._candidacy.until - self._loop.now()
+        more = f"this node coordinates for {left:.0f} s more" if left >= 1 else "it is about to end"
+        where = self._meeting.where
+        self._seeker.say(f"can't renew what {where} says, {more}: {reason}")
+
+    def _yield(self) -> None:
+        if self._candidacy.holds(self._loop.now()):
+            self._holding.let_go()
+            self._on_lost("a node was lost while the register does not answer")
+
+    def _drop_socket(self) -> None:
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None

@@ -1,0 +1,68 @@
+"""Holding a register, and doubting that the holder lives."""
+
+from relight.core.candidacy import FRESH_S, MARGIN_S, SIGN_OF_LIFE_S, Candidacy, Refused
+
+REFUSED = Refused("1", at_first=True, is_ours=False, is_loopback=False, same_host=False, here=True)
+
+
+def candidacy() -> Candidacy:
+    """Return one of 15 s, with leases of 1 s and a patience of 1.25 s."""
+    return Candidacy(15.0, 1.0, 1.25)
+
+
+def test_a_hold_ends_before_the_leases_that_it_gave_can_outlast_it() -> None:
+    """It counts from before the question, less a lease and a margin for clocks."""
+    mine = candidacy()
+    mine.held(100.0)
+    assert mine.until == 100.0 + 15.0 - 1.0 - MARGIN_S
+    assert mine.holds(113.4) and not mine.holds(113.5)
+    mine.let_go()
+    assert not mine.holds(100.0)
+
+
+def test_a_holder_is_sure_of_the_register_for_a_second() -> None:
+    """After that, a node that is gone may have evicted it."""
+    mine = candidacy()
+    mine.held(100.0)
+    assert mine.is_fresh(100.0 + 0.9 * FRESH_S) and not mine.is_fresh(100.0 + FRESH_S)
+
+
+def test_a_holder_makes_way_when_too_few_reach_it() -> None:
+    """Once, when enough had reached it before."""
+    mine = candidacy()
+    mine.held(100.0)
+    assert not mine.has_too_few(enough=False)
+    assert not mine.has_too_few(enough=True)
+    assert mine.has_too_few(enough=False)
+    assert not mine.has_too_few(enough=False)
+
+
+def test_only_who_has_reached_a_holder_may_evict_it() -> None:
+    """Or who is on its machine; a firewall may refuse in its name. Not at a further address."""
+    mine = candidacy()
+    assert mine.doubts(REFUSED, 100.0) is None
+    assert mine.doubts(REFUSED._replace(is_ours=True), 100.0) == SIGN_OF_LIFE_S
+    mine.answered("1")
+    assert mine.doubts(REFUSED, 100.0) == SIGN_OF_LIFE_S
+    assert mine.doubts(REFUSED._replace(at_first=False), 100.0) is None
+    assert mine.doubts(REFUSED._replace(revision="2"), 100.0) is None  # its successor
+    assert mine.doubts(REFUSED._replace(here=False), 100.0) == 2.5
+
+
+def test_a_loopback_address_is_every_machines() -> None:
+    """It counts where the record was written, and nowhere else."""
+    mine = candidacy()
+    mine.answered("1")
+    loopback = REFUSED._replace(is_loopback=True, is_ours=True)
+    assert mine.doubts(loopback, 100.0) is None
+    assert mine.doubts(loopback._replace(same_host=True), 100.0) == SIGN_OF_LIFE_S
+
+
+def test_who_refuses_for_longer_than_the_time_to_live_must_live() -> None:
+    """Its record would have lapsed."""
+    mine = candidacy()
+    mine.doubts(REFUSED, 100.0)
+    mine.doubts(REFUSED, 110.0)
+    assert not mine.lives(115.0) and mine.lives(115.1)
+    mine.doubts(REFUSED._replace(revision="2"), 116.0)
+    assert not mine.lives(116.0)

@@ -1,0 +1,226 @@
+"""The link of one agent: leases, patience, retries, as pure steps."""
+
+import pytest
+
+from relight.core.link import (
+    FOR_EVER,
+    LATER_S,
+    REFUSALS_S,
+    RETRY_S,
+    UNFIT_S,
+    Beat,
+    Broken,
+    Disconnect,
+    Echoed,
+    Effect,
+    Event,
+    Found,
+    GiveUp,
+    Heard,
+    Hosting,
+    Lease,
+    Left,
+    Link,
+    Lost,
+    Nowhere,
+    Opened,
+    Refusal,
+    Resigned,
+    Say,
+    Seek,
+    State,
+    Terms,
+)
+from relight.errors import EXIT_GROUP, EXIT_USAGE
+from relight.events import Tick
+
+TERMS = Terms("there", 0.25, 1.0, 1.25, 20.0, 10.0)
+
+
+class Played:
+    """A link, the time, and what it wants."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.link = Link(TERMS, self.now)
+
+    def step(self, event: Event, seconds: float = 0.0) -> list[Effect]:
+        """Let time pass, then something happen."""
+        self.now += seconds
+        effects = self.link.step(event, self.now)
+        self.link.check()
+        return effects
+
+    def connected(self) -> "Played":
+        """Come to the state CONNECTED, with a lease from now."""
+        self.step(Tick())
+        self.step(Found())
+        (beat,) = self.step(Opened("10.0.0.1:29400"))
+        assert beat == Beat(1, late=False)
+        self.step(Echoed(1))
+        assert self.step(Heard(lets_run=True)) == [Lease(self.now + 1.0)]
+        assert self.link.state is State.CONNECTED
+        return self
+
+    def lost(self, refusal: Refusal = Refusal.NOTHING, seconds: float = 0.0) -> list[Effect]:
+        """End the connection."""
+        return self.step(Broken("gone", refusal), seconds)
+
+
+def test_a_lease_counts_from_when_the_echoed_beat_was_sent() -> None:
+    """However late an echo comes, what it gives ends a lease after the beat."""
+    played = Played().connected()
+    sent_at = played.now + 0.25
+    assert Beat(2, late=False) in played.step(Tick(), 0.25)
+    assert played.step(Echoed(2), 0.9) == [Lease(sent_at + 1.0)]
+    assert played.step(Echoed(2)) == []  # an echo that is repeated
+
+
+def test_before_a_word_of_the_coordinator_echoes_give_nothing() -> None:
+    """Who comes with workers of a generation waits until that is confirmed; Stop does not do it."""
+    played = Played()
+    played.step(Tick())
+    played.step(Opened("x"))
+    assert played.step(Echoed(1), 0.01) == []
+    assert played.step(Heard(lets_run=False)) == []
+    assert played.link.state is State.JOINING
+    assert played.step(Heard(lets_run=True)) == [Lease(101.0)]
+
+
+def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> None:
+    """Beats go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
+    played = Played().connected()
+    played.step(Tick(), 0.25)
+    assert played.step(Tick(), 0.25) == [Beat(3, late=True)]
+    assert played.link.deadline() == pytest.approx(played.now + 0.05)
+    effects = played.step(Tick(), 1.0)
+    assert effects[0] == Disconnect() and effects[-2:] == [Lost(), Seek()]
+    assert "no word from it for 1.5 s" in str(effects[1])
+    assert played.link.state is State.SEEKING
+
+
+@pytest.mark.parametrize(
+    ("refusal", "seconds", "renewed"),
+    [
+        (Refusal.HINT, 0.5, True),
+        (Refusal.PROOF, 0.5, True),
+        (Refusal.NOTHING, 0.5, False),
+        (Refusal.HINT, 1.1, False),
+        (Refusal.PROOF, 1.1, False),
+    ],
+)
+def test_a_refusal_renews_a_lease_that_is_not_over(
+    refusal: Refusal, seconds: float, renewed: bool
+) -> None:
+    """If it says that nobody coordinates; a lease that is over stays over, whoever refuses."""
+    played = Played().connected()
+    played.lost()
+    effects = played.lost(refusal, seconds)
+    assert (Lease(played.now + 1.0) in effects) == renewed
+
+
+def test_a_refusal_that_may_be_a_firewall_s_is_believed_for_some_seconds() -> None:
+    """One from this machine itself for as long as it lasts."""
+    for refusal, limit_s in ((Refusal.HINT, REFUSALS_S), (Refusal.PROOF, FOR_EVER)):
+        played = Played().connected()
+        echoed_at = played.now
+        played.lost()
+        while played.now < echoed_at + 9:
+            effects = played.lost(refusal, 0.5)
+            assert (Lease(played.now + 1.0) in effects) == (played.now < echoed_at + limit_s)
+
+
+def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> None:
+    """Nobody can have gone on without it. With one that is over, it waits for a word."""
+    played = Played().connected()
+    played.lost()
+    assert played.step(Hosting(FOR_EVER), 0.5) == [Disconnect(), Lease(FOR_EVER)]
+    played = Played().connected()
+    played.lost()
+    assert played.step(Hosting(FOR_EVER), 1.5) == [Disconnect()]
+    assert played.step(Heard(lets_run=True)) == [Lease(FOR_EVER)]
+
+
+def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> None:
+    """And not before its generation is confirmed; when it is ousted its lease is over at once."""
+    played = Played().connected()
+    played.lost()
+    assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
+    assert played.step(Heard(lets_run=True)) == [Lease(110.0)]
+    assert played.step(Hosting(111.0), 1.0) == [Lease(111.0)]
+    assert played.step(Resigned(3.0), 1.0) == [Lease(played.now)]
+    assert played.link.state is State.SEEKING
+    assert played.link.deadline() == played.now + 3.0
+
+
+def test_retries() -> None:
+    """Soon after nobody was there; later, after somebody who says nothing; at once, after one that
+    was in touch is lost.
+    """
+    played = Played()
+    assert played.step(Tick()) == [Seek()]
+    assert played.link.deadline() is None
+    assert played.step(Tick(), 50) == []
+    played.step(Broken("refused"))
+    assert played.link.state is State.OVER  # 50 s are too long
+    played = Played()
+    played.step(Tick())
+    played.step(Broken("refused"))
+    assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
+    played.step(Opened("x"))
+    played.step(Broken("it said nothing"))
+    assert played.link.deadline() == pytest.approx(played.now + LATER_S)
+    played.step(Opened("x"))
+    played.step(Broken("another one does", told=True))
+    assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
+    said = Say("lost the coordinator at 10.0.0.1:29400: gone; looking for it")
+    assert Played().connected().lost() == [said, Lost(), Seek()]
+
+
+def test_the_end_of_patience() -> None:
+    """Without a coordinator the job ends here: sooner or later, as it was there before or not."""
+    for played, limit_s in ((Played(), TERMS.seek_s), (Played().connected(), TERMS.rejoin_s)):
+        if played.link.state is State.CONNECTED:
+            played.lost()
+        played.step(Nowhere("nobody is there", 0.3), limit_s)
+        assert played.link.state is State.SEEKING
+        (end,) = played.step(Nowhere("nobody is there", 0.3), 0.5)
+        assert isinstance(end, GiveUp) and end.exit_code == EXIT_GROUP
+        assert "nobody is there" in end.reason
+        assert played.step(Tick(), 1) == []
+
+
+def test_who_is_turned_away_tries_for_a_while() -> None:
+    """A former try of the job may still be there; then it is the user who has to do something."""
+    played = Played()
+    played.step(Broken("other tokens", unfit=True))
+    played.link._since = played.now + UNFIT_S
+    assert played.link.unfit == "other tokens"
+    played.step(Broken("other tokens", unfit=True), UNFIT_S)
+    (end,) = played.step(Broken("other tokens", unfit=True), 1)
+    assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
+
+
+def test_why_is_told_once() -> None:
+    """Each reason, and only after a second."""
+    played = Played()
+    assert played.step(Nowhere("a", 0.2)) == []
+    (said,) = played.step(Nowhere("a", 0.2), 1.0)
+    assert said == Say("waiting for the coordinator at there: a")
+    assert played.step(Nowhere("a", 0.2), 1.0) == []
+    assert len(played.step(Nowhere("b", 0.2), 1.0)) == 1
+
+
+def test_explain_and_the_end() -> None:
+    """Each state has words; after the end nothing happens any more."""
+    played = Played()
+    assert "looking for the coordinator at there" in played.link.explain(played.now)
+    played.step(Opened("x"))
+    assert "has not said yet" in played.link.explain(played.now)
+    played.step(Heard(lets_run=True))
+    assert "connected" in played.link.explain(played.now)
+    played.step(Hosting(FOR_EVER))
+    assert "coordinates" in played.link.explain(played.now)
+    assert played.step(Left()) == [Disconnect()]
+    assert "left" in played.link.explain(played.now)
+    assert played.step(Opened("x")) == played.step(Tick(), 9) == []

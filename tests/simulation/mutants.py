@@ -1,0 +1,176 @@
+"""Shows that the simulation would see a broken fencing rule: `python -m tests.simulation.mutants`.
+
+Each mutant is the shipped code with one line of a fencing rule changed. It must be found within
+`--seeds` seeds. Prints for each the seed that found it.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Mutant(NamedTuple):
+    """A broken rule: the line in a module of `relight`, and what takes its place."""
+
+    rule: str
+    module: str
+    line: str
+    broken: str
+    mode: str = ""
+
+
+MUTANTS = (
+    Mutant(
+        "a lease counts from when the echoed beat was sent, not from when its echo came",
+        "core/link.py",
+        "self.echoed_at = max(self.echoed_at, sent_at)",
+        "self.echoed_at = self._last",
+    ),
+    Mutant(
+        "a coordinator gives a node up only after a lease that it has given is over",
+        "coordinator.py",
+        "if silent_s > peer.patience_s and now",
+        "if silent_s > peer.patience_s / 2 and now",
+    ),
+    Mutant(
+        "echoes renew the lease of workers only once their generation is confirmed",
+        "core/link.py",
+        "if self.state is State.CONNECTED:\n            self._lease(",
+        "if True:\n            self._lease(",
+    ),
+    Mutant(
+        "a refusal is believed for a few seconds only",
+        "core/link.py",
+        "refusal is Refusal.HINT and now < self.echoed_at + REFUSALS_S",
+        "refusal is Refusal.HINT",
+        "endpoint",
+    ),
+    Mutant(
+        "a refusal renews no lease that is over",
+        "core/link.py",
+        "if believed and now < self.leased_until:",
+        "if believed:",
+        "endpoint",
+    ),
+    Mutant(
+        "who becomes the host of the endpoint goes on with no lease that is over",
+        "core/link.py",
+        "self._confirmed = until == FOR_EVER and now < self.leased_until",
+        "self._confirmed = until == FOR_EVER",
+        "endpoint",
+    ),
+    Mutant(
+        "who is elected begins when the leases of the coordinator before are over",
+        "rendezvous/elected.py",
+        "now >= self._elected_at + self._meeting.lease_s",
+        "now >= self._elected_at",
+        "hosts",
+    ),
+    Mutant(
+        "an elected coordinator's own workers run on its votes, and no longer",
+        "rendezvous/elected.py",
+        "self._seeker.found(Here(elector.lease_until()))",
+        "self._seeker.found(Here())",
+        "hosts",
+    ),
+    Mutant(
+        "a holder of a register counts from before it asked",
+        "rendezvous/holding.py",
+        "                self._hold_from(asked_at)\n                self._on_renewed()",
+        "                self._hold_from(self._loop.now())\n                self._on_renewed()",
+        "register",
+    ),
+    Mutant(
+        "a holder lets go before the leases that it gave can outlast its hold",
+        "core/candidacy.py",
+        "self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)",
+        "self._held_s = ttl_s",
+        "register",
+    ),
+    Mutant(
+        "who was never at the coordinator does not evict it because it is refused",
+        "core/candidacy.py",
+        "is_evidence = same_host if is_loopback else reached or is_ours",
+        "is_evidence = True",
+        "register",
+    ),
+    Mutant(
+        "a holder that no longer holds stops the workers of its own node",
+        "core/link.py",
+        "self._lease(now)  # the next one may be at work",
+        "pass",
+        "register",
+    ),
+    Mutant(
+        "workers that a coordinator lost with its last node are waited for as long as they may run",
+        "core/membership.py",
+        "if self.state is State.STOPPING and not self._places and not orderly:",
+        "if False:",
+    ),
+)
+
+
+def broken_copy(mutant: Mutant, where: Path) -> None:
+    """Copy relight, with a rule broken.
+
+    Raises:
+        ValueError: the line is not there, or not once.
+    """
+    shutil.copytree(ROOT / "src", where, ignore=shutil.ignore_patterns("__pycache__"))
+    path = where / "relight" / mutant.module
+    text = path.read_text()
+    if text.count(mutant.line) != 1:
+        raise ValueError(f"{mutant.module} has {text.count(mutant.line)} times {mutant.line!r}")
+    path.write_text(text.replace(mutant.line, mutant.broken))
+
+
+def found_by(mutant: Mutant, seeds: int, start: int, processes: int) -> tuple[int, str]:
+    """Return the seed that finds a mutant and how, -1 if none does."""
+    with tempfile.TemporaryDirectory(prefix="relight-mutant-") as directory:
+        copy = Path(directory) / "src"
+        broken_copy(mutant, copy)
+        result = subprocess.run(
+            [sys.executable, "-m", "tests.simulation", "--seeds", str(seeds), "--from", str(start),
+             "--processes", str(processes), *(("--mode", mutant.mode) if mutant.mode else ())],
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(copy)}, capture_output=True, text=True,
+            check=False,
+        )  # fmt: skip
+    failed = re.search(r"failed: \[(\d+)", result.stdout)
+    if failed is None:
+        return -1, result.stderr[-500:]
+    reason = re.findall(r"^\S*(?:Failure|Error): (.*)", result.stdout, re.MULTILINE)
+    return int(failed[1]), reason[-1] if reason else ""
+
+
+def main() -> int:
+    """Look for each mutant; return 1 if one is not found."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutants")
+    parser.add_argument("--seeds", type=int, default=10_000, help="how many, at most, for each")
+    parser.add_argument("--from", type=int, default=0, dest="start", help="the first one")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--only", type=int, nargs="*", help="numbers of mutants")
+    options = parser.parse_args()
+    missed = 0
+    for number, mutant in enumerate(MUTANTS):
+        if options.only and number not in options.only:
+            continue
+        seed, how = found_by(mutant, options.seeds, options.start, options.processes)
+        missed += seed < 0
+        print(
+            f"{number}: {mutant.rule}\n   {f'seed {seed}' if seed >= 0 else 'MISSED'}: {how}",
+            flush=True,
+        )
+    print(f"{missed} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
