@@ -69,6 +69,8 @@ class Coordinator:
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
+        self.on_ballot: Callable[[bytes], None] = _ignore
+        """Takes datagrams that are no heartbeats of an agent."""
         self.longest_patience_s = float("inf")
         """Leases of jobs with a longer one would outlast the hold of this process on a register."""
         self.on_job: Callable[[str, str], None] = _ignore
@@ -283,6 +285,7 @@ class Coordinator:
     def _on_datagram(self, data: bytes, sender: Address) -> None:
         connection = self._by_key.get(data[:8])
         if connection is None:
+            self.on_ballot(data)
             return
         number = self._beats.number_of(data, connection.session_key)
         if number is not None and self.holds() and self._peers[connection].is_new(number):
@@ -313,8 +316,8 @@ def _close(connection: Connection, settings: Settings | None) -> None:
     connection.close()
 
 
-def _ignore(job: str, what: str) -> None:
-    del job, what
+def _ignore(*what: object) -> None:
+    del what
 
 
 class _Peer:

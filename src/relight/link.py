@@ -243,6 +243,7 @@ class RemoteLink:
         )
         coordinator.holds = partial(self._finder.holds, self._is_torn)
         coordinator.on_elector = self._finder.take
+        coordinator.on_ballot = self._finder.take_ballot
         coordinator.whereabouts = self._finder.whereabouts
 
     def found(self, answer: "Answer") -> None:

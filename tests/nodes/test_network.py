@@ -84,6 +84,26 @@ def test_a_long_way(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, -9, 0]
 
 
+def test_far_electors_lose_packets(lab: Lab, tmp_path: Path) -> None:
+    """10 % of the packets lost and 200 ms each way: three hosts of an endpoint keep their
+    coordinator, and their workers run nearly all the time.
+    """
+    job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3"))
+    agents = [job.start(f"node{number}", WORKER_S="300") for number in (1, 2, 3)]
+    job.until_runs(agents, 3)
+    lab.set(delay_ms=200, loss=0.1)
+    time.sleep(1)
+    still = 0
+    for _ in range(20):
+        before = job.counts()
+        time.sleep(0.5)
+        still += sum(count <= before[name] for name, count in job.counts().items())
+    lab.set(delay_ms=0, loss=0)
+    assert still <= 6, (still, job.report())
+    assert [generations(agent) for agent in agents] == [1, 1, 1]
+    assert job.stop() == [0, 0, 0]
+
+
 def test_a_short_cut(lab: Lab, tmp_path: Path) -> None:
     """0.6 s without a network are less than the lease of the workers: nobody even notices."""
     job, agents = begin(lab, tmp_path, "2:3", 3)

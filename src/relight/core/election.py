@@ -40,7 +40,7 @@ MARGIN = 0.9
 """The part of a vote's time that its candidate counts on."""
 STAGGER = 0.3
 """In `vote_s`: how long a candidate waits for each lower one that would stand."""
-ROUND = 0.5
+ROUND = 0.7
 """In `vote_s`: how long a candidate asks for votes before it gives them back."""
 ALONE_AFTER = 3
 """In `vote_s`: how long no coordinator was seen before one host may go on alone."""
@@ -335,6 +335,8 @@ class Election:
         elif reply.granted and self._votes:
             until = reply.sent + MARGIN * self._vote_s
             self._votes[voter] = max(until, self._votes.get(voter, until))
+            if self.state is State.COORDINATOR and self.lease_until() == self._votes[self.me]:
+                self._send_at = self._votes[self.me] + (0.25 - MARGIN) * self._vote_s
         if reply.granted or self.state is State.COORDINATOR or not self._is_other(holder):
             return
         if reply.leads:
@@ -389,14 +391,14 @@ class Election:
             self._alone = False
         if self.state is State.FOLLOWER or now < self._send_at:
             return
-        stage, period = PROBE, self._vote_s / 10
+        stage = PROBE
         if self.state is State.COORDINATOR:
-            stage, period = (ALONE if self._alone else LEAD), self._vote_s / 4
+            stage = ALONE if self._alone else LEAD
         elif self._asking_since is not None:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + period
+        self._send_at = now + self._vote_s / 10  # until it is answered: packets get lost
         self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stand(self, now: float) -> None:

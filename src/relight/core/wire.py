@@ -90,7 +90,7 @@ class Decoder:
             payload = bytes(buffer[4 : 4 + length])
             del buffer[: 4 + length]
             self.body = payload if self.unseal is None else self.unseal(payload)
-            yield _parse(self.body)
+            yield parse(self.body)
 
 
 def _cut_greeting(buffer: bytearray) -> bool:
@@ -113,7 +113,12 @@ def _cut_greeting(buffer: bytearray) -> bool:
     raise Malformed(f"it began with {start!r}")
 
 
-def _parse(body: bytes) -> Message:
+def parse(body: bytes) -> Message:
+    """Return the message of a body.
+
+    Raises:
+        Malformed: it is none.
+    """
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
         raise Malformed("not an object with a type")

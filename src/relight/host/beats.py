@@ -1,7 +1,8 @@
-"""Heartbeats as datagrams: small, and none waits for a lost one, as they would in a TCP stream.
+"""Heartbeats and ballots as datagrams: small, and none waits for a lost one, as they would in a TCP
+stream.
 
-A datagram is a key that names the connection (8 bytes), a number (8 bytes, big-endian), and a code
-over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the connection's session key.
+A datagram is a key that names the connection (8 bytes), a number (8 bytes, big-endian) or a ballot,
+and a code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the connection's session key.
 """
 
 import hashlib
@@ -16,6 +17,8 @@ from relight.typed import Any
 Address = tuple[Any, ...]
 """As the socket module has it."""
 SIZE = 24
+_MOST_BYTES = 1200
+"""No network cuts a datagram of that size to pieces (RFC 8200 asks for packets of 1,280)."""
 _AT_ONCE = 256
 _number = struct.Struct(">Q")
 
@@ -71,7 +74,12 @@ class Beats:
     @classmethod
     def datagram(cls, number: int, session_key: bytes) -> bytes:
         """Return the beat of a number."""
-        body = cls.key_of(session_key) + _number.pack(number)
+        return cls.sealed(_number.pack(number), session_key)
+
+    @classmethod
+    def sealed(cls, content: bytes, session_key: bytes) -> bytes:
+        """Return a datagram that says something."""
+        body = cls.key_of(session_key) + content
         return body + hashlib.blake2b(body, key=session_key, digest_size=8).digest()
 
     @classmethod
@@ -85,15 +93,15 @@ class Beats:
     @staticmethod
     def is_genuine(data: bytes, session_key: bytes) -> bool:
         """Return whether whoever sent a datagram has the key."""
-        code = hashlib.blake2b(data[:16], key=session_key, digest_size=8).digest()
-        return code == data[16:]
+        code = hashlib.blake2b(data[:-8], key=session_key, digest_size=8).digest()
+        return code == data[-8:]
 
     def _receive(self) -> None:
         for _ in range(_AT_ONCE):
             if self._socket is None:
                 return
             try:
-                data, sender = self._socket.recvfrom(SIZE + 1)
+                data, sender = self._socket.recvfrom(_MOST_BYTES)
             except OSError:
                 return
             self._loop.attempt(partial(self._on_datagram, data, sender), "a datagram")

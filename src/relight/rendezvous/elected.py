@@ -6,20 +6,25 @@ coordinator's host is gone, the next one takes over as soon as a majority of the
 agents announce the generation that they are in, and their workers go on.
 
 An elector has a connection to each other host of the list, over which it speaks; it hears over
-those that the others made. A connection that is not answered for a second is made anew.
+those that the others made. A connection that is not answered for a second is made anew. Where
+packets are lost, TCP holds back what follows, so ballots also come as datagrams, to the same port;
+the first to come counts. Their code is made with the key of the latest connection that was opened,
+which may be gone: one that is made anew takes long where packets are lost.
 """
 
 import os
 from collections.abc import Callable
 from functools import partial
+from socket import AF_INET, AF_INET6
 
-from relight.core import election, fields, waiting
+from relight.core import election, fields, waiting, wire
 from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
-from relight.core.fields import Message
+from relight.core.fields import Malformed, Message
 from relight.core.group import Hello, Settings
 from relight.core.link import Refusal
 from relight.core.messages import Beat
 from relight.events import Tick
+from relight.host.beats import Beats
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_ours, listen
@@ -29,6 +34,8 @@ from relight.rendezvous.meeting import Meeting
 _PING_S = 0.25
 _SILENT_S = 1.0
 _HEARD = election.Message | Beat
+_MOST_KEYS = 64
+"""Of connections from other hosts, the latest."""
 
 
 class ElectedFinder(Finder):
@@ -114,6 +121,11 @@ class ElectedFinder(Finder):
         """Hear another elector."""
         if self._elector is not None:
             self._elector.take(connection, settings)
+
+    def take_ballot(self, data: bytes) -> None:
+        """Hear another elector, or nobody of this job, by a datagram."""
+        if self._elector is not None:
+            self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether this host has to vote on: until there has been no coordinator but this
@@ -211,6 +223,7 @@ class Elector:
         )
         self._out: dict[int, Connection] = {}
         self._in: set[Connection] = set()
+        self._ballots = Ballots(loop)
         self._turn = 0
         self._elected_at = 0.0
         self._closed = False
@@ -245,6 +258,13 @@ class Elector:
             return
         connection.owner = self
         self._in.add(connection)
+        self._ballots.admit(connection.session_key)
+
+    def take_ballot(self, data: bytes) -> None:
+        """Hear another elector by a datagram; what is not from one of this job is dropped."""
+        ballot = self._ballots.of_datagram(data)
+        if ballot is not None:
+            self._step(Heard(ballot))
 
     def close(self) -> None:
         """End."""
@@ -254,14 +274,18 @@ class Elector:
                 timer.cancel()
         for connection in [*self._out.values(), *self._in]:
             connection.close()
+        self._ballots.close()
 
     # The owner of connections in both directions.
 
     def opened(self, connection: Connection, hello: Message) -> None:
         """Another host has answered."""
         del hello
-        if connection in self._out.values():
-            self._step(Tick())
+        for index, known in self._out.items():
+            if connection is known:
+                self._ballots.keys[index] = connection.session_key
+                self._step(Tick())
+                return
 
     def received(self, connection: Connection, message: Message) -> None:
         """Another elector says something."""
@@ -292,7 +316,7 @@ class Elector:
                 connection = None
             if connection is None:
                 self._turn += 1
-                address = addresses[self._turn % len(addresses)]
+                address = self._ballots.addresses[index] = addresses[self._turn % len(addresses)]
                 hello = fields.plain(Hello("elector", self._meeting.job, self._settings))
                 security = self._meeting.security
                 try:
@@ -309,6 +333,7 @@ class Elector:
         for effect in self._election.step(event, self._loop.now()):
             match effect:
                 case Send(host, message):
+                    self._ballots.tell(host, message)
                     connection = self._out.get(host)
                     if connection is not None and connection.is_open:
                         connection.send(fields.to_json(message))
@@ -324,3 +349,55 @@ class Elector:
     def _on_deadline(self) -> None:
         self._timer = None
         self._step(Tick())
+
+
+class Ballots:
+    """What electors say by datagrams; whether such a one arrives is not known.
+
+    Args:
+        loop: the agent's loop.
+
+    Attributes:
+        keys: of each host that has answered, that of the latest connection to it.
+        addresses: where each host was dialled last.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.keys: dict[int, bytes] = {}
+        self.addresses: dict[int, tuple[str, int]] = {}
+        self._loop = loop
+        self._sockets: dict[int, Beats] = {}
+        self._admitted: dict[bytes, bytes] = {}
+
+    def admit(self, key: bytes) -> None:
+        """Take ballots made with the key of a connection that another host has made."""
+        self._admitted[Beats.key_of(key)] = key
+        if len(self._admitted) > _MOST_KEYS:
+            del self._admitted[next(iter(self._admitted))]
+
+    def tell(self, host: int, message: election.Message) -> None:
+        """Send a message to a host that has answered before."""
+        if host not in self.keys:
+            return
+        address = self.addresses[host]
+        family = AF_INET6 if ":" in address[0] else AF_INET
+        if family not in self._sockets:
+            self._sockets[family] = Beats(self._loop, ("", 0), family, lambda *_: None)
+        body = wire.body_of(fields.to_json(message))
+        self._sockets[family].send(Beats.sealed(body, self.keys[host]), address)
+
+    def close(self) -> None:
+        """End."""
+        for each in self._sockets.values():
+            each.close()
+
+    def of_datagram(self, data: bytes) -> election.Message | None:
+        """Return the message of a datagram, None if it is not from an elector of this job."""
+        key = self._admitted.get(data[:8])
+        if key is None or not Beats.is_genuine(data, key):
+            return None
+        try:
+            message: election.Message = fields.message(election.Message, wire.parse(data[8:-8]))
+        except Malformed:
+            return None  # of another version, as its connection will say
+        return message

@@ -133,6 +133,9 @@ class Finder:
         del settings
         connection.close()
 
+    def take_ballot(self, data: bytes) -> None:
+        """Take a datagram that is no heartbeat of an agent."""
+
     def is_needed(self, *, connected: bool) -> bool:
         """Return whether others need this host although the agent here is done; `connected`: nodes
         are connected to it.
