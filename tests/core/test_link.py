@@ -130,6 +130,15 @@ def test_a_refusal_that_may_be_a_firewall_s_is_believed_for_some_seconds() -> No
             assert (Lease(played.now + 1.0) in effects) == (played.now < echoed_at + limit_s)
 
 
+def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
+    """It has not confirmed the workers here, and then ended: its refusal renews nothing."""
+    played = Played().connected()
+    played.lost()
+    played.step(Opened("x"), 0.1)
+    played.lost()
+    assert not any(isinstance(effect, Lease) for effect in played.lost(Refusal.HINT, 0.1))
+
+
 def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> None:
     """Nobody can have gone on without it. With one that is over, it waits for a word."""
     played = Played().connected()

@@ -56,8 +56,15 @@ MUTANTS = (
     Mutant(
         "a refusal renews no lease that is over",
         "core/link.py",
+        "if believed and not self._doubtful and now < self.leased_until:",
+        "if believed and not self._doubtful:",
+        "endpoint",
+    ),
+    Mutant(
+        "nor one whose generation a later coordinator has not confirmed",
+        "core/link.py",
+        "if believed and not self._doubtful and now < self.leased_until:",
         "if believed and now < self.leased_until:",
-        "if believed:",
         "endpoint",
     ),
     Mutant(

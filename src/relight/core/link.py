@@ -23,7 +23,8 @@ Rules of the lease:
 - A refused connection renews a lease that is not over, if the finder says that nobody else can have
   become the coordinator. As a firewall may refuse as well, that is believed for `REFUSALS_S` after
   the last echo, or if the refusal comes from this machine itself. A lease that is over stays over:
-  the others may have gone on before the coordinator ended.
+  the others may have gone on before the coordinator ended. So they may where a coordinator has been
+  there after the connection ended, and has not confirmed the workers here.
 - Who becomes the host of the one place goes on with a lease that is not over, as nobody can have
   gone on without it; a lease that is over waits for a word as any other.
 
@@ -208,6 +209,7 @@ class Link:
         self._peer = ""
         self._told: set[str] = set()
         self._heard = False
+        self._doubtful = False  # the others may have gone on without the workers here
         self._confirmed = False
         self._until = float("-inf")
         self._sent: dict[int, float] = {}
@@ -228,13 +230,14 @@ class Link:
             case Opened(peer) if self.state is State.SEEKING:
                 self._peer = peer
                 self.state, self._heard, self.unfit = State.JOINING, False, ""
+                self._doubtful = True
                 self.echoed_at = now
                 self._beat(now)
             case Heard(lets_run) if connected:
                 self._heard = True
                 self._told.clear()
                 if lets_run:
-                    self.state = State.CONNECTED
+                    self.state, self._doubtful = State.CONNECTED, False
                     self._lease(self.echoed_at + self.terms.lease_s)
             case Heard(lets_run) if self.state is State.HOSTING and lets_run:
                 self._confirmed = True
@@ -326,7 +329,7 @@ class Link:
         believed = refusal is Refusal.PROOF or (
             refusal is Refusal.HINT and now < self.echoed_at + REFUSALS_S
         )
-        if believed and now < self.leased_until:
+        if believed and not self._doubtful and now < self.leased_until:
             self._lease(now + self.terms.lease_s)
         if unfit and not self.unfit:
             self.unfit, self._unfit_since = reason, now
