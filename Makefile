@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit portable bench simulate long packages clean
+.PHONY: help setup demo test check lint types unit portable bench simulate mutants long packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -75,6 +75,9 @@ bench: setup  ## Measure against torchrun; writes benchmarks/results/
 SEEDS ?= 10000
 simulate: setup  ## Run the simulated group with SEEDS seeds
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+mutants: setup  ## Break fencing rules one by one: the simulation must find each within SEEDS seeds
+	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS)
 
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long
