@@ -13,7 +13,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 # in the order of tests/conftest.py.
 PYTEST := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help setup demo test check lint types unit portable bench simulate mutants long packages clean
+.PHONY: help setup demo test check lint types unit portable bench simulate mutants chaos long packages clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
@@ -73,11 +73,15 @@ bench: setup  ## Measure against torchrun; writes benchmarks/results/
 	$(BIN)/python -m benchmarks.scale
 
 SEEDS ?= 10000
+N ?= 1000
 simulate: setup  ## Run the simulated group with SEEDS seeds
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 mutants: setup  ## Break fencing rules one by one: the simulation must find each within SEEDS seeds
 	$(BIN)/python -m tests.simulation.mutants --seeds $(SEEDS)
+
+chaos: setup  ## N jobs on this machine whose parts are killed and stopped at random
+	$(BIN)/python -m tests.chaos --runs $(N)
 
 long: setup  ## Tests of minutes to hours
 	$(BIN)/python -m pytest -m long

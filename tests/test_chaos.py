@@ -1,0 +1,16 @@
+"""Jobs whose parts are killed and stopped at random; `make chaos N=1000` plays many more."""
+
+import concurrent.futures
+
+import pytest
+from chaos import play
+
+pytestmark = pytest.mark.slow
+
+
+def test_random_kills_and_stops() -> None:
+    """Nothing hangs, nothing is left, neither processes nor files, and exit codes are right."""
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        plays = list(pool.map(play, range(5)))
+    assert not any(wrong for _, wrong in plays), "\n".join(wrong for _, wrong in plays)
+    assert sum(done for done, _ in plays) > 5
