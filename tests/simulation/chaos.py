@@ -76,9 +76,11 @@ class Run:
         if self.mode == "register":
             kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
         self._kinds = kinds
-        doubtful_s = REFUSALS_S if self.mode == "endpoint" and "reject" in kinds else 0.0
-        strict = self.mode == "hosts"
-        self.watch = Watch(world, settings, strict=strict, doubtful_s=doubtful_s)
+        strict, refused_s = self.mode == "hosts", 0.0
+        if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
+            refused_s = REFUSALS_S
+        firewall = "reject" in kinds and self.mode == "endpoint"
+        self.watch = Watch(world, settings, strict=strict, refused_s=refused_s, firewall=firewall)
 
     def run(self) -> None:
         """Run it.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from relight.host import beats
 from relight.host.connection import CLOSED
 
 from .world import Host, Process, Timer, World
@@ -334,14 +335,13 @@ class Listener:
         self._sock.close()
 
 
-class Beats:
-    """As `relight.host.beats.Beats`."""
+class Beats(beats.Beats):
+    """As `relight.host.beats.Beats`, whose seals it has."""
 
-    world: World
-
-    def __init__(self, loop: Loop, address: tuple[str, int], family: int, on_datagram: Any) -> None:
+    def __init__(self, loop: Any, address: tuple[str, int], family: int, on_datagram: Any) -> None:
         del family
-        self.process = loop.process
+        self.process: Process = loop.process
+        self.world = self.process.world
         self.on_datagram = on_datagram
         self.port = address[1] or self.world.random.randrange(32768, 61000)
         self._boxes = _boxes(self.world)
@@ -370,19 +370,6 @@ class Beats:
     def _take(self, data: bytes, sender: tuple[str, int]) -> None:
         if self._boxes.get(self._at) is self:
             self.on_datagram(data, sender)
-
-    @staticmethod
-    def key_of(session_key: bytes) -> bytes:
-        return session_key[:8]
-
-    @staticmethod
-    def datagram(number: int, session_key: bytes) -> bytes:
-        return session_key[:8] + number.to_bytes(8, "big") + session_key[8:16]
-
-    @staticmethod
-    def number_of(data: bytes, session_key: bytes) -> int | None:
-        genuine = data[:8] == session_key[:8] and data[16:] == session_key[8:16]
-        return int.from_bytes(data[8:16], "big") if genuine else None
 
 
 def dial(

@@ -107,7 +107,8 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.link": {"dial": sockets.dial, "Link": CheckedLink},
     "relight.rendezvous.endpoint": {"resolve": sockets.resolve},
     "relight.rendezvous.elected": {
-        "dial": sockets.dial, "resolve": sockets.resolve, "Election": CheckedElection,
+        "dial": sockets.dial, "resolve": sockets.resolve, "Beats": sockets.Beats,
+        "Election": CheckedElection,
     },
     "relight.doctor": {"at_timeout": lambda *_: []},
     "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
@@ -128,7 +129,6 @@ def on(world: World) -> Iterator[None]:
         return None if port in ports else Socket(world, address, port)
 
     membership = type("WatchedMembership", (WatchedMembership,), {"world": world})
-    beats = type("Beats", (sockets.Beats,), {"world": world})
     with ExitStack() as stack:
         for module, names in TOWARDS_MACHINE.items():
             for name, value in names.items():
@@ -137,8 +137,6 @@ def on(world: World) -> Iterator[None]:
             stack.enter_context(patch(f"relight.rendezvous.{name}.is_ours", is_ours))
             stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
         stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
-        stack.enter_context(patch("relight.coordinator.Beats", beats))
-        stack.enter_context(patch("relight.host.beats.Beats", beats))
         stack.enter_context(patch("relight.group.Membership", membership))
         stack.enter_context(patch("relight.coordinator.Group", WatchedGroup))
         stack.enter_context(patch.object(os, "urandom", world.random.randbytes))

@@ -13,8 +13,9 @@ Guaranteed, and checked:
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
 - When a generation is formed, no worker of an older one runs on a node that was given up for its
-  silence. On a node whose connection has ended it may run on until the end of its lease, and never
-  after that; five seconds longer at one endpoint where a firewall refuses in its name.
+  silence. On a node whose connection has ended it may run on until the end of its lease, and not
+  beside another one after that. At one endpoint that may be five seconds longer, where a firewall
+  refuses in its name, or the connection was broken in between just before the coordinator ended.
 
 Not guaranteed, for as long as a lease and a half:
 
@@ -65,14 +66,14 @@ class Watch:
     """Looks at everything that happens."""
 
     def __init__(
-        self, world: World, settings: Settings, *, strict: bool, doubtful_s: float
+        self, world: World, settings: Settings, *, strict: bool, refused_s: float, firewall: bool
     ) -> None:
         self.world = world
         self.settings = settings
         self.strict = strict
         """Whether a coordinator only begins when all leases of the one before are over."""
-        self._may_doubt = doubtful_s > 0
-        self.tolerated_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + doubtful_s + 1e-6
+        self._firewall = firewall
+        self.tolerated_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + refused_s + 1e-6
         """How long workers may run on whose node was lost by the end of its connection."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
@@ -181,11 +182,9 @@ class Watch:
                         self.live = other
             return
         formation.running[agent.id] = workers
-        for newer in reversed(self.formations):
-            if newer is formation:
-                break
+        for newer in self._newer(formation):
             if self.world.now > newer.at + self.tolerated_s:
-                raise Failure(f"{agent.name} goes on in {formation}, but there was {newer}")
+                raise Failure(f"{agent.name} goes on in {formation} beside {newer}")
         if formation.live:
             if self.live is not None and self.live is not formation:
                 self._two_live(self.live, formation)
@@ -260,15 +259,21 @@ class Watch:
         formation.at = self.world.now
         for older in self.formations:
             for node, workers in older.running.items():
-                if node in self._silent and not self._may_doubt:
+                if node in self._silent and not self._firewall:
                     raise Failure(f"{workers.node.name} was given up and still runs {older}")
-                self.world.after(self.tolerated_s, self._still_runs, older, node, formation)
+                self.world.after(self.tolerated_s, self._still_runs, older, node)
         self._silent.clear()
 
-    def _still_runs(self, older: Formation, node: str, newer: Formation) -> None:
+    def _newer(self, formation: Formation) -> list[Formation]:
+        """Return the generations formed later whose workers run somewhere."""
+        later = self.formations[self.formations.index(formation) + 1 :]
+        return [newer for newer in later if newer.running]
+
+    def _still_runs(self, older: Formation, node: str) -> None:
         workers = older.running.get(node)
         if workers is not None and workers.process.host.up and workers.run:
-            raise Failure(f"{workers.node.name} runs {older} beside {newer}")
+            for newer in self._newer(older):
+                raise Failure(f"{workers.node.name} runs {older} beside {newer}")
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         if older.coordinator == newer.coordinator or self.strict:
