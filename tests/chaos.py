@@ -29,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parent.parent
 MEETINGS = ("c10d", "hosts", "file")
 END_S = 60.0
 UP_S = 20.0
@@ -64,6 +63,7 @@ class Plan(NamedTuple):
     meeting: str
     nodes: int
     waits: bool
+    warm: bool
     workers: int
     delays: tuple[float, ...]
     deeds: tuple[Deed, ...]
@@ -80,8 +80,8 @@ def plan(seed: int) -> Plan:
         victim = chance.choice(("worker", "agent", "guard", "spawner", "child"))
         number = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM))
         if victim == "agent" and number != signal.SIGSTOP:
-            # A majority of an endpoint's hosts is needed, and any one node is enough for a job.
-            if len(lost | {node}) > (1 if meeting == "hosts" else nodes - 1) and nodes > 1:
+            # Any one node is enough for a job, but two of three hosts of an endpoint are needed.
+            if len(lost | {node}) > (nodes > 2 if meeting == "hosts" else nodes - 1) and nodes > 1:
                 continue
             lost.add(node)
         if victim in ("guard", "spawner") and number == signal.SIGTERM:
@@ -96,7 +96,15 @@ def plan(seed: int) -> Plan:
             deeds.append(deed._replace(victim=other, number=signal.SIGKILL))
     delays = tuple(chance.uniform(0, 0.5) for _ in range(nodes))
     waits = chance.random() < 0.8
-    return Plan(meeting, nodes, waits, chance.choice((1, 2)), delays, tuple(sorted(deeds)))
+    return Plan(
+        meeting,
+        nodes,
+        waits,
+        chance.random() < 0.25,
+        chance.choice((1, 2)),
+        delays,
+        tuple(sorted(deeds)),
+    )
 
 
 class Play:
@@ -158,7 +166,7 @@ class Play:
 
     def _start(self) -> None:
         flags = [f"--nproc-per-node={self.plan.workers}", "--max-restarts=100",
-                 "--shutdown-timeout=1"]  # fmt: skip
+                 "--shutdown-timeout=1", *["--preload=json,csv"] * self.plan.warm]  # fmt: skip
         if self.plan.nodes > 1:
             place = {
                 "c10d": f"127.0.0.1:{_port()}",
