@@ -83,7 +83,7 @@ sys.exit(3)
 def test_a_collective_is_no_reason_to_wait(launch: Launch, script: Script) -> None:
     """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
-    result = launch("run", *flags, script(COLLECTIVE), OMP_NUM_THREADS="1")
+    result = launch("run", *flags, script(COLLECTIVE), timeout=110, OMP_NUM_THREADS="1")
     assert result.returncode == 0, result.stderr
     assert "restart 1 of 1" in result.stderr
 

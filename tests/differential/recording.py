@@ -31,7 +31,7 @@ COMMANDS = {
     (RELIGHT, "run"): (*conftest.RELIGHT[1:], "run"),
     (RELIGHT, "launch"): (*conftest.RELIGHT[1:], "launch"),
 }
-LIMIT_S = 60
+LIMIT_S = 110
 Started = subprocess.Popen[bytes] | forked.Forked
 
 
