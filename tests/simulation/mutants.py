@@ -122,6 +122,12 @@ MUTANTS = (
         "if self.state is State.STOPPING and not self._places and not orderly:",
         "if False:",
     ),
+    Mutant(
+        "the group goes on without a node that it gives up when the lease of its workers is over",
+        "core/membership.py",
+        "self._recover_until = now + self.settings.rejoin_s  # when",
+        "self._recover_until = now  # when",
+    ),
 )
 
 
