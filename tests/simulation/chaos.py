@@ -70,6 +70,7 @@ class Run:
             ("all reset", "hosts", "kill", "cut"),
             ("pause", "stop coordinator", "busy", "kill"),
             ("crash loop", "fail", "hosts"),
+            ("cut", "stop", "hosts", "twin"),
             ("hole", "hole", "fail", "kill"),
             ("stuck console", "fail", "leave"),
         ))  # fmt: skip

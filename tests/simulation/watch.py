@@ -73,7 +73,8 @@ class Watch:
         self.strict = strict
         """Whether a coordinator only begins when all leases of the one before are over."""
         self._firewall = firewall
-        self.tolerated_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + refused_s + 1e-6
+        self._lease_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + 1e-6
+        self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
@@ -183,7 +184,7 @@ class Watch:
             return
         formation.running[agent.id] = workers
         for newer in self._newer(formation):
-            if self.world.now > newer.at + self.tolerated_s:
+            if self.world.now > newer.at + self._lease_s:  # no lease that is over is renewed
                 raise Failure(f"{agent.name} goes on in {formation} beside {newer}")
         if formation.live:
             if self.live is not None and self.live is not formation:
