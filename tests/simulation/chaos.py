@@ -149,7 +149,8 @@ class Run:
     def _start(self, host: Host) -> None:
         if self.watch.ends or not host.up or host.paused:
             return
-        here = sum(agent.alive and agent.process.host is host for agent in self.watch.agents)
+        agents = [agent for agent in self.watch.agents if agent.process.host is host]
+        here = sum(agent.alive and not agent.over for agent in agents)
         if here >= (2 if host is self.world.hosts[0] else 1):
             return
         random, settings = self._random, self.settings
@@ -367,5 +368,5 @@ class Run:
 
     def _man(self, host: Host) -> None:
         here = [agent for agent in self.watch.agents if agent.process.host is host]
-        if not any(agent.alive for agent in here):
+        if not any(agent.alive and not agent.over for agent in here):
             self._start(host)
