@@ -33,7 +33,8 @@ from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
 _SILENT_S = 1.0
-_HEARD = election.Message | Beat
+_BALLOT = election.Message
+_HEARD = _BALLOT | Beat
 _MOST_KEYS = 64
 """Of connections from other hosts, the latest."""
 
@@ -397,7 +398,7 @@ class Ballots:
         if key is None or not Beats.is_genuine(data, key):
             return None
         try:
-            message: election.Message = fields.message(election.Message, wire.parse(data[8:-8]))
+            message: election.Message = fields.message(_BALLOT, wire.parse(data[8:-8]))
         except Malformed:
             return None  # of another version, as its connection will say
         return message
