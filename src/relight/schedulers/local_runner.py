@@ -50,8 +50,7 @@ class Stream:
         """Copy what is there; return whether there may be more."""
         data = os.read(self.reader, 65536)
         if not data:
-            self._write(self._combined, self._line)
-            self._line = b""
+            self.end_line()
             return False
         self._write(self.file, data)
         self._line += data
@@ -61,6 +60,11 @@ class Stream:
         self._write(self._combined, self._line[:cut])
         self._line = self._line[cut:]
         return True
+
+    def end_line(self) -> None:
+        """Copy what has no end of line yet to the file of both as well."""
+        self._write(self._combined, self._line)
+        self._line = b""
 
     def _write(self, fd: int, data: bytes) -> None:
         """Write all of it; what a full disk has no room for is lost, and the job goes on."""
@@ -202,6 +206,7 @@ class Runner:
         for stream in self._streams[number]:  # who follows it reads no further once it is over
             if stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)  # a pipe holds no more than is read at once
+            stream.end_line()  # also if something that it has started may go on with that
         if name == "FAILED":
             self._first = number if self._first is None else self._first
             replica, known = self._replicas[number], self._workers.evidence.get(number)
