@@ -146,9 +146,10 @@ def _guard(pid: int, agent: int, scratch: str) -> None:
     try:
         poll = select.poll()
         child = os.pidfd_open(pid)
+        close_all_but((child,))  # or whoever is connected to the agent would not see its end
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
-            _stay(agent, child, poll)
+            _stay(agent, poll)
         status = 0
         if os.getppid() == agent:
             _, status = os.waitpid(pid, 0)
@@ -165,11 +166,10 @@ def _guard(pid: int, agent: int, scratch: str) -> None:
         os._exit(1)
 
 
-def _stay(agent: int, child: int, poll: select.poll) -> None:
+def _stay(agent: int, poll: select.poll) -> None:
     """Be a guard that stays, until the agent or the child is gone."""
     os.setsid()
     die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
-    close_all_but((child,))
     rename_process(f"worker guard of {agent}")
     try:
         poll.register(os.pidfd_open(agent), select.POLLIN)
