@@ -68,7 +68,7 @@ _LOG_EVERY_S = 10.0
 _HEARD = FromCoordinator | BeatMessage | Redirect
 
 
-class RemoteLink:
+class RemoteLink(finders.Seeker):
     """The link of a job of several nodes.
 
     Args:

@@ -24,7 +24,7 @@ from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import registers
 from relight.rendezvous.conf import KEY_BY_NAME
-from relight.rendezvous.finder import Answer, Here, Never, Nowhere, There
+from relight.rendezvous.finder import Answer, Here, Never, Nowhere, Seeker, There
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.registered import RegisteredFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-class _Candidate:
+class _Candidate(Seeker):
     """Coordinates while the register names this process; until then it looks whether the one that
     is named still listens. It is the finder's seeker.
     """
@@ -142,10 +142,6 @@ class _Candidate:
         """Let another one be written down."""
         self._finder.close()
 
-    def listen(self, sock: socket.socket) -> None:
-        """Not asked: this process listens already."""
-        sock.close()
-
     def found(self, answer: Answer) -> None:
         """Take what the register says."""
         match answer:
@@ -161,9 +157,6 @@ class _Candidate:
             case Never(error):
                 self.error = error
 
-    def certain(self, until: float) -> None:
-        """Go on."""
-
     def ousted(self, reason: str, again_s: float) -> None:
         """Send the agents away."""
         del again_s
@@ -176,9 +169,6 @@ class _Candidate:
         if text != self._said:
             self._said = text
             self._say(text)
-
-    def turned_away(self, line: str) -> None:
-        """Not asked: only electors of several hosts are turned away."""
 
     def _seek(self) -> None:
         self._finder.seek(may_host=True)

@@ -40,7 +40,7 @@ from relight.host.loop import Loop, Timer
 from relight.host.names import is_numeric
 from relight.host.ports import is_loopback
 from relight.rendezvous.endpoint import EndpointFinder
-from relight.rendezvous.finder import Answer, Nowhere, There
+from relight.rendezvous.finder import Answer, Nowhere, Seeker, There
 from relight.rendezvous.meeting import Meeting
 from relight.values import Nodes
 
@@ -95,7 +95,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
     return verdict
 
 
-class _Gathering:
+class _Gathering(Seeker):
     """This node's part."""
 
     def __init__(self, loop: Loop, wish: Wish, say: Callable[[list[str]], None]) -> None:
@@ -231,18 +231,6 @@ class _Gathering:
             wish.wait_s,
             self._say,
         )
-
-    def certain(self, until: float) -> None:
-        """Not asked: the one that has bound the endpoint hosts the meeting to its end."""
-
-    def ousted(self, reason: str, again_s: float) -> None:
-        """Not asked, as before."""
-
-    def say(self, text: str) -> None:
-        """Not asked: one endpoint has nothing to tell."""
-
-    def turned_away(self, line: str) -> None:
-        """Not asked: only electors of several hosts are turned away."""
 
     def _own(self, station: Station, address: str) -> Node:
         """Return this node as the others shall see it; it calls the host from `address`."""

@@ -19,7 +19,7 @@ from relight.errors import UsageError
 from relight.host.connection import Connection
 from relight.host.loop import Loop
 from relight.rendezvous.meeting import Meeting
-from relight.typed import NamedTuple, Protocol
+from relight.typed import NamedTuple
 
 
 class Here(NamedTuple):
@@ -52,14 +52,16 @@ class Never(NamedTuple):
 Answer = Here | There | Nowhere | Never
 
 
-class Seeker(Protocol):
+class Seeker:
     """Who asks a finder; always called from the loop."""
 
     def listen(self, sock: socket.socket) -> None:
         """Listen on this socket, whether this process coordinates or not."""
+        raise NotImplementedError
 
     def found(self, answer: Answer) -> None:
         """Take the answer to `seek`; or Here, if this process coordinates unasked."""
+        raise NotImplementedError
 
     def certain(self, until: float) -> None:
         """This process coordinates for certain until then, which is later than it was."""
