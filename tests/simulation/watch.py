@@ -87,6 +87,7 @@ class Watch:
         self._by_coordinator: dict[int, Formation] = {}
         self._by_id: dict[GenerationId, Formation] = {}
         self._of: dict[str, Formation] = {}
+        self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
         self._silent: set[str] = set()
         self._failures_before = 0
@@ -142,7 +143,8 @@ class Watch:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         if coordinator.state is State.RUNNING and len(confirmed) > 1:
-            formations = {self._of[node] for node in confirmed}
+            # One that was told to begin, and has not, ran a generation before.
+            formations = {self._of[node] for node in confirmed if self._with[node].form}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
         for _, message in sent:
@@ -167,6 +169,7 @@ class Watch:
             raise Failure(f"{agent.name}: generation {number} after {self._latest[agent.name]}")
         self._latest[agent.name] = number
         self._of[agent.id] = self._by_id[form.generation.id]
+        self._with[agent.id] = agent
 
     def runs(self, workers: "Workers") -> None:
         """A node's workers run now, or do not."""
