@@ -144,7 +144,7 @@ class Watch:
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
         if coordinator.state is State.RUNNING and len(confirmed) > 1:
             # One that was told to begin, and has not, ran a generation before.
-            formations = {self._of[node] for node in confirmed if self._with[node].form}
+            formations = {self._of[node] for node in confirmed if self._runs(node)}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
         for _, message in sent:
@@ -193,6 +193,9 @@ class Watch:
             if self.live is not None and self.live is not formation:
                 self._two_live(self.live, formation)
             self.live = formation
+
+    def _runs(self, node: str) -> bool:
+        return node in self._with and self._with[node].form is not None
 
     def settled(self) -> str:
         """Return why the world is not as it should be in the end, or nothing."""
