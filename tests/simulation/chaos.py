@@ -73,6 +73,8 @@ class Run:
             ("cut", "stop", "hosts", "twin"),
             ("hole", "hole", "fail", "kill"),
             ("stuck console", "fail", "leave"),
+            ("short coordinators", "hosts", "kill", "twin"),
+            ("late twin", "late twin", "twin"),
         ))  # fmt: skip
         if self.mode == "register":
             kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
@@ -82,6 +84,9 @@ class Run:
             refused_s = REFUSALS_S
         firewall = "reject" in kinds and self.mode == "endpoint"
         self.watch = Watch(world, settings, strict=strict, refused_s=refused_s, firewall=firewall)
+        self.watch.on_coordinator = self._begins
+        self._short_s = 0.0
+        """How long new coordinators live on average, 0 for no limit."""
 
     def run(self) -> None:
         """Run it.
@@ -249,6 +254,10 @@ class Run:
                 few = random.sample(numbers, random.randint(1, len(numbers)))
                 self.service.silent_for |= set(numbers if kind == "silent" else few)
                 world.after(soon, self.service.silent_for.clear)
+            case "short coordinators":
+                self._short_s = 0.0 if self._short_s else random.choice((0.02, 0.1, 0.5))
+            case "late twin" if coordinator.host is host:
+                self._stop_past_its_lease(process, coordinator)
             case "late":
                 self.service.late_s = soon
                 world.after(soon, setattr, self.service, "late_s", 0.0)
@@ -257,6 +266,23 @@ class Run:
         if process.alive:
             self.world.log(f"{process.name} kill -9")
             process.end()
+
+    def _begins(self, coordinator: Process) -> None:
+        """A process begins to coordinate: it may be killed before it has said much."""
+        if self._short_s and self.world.now < self._trouble_s:
+            seconds = self._random.expovariate(1 / self._short_s)
+            self.world.after(seconds, self._kill, coordinator)
+            self.world.after(seconds + 0.01, self._start, coordinator.host)
+
+    def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:
+        """An agent beside the coordinator stands still until the others have gone on without it;
+        then the coordinator is killed, so that this one may take its port.
+        """
+        seconds = self.settings.lost_after_s * self._random.uniform(1, 4)
+        process.sigstop()
+        self.world.after(seconds, self._kill, coordinator)
+        self.world.after(seconds + self._random.uniform(0, 0.5), process.sigcont)
+        self.world.after(seconds + 5, self._start, coordinator.host)
 
     def _crash(self, host: Host) -> None:
         self.world.log(f"{host.name} crashes")

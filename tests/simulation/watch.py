@@ -25,6 +25,7 @@ Not guaranteed, for as long as a lease and a half:
   their lease.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
@@ -32,7 +33,7 @@ from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
 from relight.core.ranks import GenerationId
 from relight.group import Group
 
-from .world import Failure, World
+from .world import Failure, Process, World
 
 if TYPE_CHECKING:
     from .node import Node, Workers
@@ -76,6 +77,8 @@ class Watch:
         self._lease_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + 1e-6
         self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
+        self.on_coordinator: Callable[[Process], None] = lambda process: None
+        """Is told of each process that begins to coordinate."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
@@ -97,6 +100,7 @@ class Watch:
     def new_coordinator(self) -> int:
         """Return a number for a group that begins."""
         self._coordinators += 1
+        self.on_coordinator(self.world.me())
         return self._coordinators
 
     def coordinating(self) -> "WatchedMembership | None":
