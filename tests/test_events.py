@@ -1,4 +1,4 @@
-"""Events survive the way to JSON and back, and say in words what happened."""
+"""Events are written as JSON, and say in words what happened."""
 
 import json
 from pathlib import Path
@@ -28,25 +28,23 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: type(e).__name__)
-def test_round_trip(event: events.Event) -> None:
-    """What is written to the event log can be read back, with times added."""
-    line = json.dumps({"t": 1.5, **events.to_json(event)})
-    again = events.from_json(json.loads(line))
-    assert again == event
-    assert type(again) is type(event)
-    assert events.describe(again)
+def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> None:
+    """A line of the event log holds all of an event; and it can be said in words."""
+    line = json.loads(json.dumps(events.to_json(event)))
+    assert line == {"event": type(event).__name__, **event._asdict()}
+    assert events.describe(event)
 
 
 def test_all_events_are_covered() -> None:
-    """A new event needs an example here, and with it a way to and from JSON and words."""
-    assert {type(event) for event in EXAMPLES} == set(events._TYPES.values())
+    """A new event needs an example here, and with it words."""
+    assert {type(event) for event in EXAMPLES} == set(events.Event.__args__)
 
 
 def test_each_is_documented_with_its_fields() -> None:
     """docs/events.md has a row for each event that is written."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
     rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
-    written = {name: kind for name, kind in events._TYPES.items() if kind is not events.Tick}
+    written = {kind.__name__: kind for kind in events.Event.__args__ if kind is not events.Tick}
     assert rows.keys() - {"event"} == written.keys()
     for name, kind in written.items():
         assert all(f"`{field}`" in rows[name].split("|")[3] for field in kind._fields), name
@@ -63,10 +61,3 @@ def test_nobody_imports_what_cannot_be_imported(reason: str, end: str) -> None:
     """What a module costs each worker is told only where a worker can import it."""
     text = events.describe(events.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)
-
-
-@pytest.mark.parametrize("record", [{}, {"event": "Nonsense"}, {"event": "Ended", "exit_code": 1}])
-def test_nonsense_is_refused(record: dict[str, object]) -> None:
-    """A record that is no event is an error that says what is wrong."""
-    with pytest.raises(ValueError, match=r"unknown event|without"):
-        events.from_json(record)

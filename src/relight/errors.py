@@ -3,12 +3,11 @@
     RelightError
     ├── WorkersFailedError  1   the user's function, called by relight.launch
     ├── UsageError      2   the user: the command line or the environment asks for what can't be
-    ├── GroupError      3   the operator: the nodes did not come together in time
     ├── MachineError    4   the operator: this machine refused something that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
 A job whose workers failed is no error of the launcher: it ends with the exit code of its root
-cause.
+cause. One whose nodes did not come together in time, or fell apart for good, ends with EXIT_GROUP.
 
 A message is one line: what happened, to which thing, why. The hint says what to do next.
 """
@@ -56,12 +55,6 @@ class UsageError(RelightError):
     """What was asked for is wrong; nothing has been started."""
 
     exit_code = EXIT_USAGE
-
-
-class GroupError(RelightError):
-    """The nodes of the job did not come together, or fell apart for good."""
-
-    exit_code = EXIT_GROUP
 
 
 class MachineError(RelightError):

@@ -1,8 +1,8 @@
-"""What happened: one small immutable type an event, to and from JSON.
+"""What happened: one small immutable type an event, and how it is written.
 
-The same records are the inputs of the cores and the lines of the event log, so that a run can be
-read, and replayed, from its log. Times are not part of an event: whoever records it adds them.
-An exit code below 0 is the number of the signal that ended a process, as in torch and subprocess.
+The same records are the inputs of the cores and the lines of the event log. Times are not part of
+an event: whoever records it adds them. An exit code below 0 is the number of the signal that ended
+a process, as in torch and subprocess.
 """
 
 from relight.errors import many
@@ -154,28 +154,6 @@ Event = (
     | Ended
 )
 
-_TYPES: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (
-        Formed,
-        WorkerStarted,
-        WorkerExited,
-        WorkersFrozen,
-        SignalReceived,
-        GroupStopped,
-        SpawnerLost,
-        PreloadStarted,
-        PreloadReady,
-        PreloadWithout,
-        PreloadUnfit,
-        WorkersWarm,
-        Mistake,
-        Tick,
-        Restarting,
-        Ended,
-    )
-}
-
 
 def describe(event: Event) -> str:
     """Return an event in words, for people who want to know what is done (`--verbose`)."""
@@ -241,20 +219,3 @@ def _left_out(packages: list[str]) -> str:
 def to_json(event: Event) -> dict[str, Any]:
     """Return an event as a JSON object; its type is under the key `event`."""
     return {"event": type(event).__name__, **event._asdict()}
-
-
-def from_json(record: dict[str, Any]) -> Event:
-    """Return the event of a JSON object; keys that do not belong to it (times) are left out.
-
-    Raises:
-        ValueError: no such event, or a field is missing.
-    """
-    kind = _TYPES.get(str(record.get("event")))
-    if kind is None:
-        raise ValueError(f"unknown event: {record.get('event')}; known: {', '.join(_TYPES)}")
-    missing = [field for field in kind._fields if field not in record]
-    if missing:
-        raise ValueError(f"{kind.__name__} without {', '.join(missing)}")
-    values = (record[field] for field in kind._fields)
-    event: Event = kind(*(tuple(v) if isinstance(v, list) else v for v in values))
-    return event

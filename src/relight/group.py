@@ -7,9 +7,10 @@ coordinator has one for each job, and agents reach it by a `link.RemoteLink`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.core.group import Drop, Lost, Send, Settings, Tick, Told
+from relight.core.group import Drop, Lost, Send, Settings, Told
 from relight.core.membership import Membership
 from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
+from relight.events import Tick
 from relight.host.loop import Loop, Timer
 from relight.typed import Protocol
 

@@ -17,7 +17,7 @@ A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.exits import Failure
-from relight.core.group import Drop, Effect, Event, Lost, Settings, Tick, Told
+from relight.core.group import Drop, Effect, Event, Lost, Settings, Told
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
@@ -34,6 +34,7 @@ from relight.core.messages import (
     Wait,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
+from relight.events import Tick
 
 
 def record(rank: int = 0, *, exitcode: int = 7, asked: int = 0, host: str = "a") -> Failure:

@@ -47,7 +47,7 @@ def test_a_node_counts_when_it_is_ready() -> None:
         0 a joins
         0 b offers
     """)
-    assert game.group.explain(1) == "waiting for b to get ready (join timeout in 9 m 59 s)"
+    assert game.group.explain(1) == "waiting for b to get ready (join timeout in 9 min 59 s)"
     game.play("""
         1 b ready
         -> form 0: a b
@@ -434,7 +434,7 @@ def test_explanations() -> None:
     game = table(2, 4, last_call_s=5.0, join_timeout_s=600.0)
     game.play("0 gpu-01 joins")
     assert game.group.explain(48) == (
-        "1 of at least 2 nodes have joined: gpu-01; waiting for 1 more (join timeout in 9 m 12 s)"
+        "1 of at least 2 nodes have joined: gpu-01; waiting for 1 more (join timeout in 9 min 12 s)"
     )
     game.play("48 gpu-03 joins")
     assert game.group.explain(48) == (

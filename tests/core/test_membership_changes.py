@@ -41,7 +41,7 @@ def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
         -> end 3: d
     """)
     assert game.end("c").reason == (
-        "gave up after 1 m 00 s: 2 of 3 nodes have joined: a, c; waiting for 1 more"
+        "gave up after 1 min 0 s: 2 of 3 nodes have joined: a, c; waiting for 1 more"
     )
 
 

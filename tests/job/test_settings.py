@@ -132,8 +132,7 @@ def test_defaults_of_submit(place: Path, home: Path) -> None:
     assert (found.command("scheduler"), found.command("component")) == ("docker", "utils.echo")
 
 
-def test_sections_by_the_beginning_of_their_names(place: Path, home: Path) -> None:
-    """`starting_with` leaves the beginning out."""
+def test_the_sections_of_one_file_come_in_its_order(place: Path) -> None:
+    """`sections_of` tells their names."""
     (place / OURS).write_text("[tracker:a]\nconfig = 1\n[tracker:b]\nconfig = 2\n[local]\n")
-    assert loaded(home).starting_with("tracker:") == {"a": {"config": "1"}, "b": {"config": "2"}}
     assert settings.sections_of(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]

@@ -13,7 +13,7 @@ does. Of an even number of hosts, half of them are a majority if the first host 
       | a lower candidate asks for votes or holds one, or half of `vote_s` brought no majority:
         votes are given back, it probes again
     COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
-      | its votes ran out                                       -> FOLLOWER, Resign
+      | its votes ran out                                       -> FOLLOWER
 
 A host votes for one candidate at a time, for `vote_s` after a request was received; the candidate
 counts the vote from the time at which it sent that request, and a tenth less, so that no common
@@ -121,13 +121,7 @@ class BecomeCoordinator(NamedTuple):
     """Effect: this host coordinates from now on, as long as `holds`."""
 
 
-class Resign(NamedTuple):
-    """Effect: this host coordinates no longer."""
-
-    reason: str
-
-
-Effect = Send | BecomeCoordinator | Resign
+Effect = Send | BecomeCoordinator
 
 
 class _Vote(NamedTuple):
@@ -203,7 +197,7 @@ class Election:
             self._listening_since = now
         self._last_step = now
         if self.state is State.COORDINATOR and self.lease_until() <= now:
-            self._resign("the votes of the other hosts ran out", now)
+            self._resign(now)
         match event:
             case Heard(VoteRequest() as request) if self._is_other(request.candidate):
                 self._on_request(request, now)
@@ -299,7 +293,7 @@ class Election:
         self._heard_at[candidate] = now
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
-                self._resign(f"{self.hosts[candidate]} coordinates as well", now)
+                self._resign(now)
             if self.state is not State.COORDINATOR:
                 self._direct = (candidate, now)
                 self._see(candidate, now, now)
@@ -451,13 +445,12 @@ class Election:
             self._tell_all(VoteRelease(self.me, self._incarnation, now))
         self._send_at = now + self._vote_s / 10
 
-    def _resign(self, reason: str, now: float) -> None:
+    def _resign(self, now: float) -> None:
         self.state = State.FOLLOWER
         self._alone = False
         self._give_back(now)
         self._seen_at = now - self._vote_s
         self._listening_since = now
-        self._effects.append(Resign(reason))
 
     def _tell_all(self, message: Message) -> None:
         self._effects += [Send(i, message) for i in range(len(self.hosts)) if i != self.me]

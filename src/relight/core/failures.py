@@ -21,6 +21,7 @@ from enum import IntEnum
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
 from relight.core.exits import CRASHES, Failure, Kind, Report
 from relight.core.fields import fit
+from relight.core.waiting import duration
 from relight.errors import exit_code_of_signal, signal_name
 from relight.typed import NamedTuple
 
@@ -90,7 +91,7 @@ class Diagnosis(NamedTuple):
         where = (
             f"  {f'first rank {root.rank} ' if self.same else ''}on {root.host}: "
             f"local rank {root.local_rank}, "
-            f"pid {root.pid}; {ended}, after {_duration(root.at - formed_at)}"
+            f"pid {root.pid}; {ended}, after {duration(root.at - formed_at, digits=1)}"
         )
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
@@ -316,7 +317,8 @@ def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
     rows = []
     for first, *others in groups.values():
         later = first.at - root_at
-        when = f"{_duration(later)} later, " if later >= 0.1 and not _was_stopped(first) else ""
+        told = later >= 0.1 and not _was_stopped(first)
+        when = f"{duration(later, digits=1)} later, " if told else ""
         ranks = named_ranks([first.rank, *(failure.rank for failure in others)])
         rows.append(_in_rows(f"  {ranks}: {when}{_consequence(first, many=bool(others))}"))
     if len(rows) > _MAX_CONSEQUENCES + 1:
@@ -362,12 +364,3 @@ def _ranges(ranks: Iterable[int]) -> str:
         else:
             parts.append([rank])
     return ", ".join("-".join(map(str, part)) for part in parts)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = int(seconds // 60)
-    if minutes < 60:
-        return f"{minutes} min {int(seconds % 60)} s"
-    return f"{minutes // 60} h {minutes % 60} min"

@@ -5,6 +5,7 @@ goes out.
 from enum import Enum
 
 from relight.core.messages import FromAgent, FromCoordinator
+from relight.events import Tick
 from relight.typed import NamedTuple
 
 
@@ -69,10 +70,6 @@ class Lost(NamedTuple):
 
     node: str
     reason: str
-
-
-class Tick(NamedTuple):
-    """Event: a deadline has passed."""
 
 
 class Send(NamedTuple):

@@ -115,12 +115,16 @@ def names(hosts: Sequence[str]) -> str:
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 
 
-def duration(seconds: float) -> str:
-    """Return a time as `9 m 12 s`, or `3 h 05 m`."""
-    minutes, left = divmod(max(0, round(seconds)), 60)
+def duration(seconds: float, digits: int = 0) -> str:
+    """Return a time as `45 s`, `9 min 12 s` or `3 h 5 min`; below a minute with so many digits
+    after the point.
+    """
+    if round(seconds, digits) < 60:
+        return f"{max(0.0, seconds):.{digits}f} s"
+    minutes, left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} m {left:02} s" if minutes else f"{left} s"
-    return f"{minutes // 60} h {minutes % 60:02} m"
+        return f"{minutes} min {left} s"
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def _timeout(left_s: float) -> str:

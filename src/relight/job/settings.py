@@ -38,14 +38,6 @@ class Settings(NamedTuple):
         """Return a default of `relight submit`: `[cli:submit]` or TorchX's `[cli:run]`."""
         return self.section("cli:submit").get(name) or self.section("cli:run").get(name, "")
 
-    def starting_with(self, prefix: str) -> dict[str, Mapping[str, str]]:
-        """Return the sections whose names begin so, by the rest of their names."""
-        return {
-            name[len(prefix) :]: section
-            for name, section in self.sections.items()
-            if name.startswith(prefix)
-        }
-
 
 def files(env: Environment) -> list[str]:
     """Return the files that are there, the first of them counting most.

@@ -78,7 +78,6 @@ class Key(NamedTuple):
 
     name: str
     parse: Callable[[str], Any]
-    help: str
     backends: tuple[str, ...] = BACKENDS
     no_effect: str = ""
     field: str = ""
@@ -167,56 +166,37 @@ _REGISTERS = (*_ETCD, "file")
 _ONLY_ETCD = "it says how to reach etcd"
 
 KEYS: tuple[Key, ...] = (
-    Key("join_timeout", parse_seconds, "how long to wait for enough nodes"),
-    Key("last_call_timeout", parse_seconds,
-        "how long to wait for more nodes after the last arrival; torchrun's 30 are spent on every "
-        "restart below the maximum, these only on new nodes"),
-    Key("close_timeout", parse_seconds, "how long the coordinator waits until all know of the end"),
-    Key("keep_alive_interval", parse_seconds, "time between two heartbeats of a node"),
-    Key("keep_alive_max_attempt", parse_attempts, "missed heartbeats after which a node is lost"),
-    Key("heartbeat_timeout", parse_seconds, "accepted", (), "no heartbeat waits for an answer"),
-    Key("exit_barrier_timeout", parse_wait,
-        "how long a node that is done waits for the others; "
-        "also TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"),
-    Key("checkpoint_timeout", parse_seconds,
-        "how long --membership-change=at-checkpoint waits for the workers"),
-    Key("takeover", parse_takeover,
-        "of several hosts of an endpoint, who may go on: a majority, or one host alone; alone, two "
-        "halves of a cut network may both run"),
-    Key("token_file", str, "file with the secret that the nodes share", is_file=True),
-    Key("tls_cert", str, "certificate of this node; with tls_key and tls_ca", is_file=True),
-    Key("tls_key", str, "its private key", is_file=True),
-    Key("tls_ca", str, "the authority that signed the certificates of all nodes", is_file=True),
-    Key("is_host", parse_bool, "whether this node may host the coordinator; default: if it can",
-        ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
-    Key("lease_ttl", parse_seconds,
-        "a coordinator whose machine is lost is replaced after so long; it also bears with a "
-        "register that does not answer for nearly so long", _REGISTERS,
-        "the endpoint itself is the coordinator"),
-    Key("store_type", parse_store_type, "file: as --rdzv-backend=file, at the endpoint",
-        ("c10d",), "only the c10d rendezvous has it"),
-    Key("read_timeout", parse_seconds,
-        "c10d: if given, a node gives up after twice this time without a coordinator at the "
-        "endpoint, as under torchrun; else after join_timeout. etcd-v2: the longest wait for an "
-        "answer of etcd", ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
-    Key("rank", parse_rank, "as --node-rank",
-        ("static",), "only the static rendezvous has node ranks"),
-    Key("timeout", parse_seconds, "as join_timeout, which is 900 there", ("static", "etcd"),
-        "join_timeout counts"),
-    Key("etcd_prefix", str, "where etcd keeps the keys of all jobs",
-        ("etcd",), "only etcd has it"),
-    Key("etcd_user", str, "a user of etcd; with etcd_password_file", _ETCD, "only etcd has users"),
-    Key("etcd_password_file", str, "file with the user's password",
-        _ETCD, "only etcd has users", is_file=True),
-    Key("protocol", parse_protocol, "http or https", _ETCD, _ONLY_ETCD),
-    Key("cert", str, "client certificate for etcd", ("etcd",), _ONLY_ETCD, is_file=True),
-    Key("key", str, "its private key", ("etcd",), _ONLY_ETCD, is_file=True),
-    Key("cacert", str, "the authority that signed etcd's", ("etcd",), _ONLY_ETCD, is_file=True),
-    Key("ssl_cert", str, "client certificate for etcd", ("etcd-v2",), _ONLY_ETCD, "cert", True),
-    Key("ssl_cert_key", str, "its private key", ("etcd-v2",), _ONLY_ETCD, "key", True),
-    Key("ca_cert", str, "the authority that signed etcd's",
-        ("etcd-v2",), _ONLY_ETCD, "cacert", True),
-)  # fmt: skip
+    Key("join_timeout", parse_seconds),
+    Key("last_call_timeout", parse_seconds),
+    Key("close_timeout", parse_seconds),
+    Key("keep_alive_interval", parse_seconds),
+    Key("keep_alive_max_attempt", parse_attempts),
+    Key("heartbeat_timeout", parse_seconds, (), "no heartbeat waits for an answer"),
+    Key("exit_barrier_timeout", parse_wait),
+    Key("checkpoint_timeout", parse_seconds),
+    Key("takeover", parse_takeover),
+    Key("token_file", str, is_file=True),
+    Key("tls_cert", str, is_file=True),
+    Key("tls_key", str, is_file=True),
+    Key("tls_ca", str, is_file=True),
+    Key("is_host", parse_bool, ("c10d", *_REGISTERS), "with static, node rank 0 hosts it"),
+    Key("lease_ttl", parse_seconds, _REGISTERS, "the endpoint itself is the coordinator"),
+    Key("store_type", parse_store_type, ("c10d",), "only the c10d rendezvous has it"),
+    Key("read_timeout", parse_seconds, ("c10d", "etcd-v2"), "only c10d and etcd-v2 have it"),
+    Key("rank", parse_rank, ("static",), "only the static rendezvous has node ranks"),
+    Key("timeout", parse_seconds, ("static", "etcd"), "join_timeout counts"),
+    Key("etcd_prefix", str, ("etcd",), "only etcd has it"),
+    Key("etcd_user", str, _ETCD, "only etcd has users"),
+    Key("etcd_password_file", str, _ETCD, "only etcd has users", is_file=True),
+    Key("protocol", parse_protocol, _ETCD, _ONLY_ETCD),
+    Key("cert", str, ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("key", str, ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("cacert", str, ("etcd",), _ONLY_ETCD, is_file=True),
+    Key("ssl_cert", str, ("etcd-v2",), _ONLY_ETCD, "cert", is_file=True),
+    Key("ssl_cert_key", str, ("etcd-v2",), _ONLY_ETCD, "key", is_file=True),
+    Key("ca_cert", str, ("etcd-v2",), _ONLY_ETCD, "cacert", is_file=True),
+)
+"""What each is for is in `docs/several-nodes.md`."""
 
 KEY_BY_NAME = {key.name: key for key in KEYS}
 
@@ -310,23 +290,6 @@ def has_key(backend: str, key: Key) -> bool:
 def keys_of(backend: str) -> tuple[str, ...]:
     """Return the names of the keys that have an effect with a backend."""
     return tuple(key.name for key in KEYS if has_key(backend, key))
-
-
-def conf_help(backend: str = "") -> list[str]:
-    """Return a line a key, of one backend or of all: its name, its default and its meaning."""
-    lines = []
-    for key in KEYS:
-        if backend and not has_key(backend, key):
-            continue
-        default = Conf._field_defaults[key.target]
-        shown = "" if default in (None, "") else f" ({default:g})" if _is_number(default) else ""
-        where = "" if backend or key.backends in (BACKENDS, ()) else f"{', '.join(key.backends)}: "
-        lines.append(f"{key.name:<24}{where}{key.help}{shown}")
-    return lines
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _unknown(name: str, backend: str) -> str:

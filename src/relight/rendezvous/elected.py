@@ -18,7 +18,7 @@ from functools import partial
 from socket import AF_INET, AF_INET6
 
 from relight.core import election, fields, waiting, wire
-from relight.core.election import BecomeCoordinator, Election, Heard, Resign, Send
+from relight.core.election import BecomeCoordinator, Election, Heard, Send
 from relight.core.fields import Malformed, Message
 from relight.core.group import Hello, Settings
 from relight.core.link import Refusal
@@ -340,8 +340,6 @@ class Elector:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():
                     self._elected_at = self._loop.now()
-                case Resign():
-                    pass
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._election.deadline(), self._on_deadline)

@@ -21,7 +21,6 @@ from relight.host.files import remove_tree
 from relight.typed import NoReturn
 
 _END_LIMIT_S = 10.0
-_LOOK_S = 0.0005
 
 
 class Guard:
