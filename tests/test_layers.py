@@ -1,6 +1,7 @@
 """The layers of docs/ARCHITECTURE.md: imports go to the left only."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,10 @@ LAYERS = (
     ("values",),
     ("events", "spec"),
     ("core",),
-    ("host", "rendezvous", "schedulers", "job", "status", "worker", "testing"),
+    ("host", "rendezvous", "worker"),
+    ("job",),
+    ("schedulers",),
+    ("runner",),
     ("postmortem",),
     ("doctor", "function", "function_hosts", "function_results"),
     ("group",),
@@ -25,6 +29,9 @@ LAYERS = (
     ("cli", "__main__"),
 )
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+# What users import from. They name what stands above them and load it when it is asked for, so
+# nothing of ours may import from them.
+FACES = ("relight", "relight.job")
 PURE_MAY_IMPORT = {
     "collections",
     "enum",
@@ -43,23 +50,48 @@ PURE_MAY_IMPORT = {
 
 
 def modules() -> list[Path]:
-    return sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+    return sorted(p for p in ROOT.rglob("*.py") if name_of(p) not in FACES)
 
 
-def imports(path: Path) -> set[str]:
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def is_module(name: str) -> bool:
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").is_file()
+
+
+@cache
+def imports(path: Path) -> frozenset[str]:
+    """The modules that a file imports, anywhere in it; `package.name` if it takes a name from a
+    package that is no module.
+    """
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-            if node.module == "relight":
-                found.update(f"relight.{alias.name}" for alias in node.names)
-    return found
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            if node.module in FACES:
+                found |= inside
+            else:
+                found |= {name if is_module(name) else node.module for name in inside}
+    return frozenset(found)
+
+
+def package_of(path: Path) -> str:
+    """The folder of a module; a module that is in none of its own stands for itself."""
+    return name_of(path) if path.parent == ROOT else name_of(path.parent / "__init__.py")
 
 
 def layer_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def test_every_layer_is_there() -> None:
+    """The list of layers names no module or package that does not exist."""
+    assert not {name for name in RANK if not is_module(f"relight.{name}")}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -71,6 +103,36 @@ def test_imports_go_to_the_left(path: Path) -> None:
         if name.startswith("relight.") and name.split(".")[1] in RANK:
             other = name.split(".")[1]
             assert RANK[other] <= RANK[own], f"{path.name} ({own}) imports {name}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_nothing_imports_names_from_the_faces(path: Path) -> None:
+    """`relight` and `relight.job` are for users: who is inside takes a name from its module."""
+    for name in imports(path):
+        face, _, _ = name.rpartition(".")
+        assert name != "relight.job", f"{path.name} imports {name}"
+        assert face not in FACES or is_module(name) or name == "relight.__version__", name
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """From no package do imports lead through others back to it, also not those in functions."""
+    ways: dict[str, set[str]] = {}
+    for path in modules():
+        packages = {package_of(file) if (file := file_of(name)) else "" for name in imports(path)}
+        ways.setdefault(package_of(path), set()).update(packages - {"", package_of(path)})
+    for package in ways:
+        seen, left = set[str](), set(ways[package])
+        while left:
+            seen |= left
+            left = {further for each in left for further in ways.get(each, ())} - seen
+        assert package not in seen, f"{package} and {sorted(seen & set(ways))} import each other"
+
+
+def file_of(name: str) -> Path | None:
+    """The file of a module of ours."""
+    path = ROOT.parent.joinpath(*name.split("."))
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((f for f in files if f.is_file() and f.is_relative_to(ROOT)), None)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)

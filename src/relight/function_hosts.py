@@ -18,7 +18,7 @@ from typing import Any
 from relight.job import macros
 from relight.job.app import AppDef, Role
 from relight.job.handles import Handle, parse
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 from relight.worker import call
 
 _PART = 30_000

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from relight.schedulers.local_record import LocalRecord
+from relight.schedulers.processes.record import LocalRecord
 
 LIMIT_S = 60.0
 Command = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -17,8 +17,8 @@ import pytest
 from relight.cli.jobs import Follower
 from relight.errors import MachineError
 from relight.job.handles import Handle
-from relight.job.runner import Runner
-from relight.schedulers.local_record import LocalRecord
+from relight.runner.runner import Runner
+from relight.schedulers.processes.record import LocalRecord
 
 from .conftest import LIMIT_S, Command
 

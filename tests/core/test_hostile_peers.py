@@ -18,7 +18,7 @@ from relight.core.membership import Membership
 from relight.core.messages import End, Failed, FromAgent, FromCoordinator, Join, Ready
 from relight.core.ranks import NO_GENERATION
 from relight.events import Tick
-from relight.schedulers import ssh_frames, ssh_hosts
+from relight.schedulers.ssh import frames, hosts
 
 REPORT = Report(Kind.RAISED, "ValueError", "x\n" * 5000, "a.py:1 in f", "x", ("─" * 5000,) * 300)
 
@@ -156,11 +156,11 @@ def test_nothing_that_a_host_answers_over_ssh_does_harm(chance: Chance) -> None:
     """The end of a replica on another host is one that can be, or `Malformed`; what one side says,
     the other takes.
     """
-    ended = chance.valid(ssh_frames.Ended)
-    assert ssh_frames.Ended.of(ended.to_payload()).to_payload() == ended.to_payload()
+    ended = chance.valid(frames.Ended)
+    assert frames.Ended.of(ended.to_payload()).to_payload() == ended.to_payload()
     try:
-        heard = ssh_frames.Ended.of(chance.written(chance.near(fields.plain(ended))))
+        heard = frames.Ended.of(chance.written(chance.near(fields.plain(ended))))
     except Malformed:
         return
     assert heard.exitcode is None or -127 <= heard.exitcode <= 255
-    ssh_hosts.problem(ssh_hosts.Host("node"), heard)
+    hosts.problem(hosts.Host("node"), heard)

@@ -1,1 +1,1 @@
-"""Descriptions of jobs, and what becomes of them until a scheduler has them."""
+"""Descriptions of jobs: apps, components, records, handles, what is hidden."""

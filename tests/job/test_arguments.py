@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from relight.job import arguments, loading
+from relight.job.components import arguments, loading
 
 COMPONENT = '''
 from typing import Annotated, Dict, List, Optional

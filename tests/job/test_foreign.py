@@ -9,8 +9,8 @@ import pytest
 
 import relight.job as specs
 from relight.errors import UsageError
-from relight.job import arguments, foreign, loading
-from relight.job.checking import checked
+from relight.job.components import arguments, foreign, loading
+from relight.runner.checking import checked
 
 
 def theirs(**fields: Any) -> SimpleNamespace:

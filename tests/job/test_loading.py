@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from relight.job import components, loading
+from relight.job import components
 from relight.job.app import AppDef, BindMount, DeviceMount, RetryPolicy, VolumeMount
+from relight.job.components import loading
 
 GOOD = """
 import relight.job as specs
@@ -45,7 +46,7 @@ def built(address: str, *args: Any) -> AppDef:
 @pytest.mark.parametrize("name", components.names())
 def test_built_in_components_load(name: str) -> None:
     """Each name of the table is a function with a command line."""
-    from relight.job.arguments import signature_of
+    from relight.job.components.arguments import signature_of
 
     signature = signature_of(name, loading.find(name))
     assert signature.description

@@ -9,8 +9,8 @@ import pytest
 from clusters.docker import IMAGE, PATIENCE_S, Dockerd, docker_unavailable
 
 from relight.job.app import AppDef, AppState, Role
-from relight.schedulers import docker
 from relight.schedulers.api import AppStatus, LogQuery
+from relight.schedulers.docker import scheduler as docker
 
 CANCELLED, FAILED, RUNNING, SUCCEEDED = (
     AppState[name] for name in ("CANCELLED", "FAILED", "RUNNING", "SUCCEEDED")

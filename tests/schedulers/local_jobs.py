@@ -11,7 +11,7 @@ import pytest
 from relight.job import records
 from relight.job.app import AppDef, Role
 from relight.schedulers.api import AppStatus, LogQuery, Request
-from relight.schedulers.local import Local
+from relight.schedulers.local.scheduler import Local
 
 PATIENCE_S = 60.0
 

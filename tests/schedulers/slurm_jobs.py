@@ -15,7 +15,7 @@ from relight.errors import RelightError
 from relight.job import records
 from relight.job.app import AppDef, Resource, Role
 from relight.schedulers.api import LogQuery
-from relight.schedulers.slurm import make
+from relight.schedulers.slurm.scheduler import make
 
 
 def role(fields: dict[str, Any]) -> Role:

@@ -12,7 +12,8 @@ from clusters.docker import IMAGE
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, BindMount, Resource
-from relight.schedulers import docker, docker_request
+from relight.job.user import user_name
+from relight.schedulers.docker import scheduler as docker
 from schedulers.docker_jobs import (  # noqa: F401  # fixtures
     CANCELLED,
     FAILED,
@@ -333,4 +334,4 @@ def test_the_network_of_the_host(jobs: Jobs) -> None:
 def test_it_can_be_used_here(jobs: Jobs) -> None:
     """A daemon that answers is one for `-s auto`."""
     assert jobs.scheduler.affinity() == 10
-    assert docker_request.user_name() and os.getuid() == 0
+    assert user_name() and os.getuid() == 0

@@ -15,8 +15,9 @@ from clusters.docker import Dockerd, shell
 
 from relight.errors import MachineError
 from relight.job.app import BindMount, DeviceMount, Resource, VolumeMount
-from relight.schedulers import docker, docker_logs
 from relight.schedulers.api import LogQuery
+from relight.schedulers.docker import scheduler as docker
+from relight.schedulers.docker.logs import seconds
 from schedulers.docker_jobs import RUNNING, SUCCEEDED, Jobs, daemon, jobs, run, sh  # noqa: F401  # fixtures
 
 pytestmark = pytest.mark.slow
@@ -223,7 +224,7 @@ def test_logs_of_a_time(jobs: Jobs) -> None:
     jobs.wait(app_id)
     container = jobs.daemon.containers()[0]["Id"]
     said = jobs.daemon.client.logs(container, timestamps=True).decode().splitlines()
-    first, second, third = [docker_logs.seconds(line.split()[0]) for line in said]
+    first, second, third = [seconds(line.split()[0]) for line in said]
     since = datetime.fromtimestamp((first + second) / 2, UTC)
     until = datetime.fromtimestamp((second + third) / 2, UTC)
     assert jobs.lines(app_id, since=since) == ["two", "three"]

@@ -25,7 +25,8 @@ from relight.job.app import (
     VolumeMount,
 )
 from relight.job.components import IMAGE
-from relight.schedulers import docker, docker_request
+from relight.schedulers.docker import scheduler as docker
+from relight.schedulers.docker.request import body_of, container_names
 
 NO_VARIABLES = Environment({})
 EFA = "vpc.amazonaws.com/efa"
@@ -36,7 +37,7 @@ def role(name: str = "trainer", **parts: Any) -> Role:
 
 
 def body(*roles: Role, variables: Environment = NO_VARIABLES, **cfg: Any) -> dict[str, Any]:
-    return docker_request.body(AppDef("app", roles), cfg, "app-x7k2m", variables)
+    return body_of(AppDef("app", roles), cfg, "app-x7k2m", variables)
 
 
 def configs(*roles: Role, **cfg: Any) -> list[dict[str, Any]]:
@@ -254,7 +255,7 @@ def test_names_are_valid(app_id: str, names: list[str], replicas: int) -> None:
     """
     app = AppDef("a", tuple(role(name, num_replicas=replicas) for name in names))
     app_id += "-x7k2mb9"
-    found = [name for its in docker_request.container_names(app, app_id) for name in its]
+    found = [name for its in container_names(app, app_id) for name in its]
     assert len(set(found)) == len(names) * replicas
     for name in found:
         assert re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])", name)

@@ -17,7 +17,7 @@ from relight.host.devices import Device
 from relight.job import records
 from relight.job.app import AppState, BindMount, Resource, RetryPolicy, Role
 from relight.schedulers.api import LogQuery
-from relight.schedulers.local import Local, make
+from relight.schedulers.local.scheduler import Local, make
 from schedulers.local_jobs import (
     PATIENCE_S,
     files_below,

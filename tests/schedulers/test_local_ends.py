@@ -21,8 +21,8 @@ from relight.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppState, Role
 from relight.schedulers import local
-from relight.schedulers.local import Local, make
-from relight.schedulers.local_record import LocalRecord
+from relight.schedulers.local.scheduler import Local, make
+from relight.schedulers.processes.record import LocalRecord
 from schedulers.local_jobs import (
     PATIENCE_S,
     files_below,
@@ -307,7 +307,7 @@ def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None
 SUBMITTER = """
 import sys, time
 from relight.job.app import AppDef, Role
-from relight.schedulers.local import make
+from relight.schedulers.local.scheduler import make
 scheduler = make()
 role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
 cfg = {"detach": sys.argv[1] == "detach"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 
 
 def notes(line: str) -> list[str]:

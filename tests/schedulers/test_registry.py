@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from relight.errors import UsageError
-from relight.schedulers import docker, registry
+from relight.schedulers import registry
+from relight.schedulers.docker import scheduler as docker
 
 
 class Entry:

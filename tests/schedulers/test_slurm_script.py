@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Resource, Role
-from relight.schedulers import slurm_script, slurm_states
 from relight.schedulers.api import LogQuery
-from relight.schedulers.slurm import make
-from relight.schedulers.slurm_states import TaskEnd
+from relight.schedulers.slurm import script, states
+from relight.schedulers.slurm.scheduler import make
+from relight.schedulers.slurm.states import TaskEnd
 
 GOLDEN = Path(__file__).parent / "slurm"
 RUN = (
@@ -33,7 +33,7 @@ def rendered(*roles: Role, **cfg: Any) -> str:
     """The script of an app with these roles."""
     app = AppDef("main", roles)
     place = "/home/u/jobs/main-x7/slurm", "/home/u/work", "/opt/relight/bin"
-    return slurm_script.render(app, cfg, "main-x7", *place)
+    return script.render(app, cfg, "main-x7", *place)
 
 
 def sbatch_lines(*roles: Role, **cfg: Any) -> list[str]:
@@ -178,8 +178,8 @@ def test_what_cannot_be_written_down(roles: list[Role], cfg: dict[str, Any], mes
 @settings(max_examples=60)
 def test_words_arrive_verbatim(text: str) -> None:
     """What is written as a word of the shell is one argument, and the same."""
-    script = f"printf '%s\\0' {slurm_script.word(text)}"
-    printed = subprocess.run(["bash", "-c", script], capture_output=True, check=True).stdout
+    command = f"printf '%s\\0' {script.word(text)}"
+    printed = subprocess.run(["bash", "-c", command], capture_output=True, check=True).stdout
     assert printed.decode() == text + "\0"
 
 
@@ -190,14 +190,14 @@ def test_words_arrive_verbatim(text: str) -> None:
 )  # fmt: skip
 def test_time_limits(text: str, expected: float | None) -> None:
     """Time limits are read as sbatch reads them."""
-    assert slurm_script.minutes(text) == expected
+    assert script.minutes(text) == expected
 
 
 # Answers.
 
 
 def squeue_line(**values: str) -> str:
-    return "".join(values.get(name, "N/A").ljust(width) for name, width in slurm_states._FIELDS)
+    return "".join(values.get(name, "N/A").ljust(width) for name, width in states._FIELDS)
 
 
 def test_squeue() -> None:
@@ -211,7 +211,7 @@ def test_squeue() -> None:
             squeue_line(JobID="8", HetJobID="8", HetJobOffset="0", State="RUNNING", exit_code="15"),
         ]
     )  # fmt: skip
-    jobs = slurm_states.from_squeue(text)
+    jobs = states.from_squeue(text)
     assert list(jobs) == ["7", "8"]
     (seven,), (first, second) = jobs["7"], jobs["8"]
     assert (seven.state, seven.exitcode, seven.restarts, seven.name) == ("FAILED", 9, 2, "a b")
@@ -220,7 +220,7 @@ def test_squeue() -> None:
     assert second.explain() == "it waits: Resources" and seven.explain() == ""
     lost = seven._replace(reason="JobLaunchFailure", exitcode=-9)
     assert lost.explain() == "the node that ran its script, the first, was lost"
-    assert slurm_states.state_of(jobs["8"]) is AppState.RUNNING
+    assert states.state_of(jobs["8"]) is AppState.RUNNING
 
 
 def test_sacct() -> None:
@@ -230,27 +230,26 @@ def test_sacct() -> None:
         "8+0|TIMEOUT|0:0|2026-01-02T03:04:05|n1|het\n8+1|COMPLETED|3:0|x|n[2-3]|het\n"
         "9.batch|FAILED|1:0|x|n1|batch\n"
     )
-    jobs = slurm_states.from_sacct(text)
+    jobs = states.from_sacct(text)
     assert list(jobs) == ["7", "8"]
     assert (jobs["7"][0].app_state, jobs["7"][0].exitcode) == (AppState.CANCELLED, -15)
     assert (jobs["7"][0].name, jobs["7"][0].hosts) == ("a|b", ())
-    assert slurm_states.state_of(jobs["8"]) is AppState.FAILED
+    assert states.state_of(jobs["8"]) is AppState.FAILED
     assert jobs["8"][0].explain() == "its time limit was reached"
     assert jobs["8"][1].hosts == ("n2", "n3")
 
 
 @pytest.mark.parametrize(
-    ("states", "expected"),
+    ("parts", "expected"),
     [("COMPLETED COMPLETED", "SUCCEEDED"), ("FAILED COMPLETED", "FAILED"),
      ("COMPLETED NODE_FAIL", "FAILED"), ("CANCELLED COMPLETED", "CANCELLED"),
      ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
      ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
 )  # fmt: skip
-def test_the_state_of_several_parts(states: str, expected: str) -> None:
+def test_the_state_of_several_parts(parts: str, expected: str) -> None:
     """A job is over when all of it is, and has failed when a part has, whichever comes last."""
-    text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(states.split()))
-    parts = slurm_states.from_sacct(text)["1"]
-    assert slurm_states.state_of(parts) is AppState[expected]
+    text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
+    assert states.state_of(states.from_sacct(text)["1"]) is AppState[expected]
 
 
 def test_what_srun_says_of_tasks() -> None:
@@ -263,7 +262,7 @@ srun: launch/slurm: _step_signal: Terminating StepId=1.0
 srun: error: n4: task 3: Segmentation fault (core dumped)
 srun: error: Unable to create step for job 1: Job/step already completing or completed
 """
-    assert slurm_states.task_ends(text) == [
+    assert states.task_ends(text) == [
         TaskEnd(2, "n3", -9, lost=True),
         TaskEnd(0, "n1", 7, lost=False),
         TaskEnd(1, "n2", 7, lost=False),
@@ -357,7 +356,7 @@ def test_a_job_that_slurm_has_forgotten(
     import json
 
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path))
-    monkeypatch.setattr(slurm_states, "query", lambda ids: {})
+    monkeypatch.setattr(states, "query", lambda ids: {})
     folder = tmp_path / "jobs" / "main-x7" / "slurm"
     (folder / "main" / "1").mkdir(parents=True)
     record = {**FORGOTTEN, "directory": str(folder)}

@@ -22,7 +22,7 @@ from relight.errors import MachineError, RelightError, UsageError
 from relight.job import records
 from relight.job.app import AppDef, AppState, BindMount, Role
 from relight.schedulers.api import AppStatus, LogQuery, Request
-from relight.schedulers.ssh import Ssh, make
+from relight.schedulers.ssh.scheduler import Ssh, make
 
 pytestmark = pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable())
 
@@ -424,7 +424,8 @@ def test_cancelling_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
     """A job that is cancelled from elsewhere is over when the call returns, on all hosts."""
     marker = f"{os.getpid()}02.25"
     app_id = start_stubborn(scheduler, hosts, marker)
-    code = "import sys; from relight.schedulers.ssh import make; make().cancel(sys.argv[1])"
+    code = "from relight.schedulers.ssh.scheduler import make; import sys; "
+    code += "make().cancel(sys.argv[1])"
     subprocess.run([sys.executable, "-c", code, app_id], check=True, timeout=PATIENCE_S)
     assert running(marker) == []
     status = scheduler.status([app_id])[app_id]
@@ -453,7 +454,7 @@ def test_time_to_save(scheduler: Ssh, hosts: Sshd) -> None:
 SUBMITTER = """
 import json, sys, time
 from relight.job.app import AppDef, Role
-from relight.schedulers.ssh import make
+from relight.schedulers.ssh.scheduler import make
 scheduler = make()
 role = Role("main", "img", entrypoint="sh", args=("-c", sys.argv[2]), num_replicas=2)
 cfg = {option.name: option.default for option in scheduler.options} | json.loads(sys.argv[1])
@@ -535,7 +536,7 @@ def test_a_killed_holder(scheduler: Ssh, hosts: Sshd) -> None:
     """If the process that holds a replica is killed, so is the replica, and the job fails."""
     marker = f"{os.getpid()}07.25"
     app_id = start_stubborn(scheduler, hosts, marker)
-    holders = [pid for pid in marked("relight.schedulers.ssh_replica") if _name(pid) != "ssh"]
+    holders = [pid for pid in marked("relight.schedulers.ssh.replica") if _name(pid) != "ssh"]
     below = [pid for pid in holders if _serves(pid, hosts["beta"].sessions())]
     assert len(below) == 1
     os.kill(below[0], signal.SIGKILL)

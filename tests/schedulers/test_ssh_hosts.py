@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from relight.errors import UsageError
-from relight.schedulers import ssh_frames as frames
-from relight.schedulers import ssh_hosts
-from relight.schedulers.ssh_hosts import Host
+from relight.schedulers.ssh import frames, hosts
+from relight.schedulers.ssh.hosts import Host
 
 
 @pytest.mark.parametrize(
@@ -25,8 +24,8 @@ from relight.schedulers.ssh_hosts import Host
 )
 def test_a_host(text: str, expected: Host) -> None:
     """A host is a name or address, with a user and a port if they are said."""
-    assert ssh_hosts.parse(text) == expected
-    assert ssh_hosts.parse(str(expected)) == expected
+    assert hosts.parse(text) == expected
+    assert hosts.parse(str(expected)) == expected
 
 
 @pytest.mark.parametrize(
@@ -37,14 +36,14 @@ def test_a_host(text: str, expected: Host) -> None:
 def test_what_is_no_host(text: str) -> None:
     """A word that ssh or a shell could take for something else is refused."""
     with pytest.raises(UsageError, match="is no host"):
-        ssh_hosts.parse(text)
+        hosts.parse(text)
 
 
 def test_a_host_file(tmp_path: Path) -> None:
     """A host file is that of mpirun: comments, slots and empty lines say nothing here."""
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
-    found = ssh_hosts.of({"hostfile": str(file)})
+    found = hosts.of({"hostfile": str(file)})
     assert found == [Host("node1"), Host("node2", "ann", 2222), Host("node1")]
 
 
@@ -58,33 +57,33 @@ def test_what_is_no_host_file(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        ssh_hosts.of({"hostfile": str(file)})
+        hosts.of({"hostfile": str(file)})
 
 
 def test_no_hosts(tmp_path: Path) -> None:
     """Hosts must be said, in one way."""
     with pytest.raises(UsageError, match="needs to know the hosts"):
-        ssh_hosts.of({"hosts": None, "hostfile": None})
+        hosts.of({"hosts": None, "hostfile": None})
     with pytest.raises(UsageError, match="both there"):
-        ssh_hosts.of({"hosts": ["a"], "hostfile": "b"})
+        hosts.of({"hosts": ["a"], "hostfile": "b"})
     with pytest.raises(UsageError, match=r"can't read the host file .*No such file"):
-        ssh_hosts.of({"hostfile": str(tmp_path / "nosuch")})
+        hosts.of({"hostfile": str(tmp_path / "nosuch")})
 
 
 def test_the_command() -> None:
     """The user's own arguments come before ours, so that they hold; no question can be asked."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
-    words = ssh_hosts.command(Host("node1", "ann"), cfg, "/opt/it's/python")
+    words = hosts.command(Host("node1", "ann"), cfg, "/opt/it's/python")
     assert words[:8] == [
         *("ssh", "-T", "-o", "BatchMode=yes", "-F", "my config", "-o", "LogLevel=DEBUG")
     ]
     assert words.index("LogLevel=DEBUG") < words.index("LogLevel=INFO")
     assert words[words.index("-p") + 1] == "2200" and words[words.index("-l") + 1] == "ann"
     assert words[-3:-1] == ["--", "node1"]
-    own = ssh_hosts.command(Host("node1", "", 22), cfg, "python3")
+    own = hosts.command(Host("node1", "", 22), cfg, "python3")
     assert own[own.index("-p") + 1] == "22", "what a host says is nearer"
     with pytest.raises(UsageError, match=r"ssh_args=.*quotation"):
-        ssh_hosts.command(Host("node1"), {"ssh_args": "-F 'x"}, "python3")
+        hosts.command(Host("node1"), {"ssh_args": "-F 'x"}, "python3")
 
 
 def test_frames_arrive_in_any_pieces() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, read, show, table
 from relight.errors import EXIT_OK, UsageError
-from relight.job import arguments, components, loading
-from relight.job.arguments import Signature
+from relight.job import components
+from relight.job.components import arguments, loading
+from relight.job.components.arguments import Signature
 from relight.spec import Flag
 
 PAGE = Page(

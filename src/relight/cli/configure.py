@@ -4,8 +4,8 @@ import os
 
 from relight.cli.jobs import HELP, Page, read, say
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError
-from relight.job import settings
-from relight.job.options import FIXME
+from relight.runner import settings
+from relight.runner.options import FIXME
 from relight.schedulers import registry
 from relight.schedulers.api import Option
 from relight.spec import Flag

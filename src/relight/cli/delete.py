@@ -3,7 +3,7 @@
 from relight.cli.jobs import HANDLE, HELP, Page, read, say
 from relight.errors import EXIT_OK
 from relight.job import handles
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 
 _MANY = 1000
 PAGE = Page(

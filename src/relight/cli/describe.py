@@ -6,7 +6,7 @@ from typing import Any
 
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show
 from relight.errors import EXIT_OK, MachineError, many
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 
 PAGE = Page(
     "describe [flags] JOB",

@@ -10,7 +10,7 @@ from relight.env import Environment
 from relight.errors import MachineError, RelightError, UsageError
 from relight.host.descriptors import raise_limit
 from relight.job.handles import Handle
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 from relight.schedulers.api import AppStatus
 from relight.spec import Flag
 

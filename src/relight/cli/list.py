@@ -3,7 +3,7 @@
 from relight.cli.jobs import HELP, JSON, Page, read, say, show, table
 from relight.errors import EXIT_OK
 from relight.job.app import AppState
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 from relight.spec import Flag
 from relight.values import one_of
 

@@ -9,7 +9,7 @@ from typing import Any
 from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read
 from relight.errors import EXIT_OK, UsageError
 from relight.job import handles
-from relight.job.runner import Runner, compiled
+from relight.runner.runner import Runner, compiled
 from relight.spec import Flag
 from relight.values import one_of, parse_count
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, read, show, table
 from relight.errors import EXIT_OK, RelightError
-from relight.job.guarded import guarded
+from relight.runner.guarded import guarded
 from relight.schedulers import registry
 from relight.schedulers.api import Option, Scheduler
 

@@ -9,7 +9,7 @@ from relight.core.waiting import duration
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.job import handles
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 from relight.spec import Flag
 
 if TYPE_CHECKING:

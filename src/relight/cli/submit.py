@@ -8,9 +8,9 @@ from relight.cli.jobs import HELP, JSON, Follower, Page, report, say, show, stat
 from relight.env import Environment
 from relight.errors import EXIT_OK, RelightError, UsageError, exit_code_of_signal, nearest
 from relight.job import handles
-from relight.job.checking import missing_script
 from relight.job.handles import Handle
-from relight.job.runner import HelpAskedError, Prepared, Runner
+from relight.runner.checking import missing_script
+from relight.runner.runner import HelpAskedError, Prepared, Runner
 from relight.spec import Flag
 
 SUBMIT_FLAGS = (

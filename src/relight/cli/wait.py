@@ -14,7 +14,7 @@ from relight.cli.jobs import (
 )
 from relight.errors import EXIT_OK
 from relight.job import handles
-from relight.job.runner import Runner
+from relight.runner.runner import Runner
 from relight.spec import Flag
 
 

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         parse_app_handle,
     )
     from relight.job.resources import named_resources, resource
-    from relight.job.runner import Job, Prepared, Runner
     from relight.job.serial import from_json, to_json
-    from relight.schedulers.api import AppStatus, ReplicaStatus
+    from relight.job.status import AppStatus, ReplicaStatus
+    from relight.runner.runner import Job, Prepared, Runner
 
 __all__ = [
     "MISSING",
@@ -84,9 +84,9 @@ _MODULES = {
         "get_named_resources", "is_started", "is_terminal", "make_app_handle", "parse_app_handle",
     ),
     "relight.job.resources": ("named_resources", "resource"),
-    "relight.job.runner": ("Job", "Prepared", "Runner"),
+    "relight.runner.runner": ("Job", "Prepared", "Runner"),
     "relight.job.serial": ("from_json", "to_json"),
-    "relight.schedulers.api": ("AppStatus", "ReplicaStatus"),
+    "relight.job.status": ("AppStatus", "ReplicaStatus"),
 }  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Where jobs run: one file a scheduler, the same verbs (`api`)."""
+"""Where jobs run: one folder a scheduler, the same verbs (`api`)."""

@@ -9,10 +9,10 @@ from relight.schedulers.api import Scheduler
 
 GROUP, OF_TORCHX = "relight.schedulers", "torchx.schedulers"
 _MODULES = {
-    "local": "relight.schedulers.local",
-    "docker": "relight.schedulers.docker",
-    "slurm": "relight.schedulers.slurm",
-    "ssh": "relight.schedulers.ssh",
+    "local": "relight.schedulers.local.scheduler",
+    "docker": "relight.schedulers.docker.scheduler",
+    "slurm": "relight.schedulers.slurm.scheduler",
+    "ssh": "relight.schedulers.ssh.scheduler",
 }
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""

@@ -1,0 +1,364 @@
+"""A component's signature and docstring -> its command line.
+
+Each parameter is a flag `--name`, with underscores or dashes, and `-x` too if it is one letter;
+`Annotated[str, "-cn"]` gives it another name. `*args` is what stands after the flags, or after
+`--`, byte for byte.
+"""
+
+import inspect
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+from relight.errors import UsageError, nearest
+from relight.job.components import decoding
+from relight.job.components.decoding import Kind
+
+_OF_SUBMIT = ("-s", "--scheduler", "--dryrun", "-cfg", "--cfg", "--scheduler_args",
+              "--scheduler-args", "--wait", "--log", "--tee_logs", "--tee-logs", "--workspace",
+              "--parent_run_id", "--parent-run-id", "--launcher", "--stdin", "--json")  # fmt: skip
+_BASES = (str, int, float, bool)
+_SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …], and Optional of these"
+
+
+class Parameter(NamedTuple):
+    """One flag. `names` are all its spellings, with their dashes; there are none for a type that no
+    text can stand for: such a parameter keeps its default.
+    """
+
+    name: str
+    kind: Kind
+    required: bool
+    default: Any
+    help: str
+    names: tuple[str, ...]
+
+
+class Signature(NamedTuple):
+    """The flags of a component, in order, and `rest`, the name of its `*args` or nothing; `before`
+    it stand so many parameters.
+    """
+
+    name: str
+    description: str
+    parameters: tuple[Parameter, ...]
+    rest: str
+    rest_kind: Kind
+    rest_help: str
+    before: int = 0
+
+
+class Parsed(NamedTuple):
+    """The values of the flags that were given, and what stands after them."""
+
+    values: Mapping[str, Any]
+    rest: tuple[str, ...]
+    wants_help: bool
+
+
+def signature_of(name: str, function: Callable[..., Any]) -> Signature:
+    """Return what a component can be given.
+
+    Raises:
+        UsageError: a parameter has no type, or one that no text can stand for; the message names
+            file and line.
+    """
+    target = function.__init__ if inspect.isclass(function) else function
+    if inspect.iscoroutinefunction(target):
+        raise _wrong(target, "", f"{name} is async; a component is a plain function")
+    signature = inspect.signature(target)
+    hints = _hints(target, signature)
+    description, helps = _docstring(function)
+    parameters: list[Parameter] = []
+    rest, rest_kind, rest_help, before = "", Kind(str), "", 0
+    for number, (each, parameter) in enumerate(signature.parameters.items()):
+        if number == 0 and inspect.isclass(function):
+            continue
+        if parameter.annotation is parameter.empty:
+            raise _wrong(target, each, f"the parameter {each} of {name} has no type")
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            raise _wrong(target, each, f"the parameter {each} of {name} has no name to be given by")
+        if parameter.kind is parameter.VAR_KEYWORD:
+            raise _wrong(target, each, f"{name} takes **{each}, which no flag can stand for")
+        try:
+            kind, flags = _kind(hints[each])
+        except ValueError as error:
+            if parameter.default is parameter.empty or not isinstance(hints[each], type):
+                raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
+            parameters.append(Parameter(each, Kind(str), False, parameter.default, "", ()))
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            rest, rest_kind, rest_help = each, kind, helps.get(each, "")
+            before = len(parameters)
+            continue
+        short = (f"-{each}",) if len(each) == 1 else ()
+        parameters.append(
+            Parameter(
+                name=each,
+                kind=kind,
+                required=parameter.default is parameter.empty,
+                default=parameter.default,
+                help=helps.get(each, ""),
+                names=(*short, *flags, f"--{each}"),
+            )
+        )
+    return Signature(name, description, tuple(parameters), rest, rest_kind, rest_help, before)
+
+
+def parse(words: Sequence[str], signature: Signature) -> Parsed:
+    """Read a component's flags.
+
+    Raises:
+        UsageError: one is unknown, ambiguous, given twice, or has a value that does not fit.
+    """
+    values: dict[str, Any] = {}
+    left = list(words)
+    rest: list[str] = []
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            rest = left
+            break
+        if not _is_flag(word):
+            rest = [word, *left]
+            break
+        if word == "--help":
+            return Parsed({}, (), wants_help=True)
+        parameter, text = _flag(word, signature)
+        shown = next(n for n in parameter.names if n.startswith("--"))
+        if text is None:
+            if not left or left[0] == "--" or _is_flag(left[0]):
+                value = "true" if parameter.kind.base is bool else "VALUE"
+                raise UsageError(f"{shown} needs a value", hint=f"{shown}={value}")
+            text = left.pop(0)
+        if parameter.name in values:
+            raise UsageError(f"{shown} is given twice", hint=_after_dashes(signature))
+        try:
+            values[parameter.name] = decoding.decode(text, parameter.kind)
+        except ValueError as error:
+            raise UsageError(f"{shown}={text}: {error}", hint=parameter.help) from None
+    if rest and not signature.rest:
+        raise UsageError(
+            f"{signature.name} takes flags only, not {rest[0]!r}", hint=_names(signature)
+        )
+    return Parsed(values, tuple(rest), wants_help=False)
+
+
+def bind(
+    signature: Signature,
+    parsed: Parsed,
+    settings: Mapping[str, str],
+    given: Mapping[str, Any] | None = None,
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments to call a component with.
+
+    Args:
+        signature: of the component.
+        parsed: its command line, which goes before all else.
+        settings: texts from a file of settings.
+        given: values from JSON or from Python, which go before the settings.
+
+    Raises:
+        UsageError: a value does not fit, or a required one is missing.
+    """
+    values: dict[str, Any] = {}
+    by_name = {parameter.name: parameter for parameter in signature.parameters if parameter.names}
+    for source, what in ((settings, "of the settings"), (given or {}, "of the arguments")):
+        for name, value in source.items():
+            key = name.replace("-", "_")
+            if key == signature.rest:
+                continue
+            if key not in by_name:
+                raise _unknown(name, signature, f" ({what})")
+            try:
+                values[key] = decoding.from_value(value, by_name[key].kind)
+            except ValueError as error:
+                raise UsageError(f"{name} {what}: {error}") from None
+    values |= parsed.values
+    for parameter in signature.parameters:
+        if parameter.required and parameter.name not in values:
+            raise UsageError(
+                f"{signature.name} needs --{parameter.name}",
+                hint=parameter.help or f"relight submit {signature.name} --help",
+            )
+    # What stands before `*args` can't be given by name once there are some.
+    first = [
+        values.pop(parameter.name, parameter.default)
+        for parameter in signature.parameters[: signature.before]
+    ]
+    return [*first, *_rest(signature, parsed, settings, given or {})], values
+
+
+def usage(signature: Signature, command: str) -> str:
+    """Return the help of a component."""
+    rest = f" [--] [{signature.rest} …]" if signature.rest else ""
+    lines = [f"usage: {command} {signature.name} [flags]{rest}", ""]
+    if signature.description:
+        lines += [signature.description, ""]
+    for parameter in signature.parameters:
+        if not parameter.names:
+            continue
+        left = f"  {', '.join(parameter.names)} {str(parameter.kind).upper()}"
+        note = "required" if parameter.required else _default(parameter)
+        text = f"{parameter.help} ({note})" if note else parameter.help
+        lines += _entry(left, text.strip())
+    if signature.rest:
+        lines += _entry(f"  {signature.rest} …", signature.rest_help or "what follows the flags")
+    return "\n".join(lines)
+
+
+def _entry(left: str, text: str) -> list[str]:
+    import textwrap
+
+    width = 30
+    wrapped = textwrap.wrap(text, 98 - width) or [""]
+    if len(left) > width - 2:
+        return [left, *(" " * width + line for line in wrapped)]
+    first = left.ljust(width) + wrapped[0]
+    return [first.rstrip(), *(" " * width + line for line in wrapped[1:])]
+
+
+def _default(parameter: Parameter) -> str:
+    if parameter.default is None or parameter.default == "":
+        return ""
+    return f"default {parameter.default}"
+
+
+def _rest(
+    signature: Signature, parsed: Parsed, settings: Mapping[str, str], given: Mapping[str, Any]
+) -> list[Any]:
+    words: Sequence[Any] = parsed.rest
+    if not words and signature.rest:
+        value = given.get(signature.rest, settings.get(signature.rest, ()))
+        words = value.split() if isinstance(value, str) else list(value)
+    try:
+        return [decoding.from_value(word, signature.rest_kind) for word in words]
+    except ValueError as error:
+        raise UsageError(f"{signature.rest}: {error}") from None
+
+
+def _is_flag(word: str) -> bool:
+    if not word.startswith("-") or len(word) == 1 or (" " in word and "=" not in word):
+        return False
+    try:
+        float(word)
+    except ValueError:
+        return True
+    return False
+
+
+def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
+    """Return the parameter of a flag, and its value if it is in the same word."""
+    name, equals, value = word.partition("=")
+    text = value if equals else None
+    spelled = {each: parameter for parameter in signature.parameters for each in parameter.names}
+    if name in spelled:
+        return spelled[name], text
+    if name.startswith("--"):
+        wanted = name.replace("-", "_")
+        matches = {p.name: p for n, p in spelled.items() if n.replace("-", "_") == wanted}
+        if not matches:
+            matches = {
+                p.name: p for n, p in spelled.items() if n.replace("-", "_").startswith(wanted)
+            }
+        if len(matches) == 1:
+            return next(iter(matches.values())), text
+        if matches:
+            known = ", ".join("--" + each for each in matches)
+            raise UsageError(f"{name} is ambiguous: {known}")
+    elif name[:2] in spelled:
+        return spelled[name[:2]], word[2:]
+    raise _unknown(name, signature, "")
+
+
+def _unknown(name: str, signature: Signature, where: str) -> UsageError:
+    known = [parameter.name for parameter in signature.parameters if parameter.names]
+    if name in _OF_SUBMIT:
+        hint = f"as a flag of relight submit it stands before {signature.name}"
+        return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
+    meant = nearest(name.lstrip("-").replace("-", "_"), known)
+    if meant:
+        hint = f"did you mean --{meant}? {_after_dashes(signature)}".strip()
+    else:
+        hint = f"{_names(signature)}; {_after_dashes(signature)}".removesuffix("; ")
+    return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
+
+
+def _after_dashes(signature: Signature) -> str:
+    return f"what is for {signature.rest} goes after --" if signature.rest else ""
+
+
+def _names(signature: Signature) -> str:
+    names = ", ".join("--" + each.name for each in signature.parameters if each.names)
+    return f"its parameters: {names}" if names else "it has no parameters"
+
+
+def _hints(target: Callable[..., Any], signature: inspect.Signature) -> Mapping[str, Any]:
+    annotations = {name: p.annotation for name, p in signature.parameters.items()}
+    if not any(isinstance(each, str) for each in annotations.values()):
+        return annotations
+    try:
+        return get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise _wrong(target, "", f"a type of {target.__qualname__}: {error}") from None
+
+
+def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
+    flags: tuple[str, ...] = ()
+    if get_origin(annotation) is Annotated:
+        annotation, *extra = get_args(annotation)
+        flags = tuple(each for each in extra if isinstance(each, str) and each.startswith("-"))
+    optional = False
+    if get_origin(annotation) in (Union, types.UnionType):
+        inner = [each for each in get_args(annotation) if each is not type(None)]
+        optional = len(inner) < len(get_args(annotation))
+        if len(inner) == 1:
+            annotation = inner[0]
+    origin = get_origin(annotation) or annotation
+    if origin in _BASES:
+        return Kind(origin, (), optional), flags
+    if origin in (list, dict):
+        count = 1 if origin is list else 2
+        items = get_args(annotation) or (str,) * count
+        if len(items) == count and all(item in _BASES for item in items):
+            return Kind(origin, items, optional), flags
+    if origin is tuple:
+        items = get_args(annotation) or (str, ...)
+        if all(item in _BASES for item in items if item is not ...):
+            return Kind(tuple, items, optional), flags
+    shown = getattr(annotation, "__name__", str(annotation)) if origin is annotation else annotation
+    raise ValueError(f"no text can stand for its type {shown}; types are {_SUPPORTED}")
+
+
+def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:
+    from relight.job.components.source import line_of
+
+    hint = f"types: {_SUPPORTED}" if text.endswith("has no type") else ""
+    return UsageError(f"{line_of(target, parameter)}: {text}", hint=hint)
+
+
+def _docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """Return the first paragraph of a docstring and its `Args:`, by name."""
+    lines = (inspect.getdoc(function) or "").splitlines()
+    description: list[str] = []
+    helps: dict[str, str] = {}
+    section, indent, name, first = "", 0, "", True
+    for line in lines:
+        word = line.strip()
+        if word.endswith(":") and not line.startswith(" ") and word[:-1].isalpha():
+            section, indent, name = word[:-1], 0, ""
+        elif section in ("Args", "Arguments", "Parameters") and word:
+            depth = len(line) - len(line.lstrip())
+            indent = indent or depth
+            key, colon, text = word.partition(":")
+            key = key.partition(" (")[0].lstrip("*")
+            if depth == indent and colon and key.isidentifier():
+                name = key
+                helps[name] = text.strip()
+            elif name:
+                helps[name] = f"{helps[name]} {word}".strip()
+        elif not section:
+            first = first and (bool(word) or not description)
+            if first and word:
+                description.append(word)
+    return " ".join(description), helps

@@ -1,0 +1,243 @@
+"""The address of a component -> its function.
+
+dist.ddp                 built in
+path/file.py:function    in a file
+package.module:function  in a module; package.module.function as well
+alias.function           of a module that a package gives in the group `relight.components`, or
+                         TorchX's `torchx.components`; alias.module.function in a package of modules
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stdout
+from types import ModuleType
+from typing import Any
+
+from relight.errors import RelightError, UsageError, nearest
+from relight.job import components
+from relight.job.app import AppDef
+
+GROUP, OF_TORCHX = "relight.components", "torchx.components"
+Component = Callable[..., Any]
+
+
+def find(address: str) -> Component:
+    """Return the function, or the class with a method `build`, at an address.
+
+    Raises:
+        UsageError: there is none, or its file does not load.
+    """
+    found = components.load(address)
+    if found is not None:
+        return found
+    if ":" in address:
+        place, _, name = address.rpartition(":")
+        if not place or not name:
+            raise UsageError(
+                f"{address} names no function",
+                hint="path/file.py:function, package.module:function, or one of relight components",
+            )
+        return _of_place(place, name)
+    given = registered(address)
+    if address in given:
+        return given[address]
+    module, _, name = address.rpartition(".")
+    if module and not address.endswith(".py") and _exists(module):
+        return _of_module(_import(module), name, module)
+    known = [*components.names(), *given]
+    meant = nearest(address, known)
+    if meant:
+        hint = f"did you mean {meant}?"
+    elif address.endswith(".py"):
+        hint = f"say which function: {address}:FUNCTION; to train a script, dist.ddp --script"
+    else:
+        hint = f"known: {', '.join(known)}; your own: path/file.py:function"
+    raise UsageError(f"there is no component {address}", hint=hint)
+
+
+def registered(asked: str = "") -> dict[str, Component]:
+    """Return the components of other packages, by name; an alias that begins with `_` is not part
+    of the name.
+
+    Args:
+        asked: the name of the one that is wanted. A package for TorchX that does not load, as where
+            there is no torchx, is an error only if it is of that package.
+
+    Raises:
+        UsageError: one of these packages does not load.
+    """
+    from importlib.metadata import entry_points  # 14 ms
+
+    found: dict[str, Component] = {}
+    for entry in [*entry_points(group=OF_TORCHX), *entry_points(group=GROUP)]:
+        prefix = "" if entry.name.startswith("_") else f"{entry.name}."
+        try:
+            with redirect_stdout(sys.stderr):
+                for below, module in _modules(entry.load()):
+                    found |= {prefix + below + n: getattr(module, n) for n in public(module)}
+        except (Exception, SystemExit) as error:
+            if entry.group == OF_TORCHX and not (prefix and asked.startswith(prefix)):
+                continue
+            raise UsageError(
+                f"the components {entry.name} ({entry.value}) do not load: "
+                f"{type(error).__name__}: {error}",
+                hint=_without_torchx(error),
+            ) from None
+    return found
+
+
+def _modules(module: ModuleType) -> Iterator[tuple[str, ModuleType]]:
+    """Yield a module and, of a package, those below it, each with its name as a prefix."""
+    from importlib import import_module
+    from pkgutil import walk_packages
+
+    yield "", module
+    start = f"{module.__name__}."
+    for each in walk_packages(getattr(module, "__path__", ()), start):
+        yield each.name.removeprefix(start) + ".", import_module(each.name)
+
+
+def public(module: ModuleType) -> list[str]:
+    """Return the names of the public functions that a module defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and callable(value)
+        and not isinstance(value, type)
+        and getattr(value, "__module__", "") == module.__name__
+    ]
+
+
+def call(
+    address: str, function: Component, args: Sequence[Any], kwargs: dict[str, Any], launcher: str
+) -> AppDef:
+    """Call a component and return its app.
+
+    Raises:
+        UsageError: it raised an exception, or returned something else.
+    """
+    from relight.job.components import foreign
+
+    token = components.launcher.set(launcher)
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for the result
+            found = function(*args, **kwargs)
+            if isinstance(function, type):
+                found = found.build()
+    except RelightError:
+        raise
+    except (Exception, SystemExit) as error:
+        from relight.job.components.source import file_of, line_of_error, one_line
+
+        where = line_of_error(error, file_of(function))
+        raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
+    finally:
+        components.launcher.reset(token)
+    return foreign.to_app(found, address)
+
+
+def _of_place(place: str, name: str) -> Component:
+    if os.path.isfile(place):
+        return _of_module(_load(place), name, place)
+    if place.endswith(".py") or "/" in place or not _exists(place):
+        what = "file" if place.endswith(".py") or "/" in place else "file or module"
+        raise UsageError(f"there is no {what} {place}", hint=_similar(place))
+    return _of_module(_import(place), name, place)
+
+
+def _of_module(module: ModuleType, name: str, place: str) -> Component:
+    found = getattr(module, name, None)
+    if isinstance(found, type) and hasattr(found, "build"):
+        return found
+    if callable(found) and not isinstance(found, type):
+        return found  # type: ignore[no-any-return]
+    known = public(module)
+    meant = nearest(name, known)
+    hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known) or 'no functions'}"
+    what = f"{name} in {place} is no function" if found is not None else f"no {name} in {place}"
+    raise UsageError(f"there is {what}" if found is None else what, hint=hint)
+
+
+def _load(path: str) -> ModuleType:
+    """Import a file, as part of its package if it is in one."""
+    import importlib.util
+
+    full = os.path.realpath(path)
+    for module in list(sys.modules.values()):
+        if os.path.realpath(getattr(module, "__file__", None) or "") == full:
+            return module
+    folder, file = os.path.split(full)
+    name = os.path.splitext(file)[0]
+    while os.path.isfile(os.path.join(folder, "__init__.py")):
+        folder, package = os.path.split(folder)
+        name = f"{package}.{name}"
+    if folder not in sys.path:
+        sys.path.append(folder)
+    if "." in name:
+        return _import(name, full)
+    while name in sys.modules or name in sys.stdlib_module_names:
+        name += "_1"
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} is not a file of Python", hint="path/file.py:function")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader = spec.loader
+    try:
+        _guarded(lambda: loader.exec_module(module), path)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _import(name: str, path: str = "") -> ModuleType:
+    from importlib import import_module
+
+    found: ModuleType = _guarded(lambda: import_module(name), path or name)
+    return found
+
+
+def _guarded(load: Callable[[], Any], path: str) -> Any:
+    """Run a file's own code; whatever is wrong with it becomes one line."""
+    try:
+        with redirect_stdout(sys.stderr):
+            return load()
+    except (Exception, SystemExit) as error:
+        from relight.job.components.source import line_of_error, one_line
+
+        hint = _without_torchx(error)
+        where = line_of_error(error, path)
+        raise UsageError(f"{where} does not load: {one_line(error)}", hint=hint) from None
+
+
+def _without_torchx(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torchx":
+        return "import relight.job as specs has the same names; or pip install torchx-nightly"
+    return ""
+
+
+def _exists(module: str) -> bool:
+    """Return whether a module of this name can be found; its packages are imported for that."""
+    from importlib.util import find_spec
+
+    if not all(part.isidentifier() for part in module.split(".")):
+        return False
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def _similar(path: str) -> str:
+    folder, name = os.path.split(path)
+    try:
+        names = [each for each in os.listdir(folder or ".") if each.endswith(".py")]
+    except OSError:
+        return f"there is no directory {folder}"
+    meant = nearest(name, names)
+    return f"did you mean {os.path.join(folder, meant)}?" if meant else "relight components"

@@ -1,0 +1,1 @@
+"""What runs jobs: describes an app, sends it to a scheduler, watches it, stops it."""

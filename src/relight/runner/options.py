@@ -1,0 +1,148 @@
+"""Run options of a scheduler: what was said on the command line, in Python or in a file of settings
+-> a value for each option.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from relight.errors import UsageError, nearest
+from relight.job.components import decoding
+from relight.schedulers.api import Option
+
+_TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+FIXME = "#FIXME"
+_THERE = ("cwd", "python")
+"""Options that are paths on other machines: their `~` is theirs."""
+_EXPECTED = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "a text",
+    list: "a;b", dict: "k:v;k2:v2",
+}  # fmt: skip
+
+
+def parse(text: str) -> dict[str, str]:
+    """Return `k=v,k2=a;b` as texts by name.
+
+    Raises:
+        UsageError: it is not of this form.
+    """
+    try:
+        return decoding.pairs(text)
+    except ValueError as error:
+        raise UsageError(f"-cfg {text}: {error}", hint="-cfg name=value,name2=a;b") from None
+
+
+def resolve(
+    scheduler: str,
+    options: Sequence[Option],
+    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | None = None,
+    where: str = "",
+) -> tuple[dict[str, Any], list[str]]:
+    """Return a value for each option, and notes on settings that no option takes.
+
+    Args:
+        scheduler: its name, for messages.
+        options: of the scheduler.
+        given: what was said for this job; names may be written like_this, like-this or likeThis.
+        settings: from a file; what is unknown there is noted, not refused.
+        where: what the settings are called in messages.
+
+    Raises:
+        UsageError: a name is unknown, a value does not fit, or a required one is missing.
+    """
+    known = {_plain(option.name): option for option in options}
+    values = {option.name: option.default for option in options}
+    notes: list[str] = []
+    said: set[str] = set()
+    for source, strict in ((settings or {}, False), (given, True)):
+        here: dict[str, str] = {}
+        for name, value in source.items():
+            option = known.get(_plain(name))
+            if option is None:
+                error = _unknown(scheduler, name, known.values())
+                if strict:
+                    raise error
+                notes.append(f"in the settings: {error.message}")
+                continue
+            if option.name in here:
+                raise UsageError(f"{here[option.name]} and {name} are the same option")
+            here[option.name] = name
+            if isinstance(value, str) and value.startswith(FIXME):
+                continue  # what `relight configure` wrote is still to be filled in
+            try:
+                values[option.name] = _value(option, value)
+            except UsageError as wrong:
+                if strict:
+                    raise
+                place = where or "the settings"
+                raise UsageError(f"in {place}: {wrong.message}", hint=wrong.hint) from None
+            said.add(option.name)
+    for option in options:
+        if option.required and values[option.name] is None:
+            raise UsageError(
+                f"{scheduler} needs the option {option.name}: {option.help}",
+                hint=f"-cfg {option.name}=…",
+            )
+    return values, notes
+
+
+def _value(option: Option, value: Any) -> Any:
+    if value is None or (isinstance(value, str) and value == "None"):
+        return None
+    try:
+        found = _decode(value, option.kind) if isinstance(value, str) else _check(value, option)
+    except ValueError:
+        raise UsageError(
+            f"{option.name}={value}: expected {_EXPECTED[option.kind]}", hint=option.help
+        ) from None
+    if isinstance(found, str) and found.startswith("~/") and option.name not in _THERE:
+        found = os.path.expanduser(found)  # as a shell would, which does not see it here
+    if option.choices and found not in option.choices:
+        meant = nearest(str(found), list(option.choices))
+        hint = f"did you mean {meant}?" if meant else ""
+        raise UsageError(
+            f"{option.name}={value}: expected one of {', '.join(option.choices)}", hint=hint
+        )
+    return found
+
+
+def _decode(text: str, kind: type) -> Any:
+    if kind is bool:
+        if text.lower() not in _TRUE + _FALSE:
+            raise ValueError
+        return text.lower() in _TRUE
+    if kind is list:
+        return [part.strip() for part in re.split("[,;]", text) if part.strip()]
+    if kind is dict:
+        found = {}
+        for part in re.split("[,;](?=[^,;:]+:)", text) if text else []:
+            name, colon, value = part.partition(":")
+            if not colon or not name.strip():
+                raise ValueError
+            found[name.strip()] = value
+        return found
+    return kind(text)
+
+
+def _check(value: Any, option: Option) -> Any:
+    if option.kind is float and type(value) is int:
+        return float(value)
+    if option.kind is list and isinstance(value, tuple):
+        return list(value)
+    if type(value) is not option.kind:
+        raise ValueError
+    return value
+
+
+def _plain(name: str) -> str:
+    """Return how a name is compared: like_this."""
+    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").lower()
+
+
+def _unknown(scheduler: str, name: str, known: Iterable[Option]) -> UsageError:
+    names = [option.name for option in known]
+    meant = nearest(name, names)
+    hint = f"did you mean {meant}?" if meant else f"options: {', '.join(names) or 'none'}"
+    return UsageError(f"{scheduler} has no option {name}", hint=hint)

@@ -1,0 +1,497 @@
+"""Jobs from Python: describe, send, watch, stop.
+
+    with Runner() as runner:
+        handle = runner.submit("dist.ddp", ["-j", "2x4", "--script", "main.py"], scheduler="slurm")
+        status = runner.wait(handle, timeout=3600)
+
+All errors for the user are RelightErrors: one line and a hint.
+"""
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from relight import env as environment
+from relight.env import Environment
+from relight.errors import MachineError, RelightError, UsageError, nearest
+from relight.job import handles, serial
+from relight.job.app import AppDef, AppState
+from relight.job.components import arguments, loading
+from relight.job.handles import SESSION, Handle
+from relight.runner import options, settings
+from relight.runner.checking import checked, missing_script
+from relight.runner.guarded import guarded
+from relight.runner.injected import with_variables
+from relight.runner.settings import Settings
+from relight.schedulers import registry
+from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
+
+if TYPE_CHECKING:
+    from datetime import datetime  # 1 ms, and only logs need it
+
+DEFAULT_SCHEDULER = "local"
+_POLLS = 20
+"""The share of the time that asking for a status may take is 1 of so many."""
+_LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
+
+
+class Prepared(NamedTuple):
+    """A job that is ready to be sent: what `--dryrun` shows.
+
+    `scheduler` is the name that was asked for. `app_id` is unique, and the scheduler may give
+    another. `script` is the file that the job will run, if one is known; `notes` are for people.
+    """
+
+    scheduler: str
+    session: str
+    app_id: str
+    app: AppDef
+    request: Request
+    notes: tuple[str, ...]
+    words: tuple[str, ...]
+    script: str
+    workspace: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `--dryrun --json` prints."""
+        return {
+            "scheduler": self.scheduler,
+            "cfg": dict(self.request.cfg),
+            "app": serial.to_json(self.app),
+            "request": dict(self.request.body),
+        }
+
+
+class Job(NamedTuple):
+    """One line of a list of jobs."""
+
+    handle: str
+    name: str
+    state: AppState
+    submitted: str
+
+
+class Runner:
+    """Sends jobs to schedulers and watches them. Close it, or use it in a `with` statement.
+
+    Args:
+        session: a word in the handles of its jobs.
+        found: settings; those of the files that hold here if None.
+        env: the environment; this process's if None.
+    """
+
+    def __init__(
+        self,
+        session: str = SESSION,
+        *,
+        found: Settings | None = None,
+        env: Environment | None = None,
+    ) -> None:
+        if "/" in session or session != "".join(session.split()):
+            raise UsageError(f"session={session!r}: expected a word without '/'")
+        self.session = session
+        self.env = environment.read() if env is None else env
+        self.settings = settings.load(self.env) if found is None else found
+        self._schedulers: dict[str, Scheduler] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give up connections to schedulers. Jobs run on where the scheduler can do that."""
+        while self._schedulers:
+            self._schedulers.popitem()[1].close()
+
+    def scheduler_name(self, asked: str = "") -> str:
+        """Return the name of the scheduler that is meant: what was asked for, `auto` included, or
+        that of the settings, or `local`.
+        """
+        name = asked or self.settings.command("scheduler") or DEFAULT_SCHEDULER
+        return registry.choose() if name == "auto" else name
+
+    def scheduler(self, name: str) -> Scheduler:
+        """Return a scheduler; there is one of each name until the runner is closed.
+
+        Raises:
+            UsageError: there is none of this name.
+        """
+        if name not in self._schedulers:
+            self._schedulers[name] = guarded(name, registry.find(name))
+        return self._schedulers[name]
+
+    def dryrun(
+        self,
+        app: AppDef | str,
+        args: Sequence[str] | Mapping[str, Any] = (),
+        *,
+        scheduler: str = "",
+        cfg: Mapping[str, Any] | str = "",
+        workspace: str = "",
+        parent_run_id: str = "",
+        launcher: str = "relight",
+    ) -> Prepared:
+        """Return the job as it would be sent. Nothing is sent, made or changed.
+
+        Args:
+            app: an app, or the address of a component.
+            args: the component's: words of a command line, or values by name.
+            scheduler: its name, `auto`, or that of the settings, or `local`.
+            cfg: its options, by name or as `k=v,k2=v2`.
+            workspace: a directory that travels with the job, where the scheduler takes one.
+            parent_run_id: of the run that this one is part of, for trackers.
+            launcher: `relight` or `torchrun`, for built-in components.
+
+        Raises:
+            RelightError: something of it is wrong.
+        """
+        if not isinstance(app, AppDef | str):
+            raise UsageError(f"{app!r} is no app, and no address of a component")
+        if isinstance(args, str) or not isinstance(args, Sequence | Mapping):
+            raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
+        if not isinstance(cfg, Mapping | str):
+            raise UsageError(f"cfg={cfg!r}: expected a dict, or a text k=v,k2=v2")
+        name = self.scheduler_name(scheduler)
+        found = self.scheduler(name)
+        values, notes = self._cfg(name, found, cfg, workspace)
+        words: tuple[str, ...] = ()
+        script = ""
+        if isinstance(app, str):
+            words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
+            app, script = self._component(app, args, launcher)
+        app = with_variables(checked(app), name, self.session, parent_run_id, self)
+        from relight.job.records import new_id
+
+        app_id = new_id(app.name)
+        request = found.render(app, values, app_id)
+        return Prepared(
+            scheduler=name,
+            session=self.session,
+            app_id=app_id,
+            app=app,
+            request=request,
+            notes=(*notes, *request.notes),
+            words=words,
+            script=script,
+            workspace=workspace,
+        )
+
+    def submit(
+        self,
+        app: AppDef | str | Prepared,
+        args: Sequence[str] | Mapping[str, Any] = (),
+        *,
+        scheduler: str = "",
+        cfg: Mapping[str, Any] | str = "",
+        workspace: str = "",
+        parent_run_id: str = "",
+        launcher: str = "relight",
+    ) -> str:
+        """Send a job, one that `dryrun` has prepared or one of the same arguments; return its
+        handle.
+
+        Raises:
+            RelightError: something of it is wrong; nothing was sent.
+        """
+        if not isinstance(app, Prepared):
+            app = self.dryrun(
+                app,
+                args,
+                scheduler=scheduler,
+                cfg=cfg,
+                workspace=workspace,
+                parent_run_id=parent_run_id,
+                launcher=launcher,
+            )
+        from relight.runner import submitted
+
+        missing = missing_script(app, self.scheduler(app.scheduler))
+        if missing:
+            raise UsageError(missing, hint="look at the path; --dryrun shows what would be sent")
+        return submitted.send(app, self.scheduler(app.scheduler), self.env)
+
+    def status(self, handle: str | Handle) -> AppStatus:
+        """Return the status of a job.
+
+        Raises:
+            UsageError: there is no such job.
+        """
+        from relight.job import records
+        from relight.runner import submitted
+
+        job = _parsed(handle)
+        found = self.scheduler(job.scheduler).status([job.app_id]).get(job.app_id)
+        record = submitted.record_of(job)
+        if found is None and record is not None and record.get("state"):
+            state = AppState[record["state"]]
+            found = AppStatus(
+                state if state.is_over else AppState.UNKNOWN,
+                "it is being sent"
+                if records.is_being_sent(record["id"])
+                else "its scheduler has forgotten it",
+            )
+        if found is None:
+            raise _no_job(job)
+        submitted.note(record, found.state)
+        return found
+
+    def wait(self, handle: str | Handle, timeout: float | None = None) -> AppStatus:
+        """Return the status of a job when it is over.
+
+        Args:
+            handle: of the job.
+            timeout: seconds; None to wait for ever.
+
+        Raises:
+            TimeoutError: the job is not over; it runs on.
+            MachineError: its scheduler has forgotten how it ended, or it was deleted.
+            UsageError: there is no such job.
+        """
+        start = time.monotonic()
+        found = None
+        while True:
+            asked = time.monotonic()
+            try:
+                found = self.status(handle)
+            except UsageError:
+                if found is None:
+                    raise
+                raise MachineError(f"{handle} was deleted") from None
+            now = time.monotonic()
+            if found.state.is_over:
+                return found
+            if found.state is AppState.UNKNOWN and not found.replicas:
+                raise MachineError(f"{handle}: {found.message or 'its state is not known'}")
+            if timeout is not None and now - start >= timeout:
+                raise TimeoutError(f"{handle} is {found.state.name} after {timeout:g} s")
+            pause = max(min((now - start) / _POLLS, _USUAL_PAUSE_S), (now - asked) * _POLLS)
+            pause = min(max(pause, _LEAST_PAUSE_S), _MOST_PAUSE_S)
+            left = pause if timeout is None else start + timeout - now
+            time.sleep(max(0.0, min(pause, left)))
+
+    def cancel(self, handle: str | Handle) -> AppStatus:
+        """Stop a job, if it is not over; return its status.
+
+        Raises:
+            UsageError: there is no such job, or the handle is of a part of one.
+        """
+        from relight.runner import submitted
+
+        job = submitted.sent(_whole(handle, "cancelled"))
+        if not self.status(job).state.is_over:
+            self.scheduler(job.scheduler).cancel(job.app_id)
+        return self.status(job)
+
+    def delete(self, handle: str | Handle) -> None:
+        """Stop a job and forget all of it: logs, state, record.
+
+        Raises:
+            UsageError: there is no such job.
+        """
+        from relight.job import records
+        from relight.runner import submitted
+
+        job = submitted.sent(_whole(handle, "deleted"))
+        record = submitted.record_of(job)
+        if record is None:
+            self.status(job)
+        self.scheduler(job.scheduler).delete(job.app_id)
+        if record is not None:
+            records.remove(record["id"])
+
+    def log_lines(
+        self,
+        handle: str | Handle,
+        role: str = "",
+        replica: int = 0,
+        *,
+        regex: str = "",
+        since: "datetime | None" = None,
+        until: "datetime | None" = None,
+        follow: bool = False,
+        stream: str = "combined",
+        last: int | None = None,
+    ) -> Iterator[str]:
+        """Return the lines of one replica, without their ends.
+
+        Args:
+            handle: of the job.
+            role: the first, if not said.
+            replica: its number within the role.
+            regex: only lines in which it is found.
+            since: only lines from then on, where the scheduler knows their times.
+            until: only lines up to then.
+            follow: wait for more until the replica is over.
+            stream: stdout, stderr or combined.
+            last: only so many of the lines that are there now.
+
+        Raises:
+            UsageError: there is no such job or replica, or the regex is none.
+        """
+        job = _parsed(handle)
+        wanted = compiled(regex)
+        role = role or job.role or self.replicas(job)[0][0]
+        query = LogQuery(role, replica, follow, since, until, stream)
+        scheduler = self.scheduler(job.scheduler)
+
+        def lines(query: LogQuery) -> Iterator[str]:
+            found = scheduler.logs(job.app_id, query)
+            return found if wanted is None else (line for line in found if wanted.search(line))
+
+        if last is None:
+            return lines(query)
+        if not follow:
+            return iter(deque(lines(query), maxlen=last))
+        there = sum(1 for _ in lines(query._replace(follow=False)))
+        return islice(lines(query), max(0, there - last), None)
+
+    def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
+        """Return the roles and numbers of a job's replicas; those of the handle, if it says.
+
+        Raises:
+            UsageError: there is no such job, role or replica.
+        """
+        from relight.runner import submitted
+
+        job = _parsed(handle)
+        record = submitted.record_of(job)
+        if record is not None and record.get("app") is not None:
+            found = [
+                (role.name, number)
+                for role in serial.from_json(record["app"]).roles
+                for number in range(role.num_replicas)
+            ]
+        else:
+            found = [(each.role, each.replica) for each in self.status(job).replicas]
+        wanted = [
+            (role, number)
+            for role, number in found
+            if job.role in ("", role) and (not job.replicas or number in job.replicas)
+        ]
+        if wanted and set(job.replicas) <= {number for _, number in wanted}:
+            return wanted
+        shown = ", ".join(f"{role}/{number}" for role, number in found[:20])
+        part = "/".join([job.role, ",".join(map(str, job.replicas))]).strip("/")
+        raise UsageError(
+            f"{job} has no replica {part}".rstrip(), hint=f"it has {shown}" if shown else ""
+        )
+
+    def list(self, scheduler: str = "") -> Sequence[Job]:
+        """Return this user's jobs, newest first: those that were recorded here and, with a
+        scheduler, all that it knows.
+        """
+        from relight.runner import submitted
+
+        return [Job(*each) for each in submitted.listed(self.scheduler, scheduler, self.session)]
+
+    def describe(self, handle: str | Handle) -> dict[str, Any]:
+        """Return the record of a job: what was submitted, where and when, without secrets, and the
+        state that it has now.
+
+        Raises:
+            UsageError: there is no such job.
+        """
+        from relight.runner import submitted
+
+        job = _parsed(handle)
+        record = submitted.record_of(job)
+        if record is None:
+            found = self.status(job)
+            return {"handle": str(job), "state": found.state.name, "app": None}
+        return {**record, "state": submitted.state_now(self.scheduler, record).name}
+
+    # Pieces of a dry run.
+
+    def _cfg(
+        self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
+    ) -> tuple[dict[str, Any], Sequence[str]]:
+        given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
+        file = {**self.settings.section(found.name), **self.settings.section(name)}
+        where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
+        values, notes = options.resolve(name, found.options, given, file, where)
+        if workspace:
+            from relight.job import workspaces
+
+            try:
+                folders = workspaces.absolute(workspace)
+            except UsageError as error:
+                raise UsageError(f"--workspace={workspace}: {error.message}") from None
+            if "workspace" not in values:
+                notes.append(f"{name} takes no workspace: the job runs where the files are")
+            elif "workspace" not in given:
+                values["workspace"] = folders
+        return values, notes
+
+    def _component(
+        self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
+    ) -> tuple[AppDef, str]:
+        """Return the app of a component, and the script that it will run, if it has one."""
+        from relight.job import components
+
+        if launcher not in components.LAUNCHERS:
+            meant = nearest(launcher, components.LAUNCHERS)
+            known = " or ".join(components.LAUNCHERS)
+            raise UsageError(
+                f"--launcher={launcher}: expected {known}",
+                hint=f"did you mean {meant}?" if meant else "",
+            )
+        function = loading.find(address)
+        signature = arguments.signature_of(address, function)
+        words: Sequence[str] = () if isinstance(args, Mapping) else args
+        parsed = arguments.parse(words, signature)
+        if parsed.wants_help:
+            raise HelpAskedError(arguments.usage(signature, "relight submit [flags]"))
+        section = self.settings.section(f"component:{address}")
+        given = args if isinstance(args, Mapping) else None
+        rest, values = arguments.bind(signature, parsed, section, given)
+        app = loading.call(address, function, rest, values, launcher)
+        script = values.get("script") if components.load(address) else None
+        return app, script or ""
+
+
+class HelpAskedError(RelightError):
+    """The words of a component ask for its help; that is the message."""
+
+    exit_code = 0
+
+
+def compiled(regex: str) -> "re.Pattern[str] | None":
+    """Return a regular expression, None for an empty one.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        return re.compile(regex) if regex else None
+    except re.error as error:
+        raise UsageError(f"--regex={regex}: {error}") from None
+
+
+def _parsed(handle: str | Handle) -> Handle:
+    if not isinstance(handle, str | Handle):
+        raise UsageError(f"{handle!r} is no handle of a job")
+    return handles.parse(handle) if isinstance(handle, str) else handle
+
+
+def _whole(handle: str | Handle, what: str) -> Handle:
+    job = _parsed(handle)
+    if job.role:
+        raise UsageError(
+            f"{job}/{job.role} names a part of a job; jobs are {what} as a whole", hint=str(job)
+        )
+    return job
+
+
+def _no_job(job: Handle) -> UsageError:
+    return UsageError(f"there is no job {job}", hint="relight list shows what there is")

@@ -1,0 +1,205 @@
+"""Sending a job, and what is kept of it from then on."""
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from relight.env import Environment
+from relight.errors import RelightError, UsageError
+from relight.job import handles, privacy, records, serial
+from relight.job.app import AppState
+from relight.job.handles import Handle
+from relight.schedulers import registry
+from relight.schedulers.api import Scheduler
+
+if TYPE_CHECKING:
+    from relight.runner.runner import Prepared
+
+Record = dict[str, Any]
+_USER = ("USER", "LOGNAME", "USERNAME")
+"""Variables with the name of the user; the last is that of Windows."""
+
+
+def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
+    """Send a job and record it; return its handle.
+
+    Raises:
+        RelightError: it was not sent, and there is no record of it.
+    """
+    if records.read(job.app_id) is not None:
+        raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
+    record = _record(job, env)
+    with records.sending(job.app_id):
+        try:
+            records.write(job.app_id, record)  # before: a job that runs is never without its record
+            app_id = scheduler.submit(job.request)
+        except BaseException:
+            with suppress(RelightError):  # what is left of it is less than what went wrong
+                records.remove(job.app_id)
+            raise
+        handle = str(Handle(job.scheduler, job.session, app_id))
+        record |= {"app_id": app_id, "handle": handle, "state": AppState.SUBMITTED.name}
+        records.write(job.app_id, record)
+    return handle
+
+
+def sent(job: Handle) -> Handle:
+    """Return the handle of a job, which its scheduler knows: wait if it is just being sent.
+
+    Raises:
+        MachineError: that takes too long.
+    """
+    records.wait_until_sent(job.app_id)
+    record = record_of(job)
+    if record is None or record["app_id"] == job.app_id:
+        return job
+    return job._replace(app_id=record["app_id"])  # it has given another
+
+
+def record_of(job: Handle) -> Record | None:
+    """Return the record of a job, None if it was not sent from here."""
+    for name in (job.scheduler, *_other_names(job.scheduler)):
+        record = records.of_handle(name, job.app_id)
+        if record is not None:
+            return record
+    return None
+
+
+def note(record: Record | None, state: AppState) -> None:
+    """Keep the state of a job that is over: its scheduler will forget it."""
+    if record is not None and state.is_over and record.get("state") != state.name:
+        record["state"] = state.name
+        try:
+            records.write(record["id"], record)
+        except RelightError:
+            pass  # the status is known all the same
+
+
+def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
+    """Return the state of a recorded job; UNKNOWN if its scheduler can't be asked."""
+    state = _state_in(record, _states(find, [record]))
+    note(record, state)
+    return state
+
+
+def listed(
+    find: Callable[[str], Scheduler], scheduler: str, session: str
+) -> Iterator[tuple[str, str, AppState, str]]:
+    """Return handle, name, state and time of jobs, newest first: those recorded here and, if a
+    scheduler is given, all others that it knows.
+
+    Raises:
+        RelightError: the scheduler that was given can't be asked.
+    """
+    found = [
+        record
+        for record in records.every()
+        if record.get("handle") and (not scheduler or _is_same(record["scheduler"], scheduler))
+    ]
+    states = _states(find, found)
+    lines = []
+    for record in found:
+        state = _state_in(record, states)
+        note(record, state)
+        lines.append((record["handle"], record["name"], state, record["submitted"]))
+    if scheduler:
+        known = {handles.parse(record["handle"]).app_id for record in found}
+        for each in find(scheduler).list():
+            if each.app_id not in known:
+                handle = str(Handle(scheduler, session, each.app_id))
+                lines.append((handle, each.name, each.state, each.submitted))
+    yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
+
+
+def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:
+    return states.get(record["handle"], AppState[record.get("state", "UNKNOWN")])
+
+
+def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:
+    """Return the states of jobs that were not over when they were last looked at."""
+    open_ones: dict[str, list[Record]] = {}
+    for record in found:
+        if not AppState[record.get("state", "UNKNOWN")].is_over:
+            open_ones.setdefault(record["scheduler"], []).append(record)
+    states: dict[str, AppState] = {}
+    for name, group in open_ones.items():
+        try:
+            known = find(name).status([record["app_id"] for record in group])
+        except RelightError:  # not installed any more, out of reach: the others are listed
+            known = {}
+        for record in group:
+            status = known.get(record["app_id"])
+            states[record["handle"]] = AppState.UNKNOWN if status is None else status.state
+    return states
+
+
+def _record(job: "Prepared", env: Environment) -> Record:
+    from relight import __version__
+    from relight.job.user import user_name
+    from relight.job.workspaces import git_state, projects
+
+    folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
+    return {
+        "id": job.app_id,
+        "app_id": job.app_id,
+        "handle": str(Handle(job.scheduler, job.session, job.app_id)),
+        "scheduler": job.scheduler,
+        "session": job.session,
+        "name": job.app.name,
+        "state": AppState.UNSUBMITTED.name,
+        "submitted": datetime.now().astimezone().isoformat(timespec="milliseconds"),
+        "command": privacy.of_words(job.words),
+        "cfg": _without_secrets(dict(job.request.cfg)),
+        "app": serial.to_json(privacy.of_app(job.app)),
+        "environment": privacy.of_environment(env.variables),
+        "user": next(filter(None, map(env.get, _USER)), "") or user_name(),
+        "host": socket.gethostname(),
+        "directory": os.getcwd(),
+        "workspace": job.workspace,
+        "git": git_state(folder),
+        "versions": {
+            "relight": __version__,
+            "python": sys.version.split()[0],
+            "packages": _packages(),
+        },
+    }
+
+
+def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in cfg.items():
+        if isinstance(value, Mapping):
+            found[name] = privacy.of_variables({str(k): str(v) for k, v in value.items()})
+        else:
+            found[name] = privacy.HIDDEN if value and privacy.is_secret(name) else value
+    return found
+
+
+def _packages() -> dict[str, str]:
+    """Return the versions of what is installed here, by the names of its directories: reading each
+    package's own file takes a second for a few hundred.
+    """
+    found: dict[str, str] = {}
+    for folder in sys.path:
+        try:
+            names = os.listdir(folder or ".")
+        except OSError:
+            continue
+        for name in names:
+            package, dash, version = name.removesuffix(".dist-info").rpartition("-")
+            if name.endswith(".dist-info") and dash:
+                found.setdefault(package, version)
+    return dict(sorted(found.items()))
+
+
+def _is_same(one: str, other: str) -> bool:
+    return registry.same(one, other)
+
+
+def _other_names(name: str) -> list[str]:
+    known = [*registry.ALIASES, *registry.ALIASES.values()]
+    return [each for each in dict.fromkeys(known) if each != name and _is_same(each, name)]

@@ -1,0 +1,1 @@
+"""Jobs in Docker: one container a replica."""

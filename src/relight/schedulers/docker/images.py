@@ -1,0 +1,148 @@
+"""The images of a job: pulled if the daemon does not have them, with the workspace as a layer."""
+
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relight import __version__
+from relight.errors import MachineError
+from relight.job import workspaces
+from relight.schedulers.docker.request import Label
+
+_DOCKERFILES = ("Dockerfile.relight", "Dockerfile.torchx")
+"""A workspace may say itself how it becomes an image, of the build arguments IMAGE, WORKSPACE."""
+_GENERATED = "FROM {base}\nCOPY workspace/ ./\n"
+
+
+class Images:
+    """The images that a daemon has.
+
+    Args:
+        client: of the daemon.
+        quiet: whether nothing is said of progress, on stderr.
+    """
+
+    def __init__(self, client: Any, quiet: bool) -> None:
+        self._client = client
+        self._progress = Progress(quiet)
+
+    def get(self, body: Mapping[str, Any]) -> None:
+        """See to it that the daemon has all images of a request.
+
+        Raises:
+            MachineError: it can't get one.
+        """
+        built = {build["image"]: build["base"] for build in body["builds"]}
+        wanted = [container["config"]["Image"] for container in body["containers"]]
+        for image in dict.fromkeys(built.get(image, image) for image in wanted):
+            self._have(image, body["pull"])
+        for build in body["builds"]:
+            self._build(build, str(body["app_id"]))
+
+    def remove(self, app_id: str) -> None:
+        """Remove the images that were built for a job."""
+        import docker
+
+        for image in self._client.images(filters={"label": f"{Label.APP_ID}={app_id}"}):
+            try:
+                self._client.remove_image(image["Id"], force=True)
+            except docker.errors.APIError as error:
+                if error.status_code not in (404, 409):  # gone, or somebody's base
+                    raise
+
+    def _have(self, image: str, policy: str) -> None:
+        import docker
+
+        if policy == "never" or image.startswith("sha256:"):
+            return
+        if policy == "missing":
+            try:
+                self._client.inspect_image(image)
+            except docker.errors.ImageNotFound:
+                pass
+            else:
+                return
+        try:
+            answers = self._client.pull(*_repository_and_tag(image), stream=True, decode=True)
+            self._progress.show(f"pulling {image}", answers)
+        except docker.errors.APIError as error:
+            why = " ".join(str(error.explanation or error).split())
+            raise MachineError(
+                f"can't pull the image {image}: {why}",
+                hint="docker login, for an image that is not public",
+            ) from None
+
+    def _build(self, build: Mapping[str, str], app_id: str) -> None:
+        workspace, base = build["workspace"], build["base"]
+        own = next((name for name in _DOCKERFILES if workspaces.find(workspace, name)), "")
+        with tempfile.TemporaryFile() as context:
+            if own:  # even if it is ignored
+                with open(workspaces.find(workspace, own) or own, "rb") as file:
+                    text = file.read()
+                workspaces.archive(workspace, context, more={own: text})
+            else:
+                text = _GENERATED.format(base=base).encode()
+                workspaces.archive(workspace, context, "workspace", {"Dockerfile": text})
+            context.seek(0)
+            answers = self._client.build(
+                fileobj=context,
+                custom_context=True,
+                dockerfile=own or "Dockerfile",
+                tag=build["image"],
+                buildargs={"IMAGE": base, "WORKSPACE": workspace},
+                labels={Label.APP_ID: app_id, Label.VERSION: __version__},
+                rm=True,
+                forcerm=True,
+                decode=True,
+            )
+            self._progress.show(f"adding {workspace} to {base}", answers)
+
+
+class Progress:
+    """Says on stderr how far the daemon is, in one line that changes, or in two on no terminal."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._quiet = quiet
+        self._changes = sys.stderr.isatty()
+
+    def show(self, what: str, answers: Iterator[Mapping[str, Any]]) -> None:
+        """Read the answers to a request to their end.
+
+        Raises:
+            MachineError: one of them is an error.
+        """
+        self._say(what)
+        layers: dict[str, tuple[int, int]] = {}
+        for answer in answers:
+            if "error" in answer:
+                self._end()
+                raise MachineError(f"{what}: {' '.join(str(answer['error']).split())}")
+            detail = answer.get("progressDetail") or {}
+            if answer.get("status") == "Downloading" and detail.get("total"):
+                layers[answer["id"]] = detail["current"], detail["total"]
+                done, total = (sum(each) >> 20 for each in zip(*layers.values(), strict=True))
+                if self._changes:
+                    self._say(f"{what}: {done} of {total} MiB")
+        if self._changes:
+            self._say(f"{what}: done")
+            self._end()
+
+    def _say(self, text: str) -> None:
+        if not self._quiet:
+            before, after = ("\r\x1b[K", "") if self._changes else ("", "\n")
+            sys.stderr.write(f"{before}relight: {text}{after}")
+            sys.stderr.flush()
+
+    def _end(self) -> None:
+        if self._changes and not self._quiet:
+            sys.stderr.write("\n")
+
+
+def _repository_and_tag(image: str) -> tuple[str, str]:
+    """Split `HOST:PORT/NAME:TAG` or `NAME@DIGEST`; without a tag it is latest, as with Docker."""
+    name, at, digest = image.partition("@")
+    if at:
+        return name, digest
+    head, colon, tag = image.rpartition(":")
+    return (head, tag) if colon and "/" not in tag else (image, "latest")

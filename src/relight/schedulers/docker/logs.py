@@ -1,0 +1,95 @@
+"""What containers wrote, as lines, over all the times that they were started."""
+
+import time
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from relight.schedulers.api import LogQuery
+from relight.schedulers.docker.daemon import Daemon
+
+_LOOK_S = 0.2
+Piece = tuple[str, bytes]
+"""A time of Docker's, and what was written; pieces of one line have the same time."""
+
+
+def lines(container_id: str, query: LogQuery) -> Iterator[str]:
+    """Yield the lines of a container; with `follow`, until it won't be started again."""
+    daemon = Daemon()  # logs may be read by several threads, which can't share a connection
+    try:
+        with daemon.client() as client:
+            yield from _follow(client, container_id, query)
+    finally:
+        daemon.close()
+
+
+def seconds(text: str) -> float:
+    """Return the seconds since 1970 of a time of Docker's, which has nanoseconds."""
+    whole, _, fraction = text.removesuffix("Z").partition(".")
+    since_1970 = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+    return since_1970 + float(f"0.{fraction or 0}")
+
+
+def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
+    """Put pieces of lines together: those of stdout and stderr may come by turns."""
+    begun: dict[str, bytes] = {}
+    for written_at, data in pieces:
+        *whole, rest = (begun.pop(written_at, b"") + data).split(b"\n")
+        for line in whole:
+            yield line.decode(errors="replace")
+        if rest:
+            begun[written_at] = rest
+    for rest in begun.values():
+        yield rest.decode(errors="replace")
+
+
+def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
+    since = query.since.timestamp() if query.since else None
+    last = ""
+    while True:
+        began = client.inspect_container(container_id)["State"]["StartedAt"]
+        frames = client.logs(
+            container_id,
+            stdout=query.stream != "stderr",
+            stderr=query.stream != "stdout",
+            stream=True,
+            follow=query.follow,
+            timestamps=True,
+            since=since,
+            until=query.until.timestamp() if query.until else None,
+        )
+        seen = _Pieces(frames, last)
+        yield from whole_lines(seen)
+        if not query.follow or not _begins_again(client, container_id, began):
+            return
+        # What it wrote before does not come twice, though the daemon may send it.
+        last = seen.last
+        since = seconds(last) - 1 if last else since
+
+
+class _Pieces:
+    """What a container wrote later than `last`, which goes along with it."""
+
+    def __init__(self, frames: Iterator[bytes], last: str) -> None:
+        self._frames = frames
+        self.last = last
+
+    def __iter__(self) -> Iterator[Piece]:
+        before = self.last
+        for frame in self._frames:
+            head, _, data = frame.partition(b" ")
+            written_at = head.decode()
+            if written_at > before:  # their texts are all of one length
+                self.last = max(self.last, written_at)
+                yield written_at, data
+
+
+def _begins_again(client: Any, container_id: str, began: str) -> bool:
+    """Wait until a container has begun another time, or never will; return which."""
+    while True:
+        state = client.inspect_container(container_id)["State"]
+        if state["StartedAt"] != began:
+            return True
+        if not (state["Running"] or state["Restarting"]):
+            return False
+        time.sleep(_LOOK_S)

@@ -1,0 +1,220 @@
+"""The containers of jobs as a daemon lists them, and what they say of how a job is.
+
+Labels can't be changed: that a container was asked to stop is kept in its name.
+"""
+
+import io
+import re
+import tarfile
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relight.core.tracebacks import from_error_file
+from relight.job.app import AppState
+from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.causes import last_words
+from relight.schedulers.docker.request import ERROR_FILE, Label
+
+CANCELLED, STOPPED = ".cancelled", ".stopped"
+"""Ends of the names of containers that somebody, or the failure of another, has stopped."""
+_LINES, _LINE_LIMIT = 200, 300
+_FILE_LIMIT = 1 << 24
+_STATES = {
+    "created": AppState.SUBMITTED,
+    "restarting": AppState.PENDING,
+    "paused": AppState.PENDING,
+    "removing": AppState.PENDING,
+    "running": AppState.RUNNING,
+    "dead": AppState.FAILED,
+}
+
+
+class Replica(NamedTuple):
+    """One container. `mark` is the end of its name if it was asked to stop."""
+
+    id: str
+    name: str
+    mark: str
+    labels: Mapping[str, str]
+    state: AppState
+    made: float
+    exitcode: int | None
+    restarts: int
+    error: str
+
+    @property
+    def role(self) -> str:
+        """The role that it is one of."""
+        return self.labels[Label.ROLE]
+
+    @property
+    def number(self) -> int:
+        """Its number within the role."""
+        return int(self.labels[Label.REPLICA])
+
+    @property
+    def app_name(self) -> str:
+        """The name of the app."""
+        return self.labels.get(Label.APP_NAME, "")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is not over."""
+        return not self.state.is_over
+
+
+def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, list[Replica]]:
+    """Return the containers of jobs, in the order of their replicas, by the jobs' ids.
+
+    Args:
+        client: of the daemon.
+        app_ids: of these jobs, with the causes of failures; None for all, without.
+        labels: only containers that have these.
+    """
+    found: dict[str, list[Replica]] = {}
+    for listed in client.containers(all=True, filters={"label": [Label.APP_ID, *labels]}):
+        app_id = listed["Labels"][Label.APP_ID]
+        if app_ids is None or app_id in app_ids:
+            replica = _replica(client, listed)
+            if replica is not None and app_ids is not None and replica.state is AppState.FAILED:
+                replica = replica._replace(error=replica.error or _cause(client, replica))
+            if replica is not None:
+                found.setdefault(app_id, []).append(replica)
+    for replicas in found.values():
+        replicas.sort(key=lambda replica: (replica.made, replica.role, replica.number))
+    return found
+
+
+def status(found: Sequence[Replica]) -> AppStatus:
+    """Return the status of a job from its containers. It is over when all of them are."""
+    statuses = [
+        ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
+        for r in found
+    ]
+    state, message = verdict(found)
+    if state.is_over and any(replica.is_live for replica in found):
+        state, message = AppState.RUNNING, f"{message}; the others are being stopped"
+    return AppStatus(state, message, tuple(statuses), sum(r.restarts for r in found))
+
+
+def verdict(found: Sequence[Replica]) -> tuple[AppState, str]:
+    """Return how a job is or will be: it has failed as soon as a role can't have the replicas that
+    it needs.
+    """
+    states = [replica.state for replica in found]
+    if any(replica.mark == CANCELLED for replica in found):
+        over = all(state.is_over for state in states)
+        return (AppState.CANCELLED if over else AppState.RUNNING), "it was cancelled"
+    missing = int(found[0].labels.get(Label.REPLICAS, len(found))) - len(found)
+    if missing > 0 and any(state is not AppState.SUBMITTED for state in states):
+        return AppState.FAILED, f"{missing} of its containers were removed"
+    for role in dict.fromkeys(replica.role for replica in found):
+        its = [replica for replica in found if replica.role == role]
+        failed = [replica for replica in its if replica.state is AppState.FAILED]
+        least = int(its[0].labels.get(Label.LEAST, len(its)))
+        if failed and len(its) - len(failed) < least:
+            return AppState.FAILED, _why(failed[0])
+    left = [state for state in states if not state.is_over]
+    if left:
+        return (AppState.RUNNING if AppState.RUNNING in left else left[0]), ""
+    return AppState.SUCCEEDED, ""
+
+
+def ask_to_stop(client: Any, found: Sequence[Replica], mark: str, *, kill: bool = False) -> None:
+    """Send SIGTERM to containers that were not yet sent it; mark first, so that nobody takes the
+    exit code for a failure.
+
+    Args:
+        client: of the daemon.
+        found: of one job; what is over is left alone.
+        mark: `CANCELLED` or `STOPPED`.
+        kill: send SIGKILL, also to those that were sent SIGTERM.
+    """
+    import docker
+
+    for replica in found:
+        if not replica.is_live or (replica.mark and not kill):
+            continue
+        try:
+            if not replica.mark:
+                client.rename(replica.id, replica.name + mark)
+            if kill or replica.state is not AppState.RUNNING:
+                client.stop(replica.id, timeout=1)
+            else:
+                client.kill(replica.id, "SIGTERM")
+        except docker.errors.APIError as error:
+            if error.status_code not in (404, 409):  # it has ended, or is gone
+                raise
+
+
+def _replica(client: Any, listed: Mapping[str, Any]) -> Replica | None:
+    """Return what is known of a container; None if it has just been removed."""
+    import docker
+
+    name = str(listed["Names"][0]).lstrip("/")
+    mark = next((mark for mark in (CANCELLED, STOPPED) if name.endswith(mark)), "")
+    state = _STATES.get(listed["State"], AppState.UNKNOWN)
+    labels = listed["Labels"]
+    exitcode, restarts, error = None, 0, ""
+    match = re.match(r"Exited \((-?\d+)\)", listed["Status"])
+    if match:
+        exitcode = int(match[1])
+    if exitcode or state is AppState.FAILED or labels.get(Label.RETRIES, "0") != "0":
+        try:
+            inspected = client.inspect_container(listed["Id"])
+        except docker.errors.NotFound:
+            return None
+        restarts, error = inspected["RestartCount"], _error(inspected)
+    if exitcode is not None:
+        ended = AppState.CANCELLED if mark else AppState.FAILED
+        state = AppState.SUCCEEDED if exitcode == 0 else ended
+    elif mark and state is AppState.SUBMITTED:  # it was made, and never started
+        state = AppState.CANCELLED
+    return Replica(
+        listed["Id"], name, mark, labels, state, listed["Created"], exitcode, restarts, error
+    )
+
+
+def _error(inspected: Mapping[str, Any]) -> str:
+    state = inspected["State"]
+    if state.get("OOMKilled"):
+        limit = inspected["HostConfig"].get("Memory", 0) // 2**20
+        return f"out of memory{f' (it had {limit} MiB)' if limit else ''}"
+    return " ".join(str(state.get("Error") or "").split())
+
+
+def _cause(client: Any, replica: Replica) -> str:
+    """Return the exception in the error file that was left or, as not every program writes one, the
+    last line of stderr; empty if there is neither.
+    """
+    import docker
+
+    try:
+        report = from_error_file(_error_file(client, replica.id))
+        if report is not None:
+            text = f"{report.type}: {report.message}" if report.type else report.message
+        else:
+            # Docker counts the lines of both streams, whichever is asked for.
+            said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
+            text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
+    except docker.errors.APIError:  # it is being removed, or its logs are elsewhere
+        return ""
+    return " ".join(text.split())[:_LINE_LIMIT]
+
+
+def _error_file(client: Any, container_id: str) -> str:
+    import docker
+
+    try:
+        pieces, facts = client.get_archive(container_id, ERROR_FILE)
+        packed = b"".join(pieces) if facts["size"] < _FILE_LIMIT else b""
+        with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+            file = tar.extractfile(tar.getmembers()[0])
+            return file.read().decode(errors="replace") if file is not None else ""
+    except (docker.errors.NotFound, tarfile.TarError, LookupError):
+        return ""
+
+
+def _why(replica: Replica) -> str:
+    why = f"{replica.role}/{replica.number} failed with exit code {replica.exitcode}"
+    return f"{why}: {replica.error}" if replica.error else why

@@ -1,0 +1,341 @@
+"""What is sent to a Docker daemon for an app, worked out without one: a container a replica.
+
+A container's `config` is the body of `POST /containers/create` of Docker's own API, so what a dry
+run shows is what is sent. What replicas on one host can't share is given out: GPUs, devices and
+published ports.
+"""
+
+import fnmatch
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight import __version__
+from relight.env import Environment
+from relight.errors import UsageError, nearest
+from relight.job import macros, privacy, workspaces
+from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
+from relight.job.components import IMAGE
+from relight.job.user import user_name
+from relight.schedulers import needs
+
+NETWORK = "relight"
+NO_NAMES = ("host", "none", "bridge", "default")
+"""Docker's own networks, in which containers don't find each other by name."""
+STOP_LIMIT_S = 40
+"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
+"""What replicas write, in torch's form, when they fail."""
+_RANK0_ENV = "RELIGHT_RANK0_HOST"
+_DEVICES = {
+    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
+    "aws.amazon.com/neurondevice": "/dev/neuron",
+}
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_GPU_CAPABILITIES = [["compute", "utility"]]
+
+
+class Label:
+    """What containers, images and networks are labelled with."""
+
+    APP_ID = "relight/app-id"
+    APP_NAME = "relight/app-name"
+    ROLE = "relight/role"
+    REPLICA = "relight/replica"
+    REPLICAS = "relight/replicas"
+    """How many the app has."""
+    LEAST = "relight/min-replicas"
+    """How many of its role the app needs."""
+    RETRIES = "relight/max-retries"
+    GPUS = "relight/gpus"
+    USER = "relight/user"
+    VERSION = "relight/version"
+
+
+def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) -> dict[str, Any]:
+    """Return the request: images to build, the network, and the containers in their order.
+
+    Raises:
+        UsageError: a part of the app or an option can't be.
+    """
+    for role in app.roles:
+        if not role.image or role.image.startswith("<"):
+            raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
+    builds = _builds(app, cfg, app_id)
+    network = cfg.get("network") or NETWORK
+    names = container_names(app, app_id)
+    first = "localhost" if network in NO_NAMES else names[0][0]
+    given = _Given(app, cfg)
+    containers = []
+    for role, its_names in zip(app.roles, names, strict=True):
+        image = next((b["image"] for b in builds if b["base"] == role.image), role.image)
+        for number, name in enumerate(its_names):
+            values = {"img_root": "", "app_id": app_id, "replica_id": str(number)}
+            own = macros.substitute(role, {**values, "rank0_env": _RANK0_ENV})
+            variables = _variables(own, cfg, env, first)
+            config = {
+                "Image": image,
+                "Cmd": [own.entrypoint, *own.args],
+                "Env": [f"{key}={value}" for key, value in variables.items()],
+                "Labels": _labels(app, role, number, app_id),
+                "StopSignal": "SIGTERM",
+                "StopTimeout": STOP_LIMIT_S,
+                "HostConfig": _host_config(role, network, cfg),
+            }
+            if network != "host":
+                config["Hostname"] = name
+            given.add(config, role, number)
+            containers.append(
+                {"role": role.name, "replica": number, "name": name, "config": config}
+            )
+    given.check()
+    return {
+        "app_id": app_id,
+        "builds": builds,
+        "network": network,
+        "pull": cfg.get("pull") or "missing",
+        "containers": containers,
+    }
+
+
+def container_names(app: AppDef, app_id: str) -> list[list[str]]:
+    """Return the names of the containers of each role. They are hostnames, too: at most 63 letters,
+    digits and hyphens; the end of `app_id` is kept, as that is what is unique.
+    """
+    parts = [_plain(role.name)[:24].strip("-") or "role" for role in app.roles]
+    if len(set(parts)) < len(parts):
+        parts = [f"{part}-{number}" for number, part in enumerate(parts)]
+    names = []
+    for role, part in zip(app.roles, parts, strict=True):
+        tails = [f"-{part}-{number}" for number in range(role.num_replicas)]
+        room = 63 - len(tails[-1]) if tails else 63
+        start = _plain(app_id)[-min(room, 30) :].strip("-")
+        names.append([(start + tail).strip("-") for tail in tails])
+    return names
+
+
+def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Say what of an app has no effect, and what may be too little."""
+    yield from needs.too_little(app)
+    if cfg.get("image_repo"):
+        yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"
+    network = cfg.get("network") or NETWORK
+    if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
+        yield f"replicas do not find each other by name in the network {network}"
+    for role in app.roles:
+        if role.image == IMAGE and any("relight run" in word for word in role.args):
+            yield f"{role.name}: {IMAGE} has no relight: --image names one, or --launcher=torchrun"
+        for device in sorted(set(role.resource.devices) - set(_DEVICES)):
+            yield f"{role.name}: no device file is known for {device}; add it with --mounts"
+        if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
+            yield f"{role.name}: Docker starts again only the replica that failed, not the others"
+
+
+def text_of(body: Mapping[str, Any]) -> str:
+    """Return the request as the commands that somebody would type; secrets are hidden."""
+    lines = []
+    for build in body["builds"]:
+        lines.append(f"# {build['workspace']}, less what its ignore file names, on {build['base']}")
+        lines.append(shlex.join(["docker", "build", "--tag", build["image"], build["workspace"]]))
+    for container in body["containers"]:
+        lines.append(f"# {container['role']}/{container['replica']}")
+        lines += _command(container["name"], container["config"])
+    return "\n".join(lines) + "\n"
+
+
+class _Given:
+    """What is given to one replica only: GPUs, numbered devices, ports of this machine."""
+
+    def __init__(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        asked = sum(max(0, role.resource.gpu) * role.num_replicas for role in app.roles)
+        chosen: Sequence[str] = cfg.get("gpus") or ()
+        if chosen and len(chosen) < asked:
+            raise UsageError(
+                f"{asked} GPUs are asked for, -cfg gpus names {len(chosen)}",
+                hint="each replica gets GPUs of its own",
+            )
+        self._gpus = list(chosen) or [str(number) for number in range(asked)]
+        self._counts = dict.fromkeys(_DEVICES, 0)
+        self._publish = dict(_published(word) for word in cfg.get("publish") or ())
+        self._ports = sorted({name for role in app.roles for name in role.port_map})
+        self._taken: dict[int, str] = {}
+
+    def add(self, config: dict[str, Any], role: Role, number: int) -> None:
+        host = config["HostConfig"]
+        if role.resource.gpu > 0:
+            own = [self._gpus.pop(0) for _ in range(role.resource.gpu)]
+            request = {"Driver": "", "Count": 0, "DeviceIDs": own, "Options": {}}
+            host["DeviceRequests"] = [{**request, "Capabilities": _GPU_CAPABILITIES}]
+            config["Labels"][Label.GPUS] = ",".join(own)
+        for name, path in _DEVICES.items():
+            for _ in range(role.resource.devices.get(name, 0)):
+                device = f"{path}{self._counts[name]}"
+                self._counts[name] += 1
+                host.setdefault("Devices", []).append(_device(device, device, "rwm"))
+        for name, port in role.port_map.items():
+            config.setdefault("ExposedPorts", {})[f"{port}/tcp"] = {}
+            if name in self._publish:
+                here = (self._publish[name] or port) + number
+                what = f"{role.name}/{number}"
+                if self._taken.setdefault(here, what) != what:
+                    raise UsageError(
+                        f"{self._taken[here]} and {what} would both have port {here}",
+                        hint="-cfg publish=NAME:PORT",
+                    )
+                binding = {"HostIp": "127.0.0.1", "HostPort": str(here)}
+                host.setdefault("PortBindings", {})[f"{port}/tcp"] = [binding]
+
+    def check(self) -> None:
+        for name in self._publish:
+            if name not in self._ports:
+                meant = nearest(name, self._ports)
+                raise UsageError(
+                    f"-cfg publish: no role has a port {name}",
+                    hint=f"did you mean {meant}?"
+                    if meant
+                    else f"ports: {', '.join(self._ports) or 'none'}",
+                )
+
+
+def _published(word: str) -> tuple[str, int]:
+    name, _, port = word.partition(":")
+    if port and not (port.isdecimal() and 0 < int(port) < 65536):
+        raise UsageError(f"-cfg publish={word}: {port} is no port", hint="NAME or NAME:PORT")
+    return name, int(port or 0)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def _builds(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> list[dict[str, str]]:
+    workspace = cfg.get("workspace")
+    if not workspace:
+        return []
+    workspace = workspaces.absolute(workspace)
+    bases = list(dict.fromkeys(role.image for role in app.roles))
+    tag = re.sub(r"[^A-Za-z0-9_.-]", "-", app_id)[-100:].lstrip(".-")
+    return [
+        {
+            "image": f"relight-workspace:{tag}" + (f"-{number}" if number else ""),
+            "base": base,
+            "workspace": workspace,
+        }
+        for number, base in enumerate(bases)
+    ]
+
+
+def _variables(role: Role, cfg: Mapping[str, Any], env: Environment, first: str) -> dict[str, str]:
+    wanted: Sequence[str] = cfg.get("copy_env") or ()
+    copied = {
+        name: value
+        for name, value in sorted(env.variables.items())
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted)
+    }
+    ours = {f"{ours}_RANK0_HOST": first for ours in ("RELIGHT", "TORCHX")}
+    ours |= {f"{ours}_IMAGE": role.image for ours in ("RELIGHT", "TORCHX")}
+    defaults = {"PYTHONUNBUFFERED": "x", "TORCHELASTIC_ERROR_FILE": ERROR_FILE}
+    return {**defaults, **copied, **(cfg.get("env") or {}), **role.env, **ours}
+
+
+def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]:
+    least = role.num_replicas if role.min_replicas is None else role.min_replicas
+    return {
+        Label.APP_ID: app_id,
+        Label.APP_NAME: app.name,
+        Label.ROLE: role.name,
+        Label.REPLICA: str(number),
+        Label.REPLICAS: str(sum(role.num_replicas for role in app.roles)),
+        Label.LEAST: str(least),
+        Label.RETRIES: str(role.max_retries),
+        Label.USER: user_name(),
+        Label.VERSION: __version__,
+        "torchx.pytorch.org/version": __version__,
+        "torchx.pytorch.org/app-id": app_id,
+        "torchx.pytorch.org/role-name": role.name,
+        "torchx.pytorch.org/replica-id": str(number),
+    }
+
+
+def _host_config(role: Role, network: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    # A first process without handlers would not hear SIGTERM, and would not reap: hence Init.
+    config: dict[str, Any] = {"NetworkMode": network, "Init": True}
+    if cfg.get("privileged"):
+        config["Privileged"] = True
+    if role.resource.memMB >= 0:
+        config["Memory"] = config["ShmSize"] = role.resource.memMB * 2**20
+    if cfg.get("shm_size"):
+        config["ShmSize"] = _size(cfg["shm_size"])
+    if role.resource.cpu >= 0:
+        config["NanoCpus"] = int(role.resource.cpu * 1e9)
+    if role.max_retries > 0:
+        retries = {"Name": "on-failure", "MaximumRetryCount": role.max_retries}
+        config["RestartPolicy"] = retries
+    for mount in role.mounts:
+        key, value = _mount(role, mount)
+        config.setdefault(key, []).append(value)
+    return config
+
+
+def _mount(role: Role, mount: Mount) -> tuple[str, dict[str, Any]]:
+    if not mount.dst_path.startswith("/"):
+        raise UsageError(
+            f"{role.name}: mount of {mount.dst_path}: a path in a container begins with /"
+        )
+    match mount:
+        case BindMount(source, target, read_only):
+            source = os.path.abspath(os.path.expanduser(source))
+            kind = "bind"
+        case VolumeMount(source, target, read_only):
+            kind = "volume"
+        case DeviceMount(source, target, permissions):
+            return "Devices", _device(source, target, permissions)
+    return "Mounts", {"Type": kind, "Source": source, "Target": target, "ReadOnly": read_only}
+
+
+def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
+    return {
+        "PathOnHost": source,
+        "PathInContainer": target,
+        "CgroupPermissions": permissions,
+    }
+
+
+def _size(text: str) -> int:
+    match = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"-cfg shm_size={text} is no size", hint="such as 512m or 8g")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _command(name: str, config: Mapping[str, Any]) -> list[str]:
+    """Return `docker run …` as lines that a shell takes for one."""
+    host = config["HostConfig"]
+    words = ["docker", "run", "--detach", f"--name={name}", f"--network={host['NetworkMode']}"]
+    words += [f"--hostname={config['Hostname']}"] if "Hostname" in config else []
+    words += ["--init", f"--stop-timeout={config['StopTimeout']}"]
+    limits = ["--privileged"] if host.get("Privileged") else []
+    limits += [f"--cpus={host['NanoCpus'] / 1e9:g}"] if host.get("NanoCpus") else []
+    limits += [f"--memory={host['Memory']}"] if host.get("Memory") else []
+    limits += [f"--shm-size={host['ShmSize']}"] if host.get("ShmSize") else []
+    for request in host.get("DeviceRequests", ()):
+        limits.append(f'--gpus="device={",".join(request["DeviceIDs"])}"')
+    for device in host.get("Devices", ()):
+        limits.append(f"--device={':'.join(device.values())}")
+    for port, bindings in host.get("PortBindings", {}).items():
+        inner = port.removesuffix("/tcp")
+        limits += [f"--publish={b['HostIp']}:{b['HostPort']}:{inner}" for b in bindings]
+    if "RestartPolicy" in host:
+        limits.append(f"--restart=on-failure:{host['RestartPolicy']['MaximumRetryCount']}")
+    groups = [words, limits]
+    for mount in host.get("Mounts", ()):
+        pairs = f"type={mount['Type']},src={mount['Source']},dst={mount['Target']}"
+        groups.append([f"--mount={pairs}{',readonly' if mount['ReadOnly'] else ''}"])
+    groups.append([f"--label={key}={value}" for key, value in config["Labels"].items()])
+    variables = dict(pair.split("=", 1) for pair in config["Env"])
+    groups += [[f"--env={k}={v}"] for k, v in privacy.of_variables(variables).items()]
+    groups.append([config["Image"], *privacy.of_words(config["Cmd"])])
+    lines = [shlex.join(group) for group in groups if group]
+    return [lines[0] + " \\", *(f"  {line} \\" for line in lines[1:-1]), f"  {lines[-1]}"]

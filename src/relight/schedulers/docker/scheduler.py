@@ -1,0 +1,289 @@
+"""Jobs on a Docker daemon: a container a replica, and nothing kept but what the daemon keeps.
+
+    render   what is sent, without a daemon                                   (`request`)
+    submit   images are pulled and built, all containers made, then all started; what fails half-way
+             is taken back                                                    (`images`)
+    status   from the daemon, by label, so that any machine that reaches it sees the same
+                                                                              (`replicas`)
+    logs     from the daemon                                                  (`logs`)
+
+A daemon knows nothing of jobs, so the commands that look at one see to it that a job ends as a
+whole: `status`, and what waits for a job with it, stops the replicas that are left when one has
+failed for good. Nobody else watches: the agents of a training job end together by themselves.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from relight import env
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, AppState
+from relight.job.user import user_name
+from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
+from relight.schedulers.docker import replicas
+from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
+from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Replica
+from relight.schedulers.docker.request import (
+    NETWORK,
+    NO_NAMES,
+    STOP_LIMIT_S,
+    Label,
+    body_of,
+    notes_on,
+    text_of,
+)
+
+_LOOK_S = 0.2
+_TRIES = 5
+_NO_NETWORK = re.compile(r"network \S+ (not found|is ambiguous)")
+
+
+def make() -> "Docker":
+    """Return the scheduler."""
+    return Docker()
+
+
+class Docker:
+    """Runs jobs on the daemon that DOCKER_HOST names, or on this machine's."""
+
+    name = "docker"
+    options: Sequence[Option] = (
+        Option("copy_env", list, None, "variables of this shell to pass on; may have wildcards"),
+        Option("env", dict, None, "variables to set"),
+        Option("privileged", bool, False, "give containers all rights on the host"),
+        Option("network", str, NETWORK, "their network, made if there is none"),
+        Option("shm_size", str, None, "size of /dev/shm, such as 8g (default: the memory's)"),
+        Option("gpus", list, None, "GPUs to give out, numbers or UUIDs (default: from 0)"),
+        Option("publish", list, None, "ports to open on the daemon's loopback, NAME or NAME:PORT"),
+        Option(
+            "pull", str, "missing", "when to pull images", False, ("missing", "always", "never")
+        ),
+        Option("quiet", bool, False, "do not show the progress of pulls and builds"),
+        Option("image_repo", str, None, "of TorchX, without effect: no image is pushed"),
+        Option("workspace", str, None, "directory that is added to the images, as a layer"),
+    )
+    capabilities = Capabilities(
+        retries=True, mounts=True, resources=True, elastic=True, images=True, since=True
+    )
+
+    def __init__(self) -> None:
+        self._daemon = Daemon()
+        self._failed_at: dict[str, float] = {}
+
+    def affinity(self) -> int:
+        """Return how likely jobs are meant for Docker: a daemon is named, or answers here."""
+        return 0 if find_spec("docker") is None or refusal(address()) else 10
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Return the containers of an app. See `Scheduler.render`."""
+        body = body_of(app, cfg, app_id, env.read())
+        text, notes = text_of(body), tuple(notes_on(app, cfg))
+        return Request(self.name, app, cfg, body, text, notes)
+
+    def submit(self, request: Request) -> str:
+        """Start the containers and return the id of the app."""
+        from relight.schedulers.docker.images import Images
+
+        body = request.body
+        app_id = str(body["app_id"])
+        with self._daemon.client() as client:
+            if not request.cfg.get("gpus"):
+                _check_gpus(client, body)
+            images = Images(client, quiet=bool(request.cfg.get("quiet")))
+            try:
+                images.get(body)
+                made = [_create(client, body["network"], each) for each in _with_token(body)]
+                for container_id in made:
+                    _in_network(client, body["network"], partial(client.start, container_id))
+            except BaseException:
+                _remove(client, app_id)
+                raise
+        return app_id
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of jobs; what is left of one that has failed is stopped."""
+        with self._daemon.client() as client:
+            jobs = replicas.jobs(client, app_ids)
+            for app_id, found in jobs.items():
+                if replicas.verdict(found)[0] is AppState.FAILED:
+                    began = self._failed_at.setdefault(app_id, time.monotonic())
+                    kill = time.monotonic() - began > STOP_LIMIT_S
+                    replicas.ask_to_stop(client, found, STOPPED, kill=kill)
+        return {app_id: replicas.status(found) for app_id, found in jobs.items()}
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written."""
+        from relight.schedulers.docker.logs import lines
+
+        with self._daemon.client() as client:
+            found = _job(client, app_id)
+        key = (query.role, query.replica)
+        replica = next((r for r in found if (r.role, r.number) == key), None)
+        if replica is None:
+            known = ", ".join(f"{r.role}/{r.number}" for r in found)
+            raise UsageError(
+                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
+            )
+        return lines(replica.id, query)
+
+    def cancel(self, app_id: str) -> None:
+        """Stop a job and return when it is over."""
+        with self._daemon.client() as client:
+            _cancel(client, app_id, _job(client, app_id))
+
+    def delete(self, app_id: str) -> None:
+        """Stop a job and remove its containers, their logs, and the images made for it."""
+        with self._daemon.client() as client:
+            _cancel(client, app_id, replicas.jobs(client, [app_id]).get(app_id, []))
+            _remove(client, app_id)
+            _remove_networks(client)
+
+    def list(self) -> Sequence[Listed]:
+        """Return this user's jobs, newest first."""
+        user = user_name()
+        with self._daemon.client() as client:
+            jobs = replicas.jobs(client, None, f"{Label.USER}={user}")
+        listed = []
+        for app_id, found in jobs.items():
+            made = datetime.fromtimestamp(min(replica.made for replica in found), UTC)
+            submitted = made.astimezone().isoformat(timespec="seconds")
+            state = replicas.status(found).state
+            listed.append(Listed(app_id, state, found[0].app_name, submitted))
+        return sorted(listed, key=lambda job: job.submitted, reverse=True)
+
+    def close(self) -> None:
+        """Give up the connection to the daemon."""
+        self._daemon.close()
+
+
+def _job(client: Any, app_id: str) -> list[Replica]:
+    found = replicas.jobs(client, [app_id]).get(app_id)
+    if found is None:
+        raise UsageError(f"no job {app_id} on this Docker daemon", hint="relight list -s docker")
+    return found
+
+
+def _cancel(client: Any, app_id: str, found: Sequence[Replica]) -> None:
+    kill_at = time.monotonic() + STOP_LIMIT_S
+    while live := [replica for replica in found if replica.is_live]:
+        kill = time.monotonic() > kill_at
+        if time.monotonic() > kill_at + STOP_LIMIT_S:
+            raise MachineError(f"{app_id} does not end: Docker can't end {live[0].name}")
+        replicas.ask_to_stop(client, live, CANCELLED, kill=kill)
+        time.sleep(_LOOK_S)
+        found = replicas.jobs(client, [app_id]).get(app_id, [])
+
+
+def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give the containers a token of their job's own, so that nothing else on their network, which
+    other jobs are in too, can join it.
+    """
+    token = f"RELIGHT_TOKEN={os.urandom(16).hex()}"
+    for container in body["containers"]:
+        config = container["config"]
+        own = any(each.startswith("RELIGHT_TOKEN=") for each in config["Env"])
+        variables = [*config["Env"], *([] if own else [token])]
+        yield {**container, "config": {**config, "Env": variables}}
+
+
+def _create(client: Any, network: str, container: Mapping[str, Any]) -> str:
+    config, name = container["config"], container["name"]
+    made = _in_network(client, network, lambda: client.create_container_from_config(config, name))
+    return str(made["Id"])
+
+
+def _remove(client: Any, app_id: str) -> None:
+    """Remove all that was made for a job, whatever this process knows of it."""
+    import docker
+
+    from relight.schedulers.docker.images import Images
+
+    for listed in client.containers(all=True, filters={"label": f"{Label.APP_ID}={app_id}"}):
+        try:
+            client.remove_container(listed["Id"], v=True, force=True)
+        except docker.errors.APIError as error:
+            if error.status_code not in (404, 409):  # gone, or going
+                raise
+    Images(client, quiet=True).remove(app_id)
+
+
+def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
+    """Ask for something that needs a network. Other commands may make it at the same time, so that
+    there are two of one name, which Docker refuses, or remove it.
+    """
+    import docker
+
+    for tries_left in reversed(range(_TRIES)):
+        if name not in NO_NAMES:
+            _make_network(client, name)
+        try:
+            return ask()
+        except docker.errors.APIError as error:
+            if not tries_left or not _NO_NETWORK.search(explanation(error)):
+                raise
+        time.sleep(_LOOK_S)
+    raise AssertionError
+
+
+def _make_network(client: Any, name: str) -> None:
+    """See to it that there is one network of a name, and no other."""
+    import docker
+
+    found = _networks(client, name)
+    if not found:
+        labels = {Label.USER: user_name()}
+        try:
+            client.create_network(name, driver="bridge", check_duplicate=True, labels=labels)
+        except docker.errors.APIError as error:
+            if error.status_code != 409:  # somebody else was quicker
+                raise
+        found = _networks(client, name)
+    left = len(found)
+    for network in reversed(found):  # all commands keep the first
+        if left > 1 and Label.USER in (network["Labels"] or {}):
+            left -= _remove_network(client, network["Id"])
+
+
+def _networks(client: Any, name: str) -> list[Mapping[str, Any]]:
+    found = [each for each in client.networks(names=[name]) if each["Name"] == name]
+    return sorted(found, key=lambda each: (each["Created"], each["Id"]))
+
+
+def _remove_network(client: Any, network_id: str) -> bool:
+    """Remove a network if nothing runs in it; return whether it is gone."""
+    import docker
+
+    try:
+        client.remove_network(network_id)
+    except docker.errors.APIError as error:
+        return bool(error.status_code == 404)
+    return True
+
+
+def _remove_networks(client: Any) -> None:
+    """Remove the networks that were made for jobs and that no container is in."""
+    for network in client.networks(filters={"label": [Label.USER]}):
+        if not client.containers(all=True, filters={"network": network["Id"]}):
+            _remove_network(client, network["Id"])
+
+
+def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
+    """Refuse GPUs that a running job has."""
+    configs = [container["config"] for container in body["containers"]]
+    wanted = {g for c in configs for g in c["Labels"].get(Label.GPUS, "").split(",") if g}
+    if not wanted:
+        return
+    for listed in client.containers(filters={"label": [Label.GPUS]}):
+        taken = sorted(wanted & set(listed["Labels"][Label.GPUS].split(",")))
+        if taken:
+            raise UsageError(
+                f"GPU {', '.join(taken)} belongs to the running job "
+                f"{listed['Labels'].get(Label.APP_ID)}",
+                hint="-cfg gpus=4;5;6;7 says which to give out",
+            )

@@ -1,0 +1,331 @@
+"""The process that runs one job of this machine: it starts the replicas and ends them together.
+
+    submit --exec--> executor --> spawner --> replicas (agents) --> their workers
+
+It is an agent without a group: the same state machine (core/supervision) and the same spawner, with
+replicas for workers, so nothing of a job outlives its executor. Its order is one line of JSON on
+stdin. A detached executor lives in the background; any other stops the job when stdin ends, that is
+when the process that submitted it is gone, for whatever reason. On stdout it says `started`, or why
+not.
+"""
+
+import errno
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from datetime import datetime
+from typing import Any, NoReturn
+
+from relight import env
+from relight.core import fields
+from relight.core.supervision import Kill, Signal, State, Supervision
+from relight.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
+from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
+from relight.host.descriptors import raise_limit
+from relight.host.loop import Loop, Timer
+from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.job import records
+from relight.schedulers.causes import cause
+from relight.schedulers.processes.orders import Order
+from relight.schedulers.processes.record import LocalRecord
+
+_LINE_LIMIT = 65536
+
+
+class Stream:
+    """Copies what a replica writes to the file of the stream, and whole lines to that of both."""
+
+    def __init__(self, path: str, combined: int) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self.reader, self.writer = os.pipe()
+        self.lost = ""
+        """Why some of it is not in the files."""
+        self._combined = combined
+        self._line = b""
+
+    def copy(self) -> bool:
+        """Copy what is there; return whether there may be more."""
+        data = os.read(self.reader, 65536)
+        if not data:
+            self.end_line()
+            return False
+        self._write(self.file, data)
+        self._line += data
+        cut = max(self._line.rfind(b"\n"), self._line.rfind(b"\r")) + 1
+        if not cut and len(self._line) > _LINE_LIMIT:
+            cut = len(self._line)
+        self._write(self._combined, self._line[:cut])
+        self._line = self._line[cut:]
+        return True
+
+    def end_line(self) -> None:
+        """Copy what has no end of line yet to the file of both as well."""
+        self._write(self._combined, self._line)
+        self._line = b""
+
+    def _write(self, fd: int, data: bytes) -> None:
+        """Write all of it; what a full disk has no room for is lost, and the job goes on."""
+        try:
+            while data:
+                data = data[os.write(fd, data) :]
+        except OSError as error:
+            self.lost = self.lost or error.strerror or "error"
+
+    def is_ready(self) -> bool:
+        """Return whether `copy` would not wait."""
+        poll = select.poll()  # not select: there may be more than 1024 open files
+        poll.register(self.reader, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def close(self) -> None:
+        """Close what is open of it."""
+        for fd in (self.file, self.reader):
+            os.close(fd)
+
+
+class Executor:
+    """One job, from its first try to its last.
+
+    Args:
+        order: what to run.
+        hold: a descriptor that ends when the job must, or None.
+    """
+
+    def __init__(self, order: Order, hold: int | None) -> None:
+        self._order = order
+        self._replicas = order.replicas
+        self._hold = hold
+        self._record = LocalRecord(order.directory)
+        self._loop = Loop()
+        # With it nobody else on this machine joins the job, and jobs of one user share an endpoint.
+        token = {"RELIGHT_TOKEN": records.token()}
+        self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
+        self._supervision: Supervision | None = None
+        self._workers: Workers | None = None
+        self._timer: Timer | None = None
+        self._stopped = self._lost = ""
+        self._streams: list[tuple[Stream, Stream]] = []
+        self._first: int | None = None
+        self._restarts = 0
+        self._said = False
+        self._states = [self._blank(number) for number in range(len(self._replicas))]
+        self._submitted = datetime.now().astimezone().isoformat(timespec="milliseconds")
+
+    def run(self) -> None:
+        """Run the job to its end."""
+        raise_limit()  # of open files; the replicas keep theirs
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.on_signal(number, self._on_signal)
+        if self._hold is not None:
+            self._loop.on_readable(self._hold, self._let_go)
+        self._record.write(self._state("RUNNING", ""))  # a job without a state is not begun
+        while True:
+            failed = self._try_once()
+            if not failed or self._stopped or self._restarts >= self._order.max_retries:
+                break
+            self._restarts += 1
+            self._first = None
+            self._states = [self._blank(number) for number in range(len(self._replicas))]
+        state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
+        why = self._stopped or (self._why() if failed else "")
+        lost = f"not all that it wrote is in its logs: {self._lost}" if self._lost else ""
+        self._write(state, "; ".join(filter(None, (why, lost))))
+
+    def _try_once(self) -> bool:
+        """Run all replicas; return whether the job has failed."""
+        streams: list[Stream] = []
+        files: list[int] = []
+        plans = []
+        for number, replica in enumerate(self._replicas):
+            error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
+            if self._restarts and os.path.isfile(error_file):
+                os.unlink(error_file)  # of the try before
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            files.append(os.open(replica.combined, flags, 0o600))
+            pair = [Stream(path, files[-1]) for path in (replica.stdout, replica.stderr)]
+            streams += pair
+            plans.append(self._plan(number, pair[0].writer, pair[1].writer))
+        self._streams = list(zip(streams[::2], streams[1::2], strict=True))
+        self._supervision = Supervision(len(plans), self._order.grace_s)
+        self._workers = Workers(self._loop, plans, range(len(plans)), "", self._on_process)
+        for stream in streams:
+            os.close(stream.writer)
+            self._loop.on_readable(stream.reader, lambda s=stream: self._copy(s))  # type: ignore[misc]
+        supervision = self._supervision
+        if self._stopped:
+            self._step(SignalReceived(signal.SIGTERM))
+        self._loop.run_until(lambda: supervision.state is State.ENDED)
+        self._workers.close()
+        for stream in streams:
+            # All that could write to it is gone, but on macOS a daemon may have stayed.
+            while stream.reader in self._loop and stream.is_ready():
+                self._copy(stream)
+            self._loop.forget(stream.reader)
+            stream.close()
+            self._lost = self._lost or stream.lost
+        for fd in files:
+            os.close(fd)
+        failed = supervision.failed
+        self._supervision = None
+        return failed
+
+    def _plan(self, number: int, stdout: int, stderr: int) -> WorkerPlan:
+        replica = self._replicas[number]
+        argv = replica.args
+        if replica.cwd != os.getcwd():
+            argv = ("sh", "-c", 'cd "$0" && exec "$@"', replica.cwd, *argv)
+        variables = {**self._environment, **replica.env}
+        return WorkerPlan(number, argv, variables, stdout, stderr, frozenset(), signal_group=True)
+
+    def _copy(self, stream: Stream) -> None:
+        if not stream.copy():
+            self._loop.forget(stream.reader)
+
+    # What happens.
+
+    def _on_process(self, event: ProcessEvent, at: float) -> None:
+        del at
+        if isinstance(event, WorkerStarted):
+            self._states[event.local_rank].update(state="RUNNING", pid=event.pid)
+            self._write("RUNNING")
+            if all(state["state"] != "PENDING" for state in self._states):
+                self._say_started()
+            return
+        self._step(event)
+        if isinstance(event, WorkerExited):
+            self._bury(event.local_rank, event.exitcode)
+
+    def _bury(self, number: int, exitcode: int) -> None:
+        assert self._supervision is not None and self._workers is not None
+        state, asked = self._states[number], self._supervision.ends[number].asked
+        name = "SUCCEEDED" if exitcode == 0 else "CANCELLED" if asked else "FAILED"
+        state.update(state=name, exitcode=exitcode)
+        for stream in self._streams[number]:  # who follows it reads no further once it is over
+            if stream.reader in self._loop and stream.is_ready():
+                self._copy(stream)  # a pipe holds no more than is read at once
+            stream.end_line()  # also if something that it has started may go on with that
+        if name == "FAILED":
+            self._first = number if self._first is None else self._first
+            replica, known = self._replicas[number], self._workers.evidence.get(number)
+            error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
+            state["error"] = known or cause(error_file, replica.stderr, exitcode)
+        self._write("RUNNING")
+        self._say_started()
+
+    def _step(self, event: Event) -> None:
+        assert self._supervision is not None and self._workers is not None
+        for effect in self._supervision.step(event, self._loop.now()):
+            match effect:
+                case Signal(local_ranks, number):
+                    self._workers.signal(local_ranks, number)
+                case Kill():
+                    self._workers.kill()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        due = self._supervision.deadline()
+        if due is not None:
+            self._timer = self._loop.call_at(due, lambda: self._step(Tick()))
+
+    def _on_signal(self, number: int) -> None:
+        self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
+
+    def _let_go(self) -> None:
+        """The process that submitted the job can say one thing: that it is gone."""
+        assert self._hold is not None
+        if not os.read(self._hold, 4096):
+            self._loop.forget(self._hold)
+            self._stop("the command that it belonged to ended")
+
+    def _stop(self, why: str) -> None:
+        self._stopped = self._stopped or why
+        if self._supervision is not None:
+            self._step(SignalReceived(signal.SIGTERM))
+
+    # What others see.
+
+    def _blank(self, number: int) -> dict[str, Any]:
+        keys = ("role", "replica", "stdout", "stderr", "combined")
+        known = {key: getattr(self._replicas[number], key) for key in keys}
+        return {**known, "state": "PENDING", "pid": 0, "exitcode": None, "error": ""}
+
+    def _why(self) -> str:
+        if self._first is None:
+            return "its processes could not be ended"
+        state = self._states[self._first]
+        code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
+        how = f"exit code {code}" if code > 0 else signal_name(-code)
+        return f"{name} failed with {how}" + (f": {state['error']}" if state["error"] else "")
+
+    def _write(self, state: str, message: str = "") -> None:
+        try:
+            self._record.write(self._state(state, message))
+        except OSError as error:  # the job goes on
+            sys.stderr.write(f"{time.strftime('%F %T')} the state was not written: {error}\n")
+
+    def _state(self, state: str, message: str) -> dict[str, Any]:
+        return {
+            "scheduler": self._order.scheduler,
+            "app_id": self._order.app_id,
+            "name": self._order.name,
+            "log_dir": self._order.log_dir,
+            "state": state,
+            "message": message,
+            "submitted": self._submitted,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "restarts": self._restarts,
+            "replicas": self._states,
+        }
+
+    def _say_started(self) -> None:
+        if not self._said:
+            self._said = True
+            _tell("started")
+
+
+def _tell(line: str) -> None:
+    """Say one line to the process that submitted the job, and leave its pipe."""
+    try:
+        os.write(1, line.encode() + b"\n")
+    except OSError:
+        pass  # it is gone
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+def main() -> NoReturn:
+    """Run the job whose order comes on stdin."""
+    said = b""
+    while not said.endswith(b"\n") and (data := os.read(0, 65536)):
+        said += data
+    try:
+        order: Order = fields.record(Order, fields.decode(said))
+        if order.detach and os.fork():
+            os._exit(0)
+        lock = LocalRecord(order.directory).hold()
+        hold = None if order.detach else os.dup(0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        Executor(order, hold).run()
+        os.close(lock)
+    except RelightError as error:
+        _tell(f"{error.message}\t{error.hint}")
+        os._exit(error.exit_code)
+    except OSError as error:
+        hint = "each replica takes 7: ulimit -Hn" if error.errno == errno.EMFILE else ""
+        _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
+        os._exit(1)
+    except Exception as error:
+        _tell(f"a mistake in relight: {mistake(error)}\tplease report it")
+        os._exit(EXIT_INTERNAL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

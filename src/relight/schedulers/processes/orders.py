@@ -1,0 +1,38 @@
+"""What `executor` is told by the process that starts it: JSON, read by `core/fields`."""
+
+import json
+
+from relight.core import fields
+from relight.typed import Any, NamedTuple
+
+
+class Replica(NamedTuple):
+    """A process of a job of this machine, and the files of its streams."""
+
+    role: str
+    replica: int
+    args: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    stdout: str
+    stderr: str
+    combined: str
+
+
+class Order(NamedTuple):
+    """A job of this machine. `detach`: it outlives the process that has sent it."""
+
+    scheduler: str
+    app_id: str
+    name: str
+    directory: str
+    log_dir: str
+    replicas: tuple[Replica, ...]
+    detach: bool
+    max_retries: int
+    grace_s: float
+
+
+def to_text(order: Any) -> bytes:
+    """Return an order as a line of JSON."""
+    return json.dumps(fields.to_json(order)).encode()

@@ -1,0 +1,473 @@
+"""Jobs for Slurm: one batch script, one step a role, one agent a node.
+
+    render   the script (`script`), and where it and the logs will be
+    submit   sbatch
+    status   one squeue for all, sacct for what it has forgotten (`states`); which replica
+             failed is in what srun has said, in the directory of the job
+    logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
+
+The directory must be one that all nodes see: below the user's home by default, or `job_dir`.
+"""
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight import env
+from relight.errors import MachineError, UsageError
+from relight.job import records
+from relight.job.app import AppDef, AppState, RetryPolicy
+from relight.schedulers import needs
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    Listed,
+    LogQuery,
+    Option,
+    ReplicaStatus,
+    Request,
+)
+from relight.schedulers.slurm import script, states
+from relight.schedulers.slurm.states import Part
+
+_SUBMITTED = "slurm.json"
+_WORKSPACE = "workspace"
+_ASK_S = 5.0
+"""How old an answer of Slurm may be for who follows logs."""
+_LOOK_S = 0.25
+_GONE_S = 60.0
+Folder = tuple[str, dict[str, int]]
+"""The directory of a job, and how many replicas each of its roles has at most."""
+
+
+def make() -> "Slurm":
+    """Return the scheduler."""
+    return Slurm()
+
+
+class Slurm:
+    """Sends jobs to the Slurm cluster that this host belongs to."""
+
+    name = "slurm"
+    options: Sequence[Option] = (
+        Option("partition", str, None, "the partition, or several: p1,p2"),
+        Option("time", str, None, "time limit: minutes, H:M:S, or D-H:M:S"),
+        Option("account", str, None, "whom to charge"),
+        Option("qos", str, None, "quality of service"),
+        Option("constraint", str, None, "features that nodes must have"),
+        Option("comment", str, None, "a comment"),
+        Option("mail-user", str, None, "who gets mail"),
+        Option("mail-type", str, None, "when: BEGIN, END, FAIL, ALL, ..."),
+        Option("nodelist", str, None, "nodes that the job must have: node[1-4]"),
+        Option("exclude", str, None, "nodes that it must not have"),
+        Option("exclusive", bool, False, "share nodes with no other job"),
+        Option("mem", bool, None, "ask for memory; if not said, where the partition manages it"),
+        Option(
+            "gpus",
+            str,
+            "gpus-per-node",
+            "the flag that asks for GPUs",
+            choices=script.GPU_FORMS,
+        ),
+        Option("gpu_type", str, None, "type of the GPUs: a100"),
+        Option(
+            "signal",
+            str,
+            None,
+            "what workers get before the time limit, SIGNAL@SECONDS, or none; "
+            f"{script.DEFAULT_SIGNAL} for `relight run`",
+        ),
+        Option("requeue", bool, True, "queue again after a lost node, a preemption, a failure"),
+        Option("sbatch", list, None, "more options of sbatch: --reservation=r;--licenses=l"),
+        Option("job_dir", str, None, "where jobs have their directories, for all nodes"),
+        Option("workspace", str, None, "directory that is copied for the job, which runs there"),
+    )
+    capabilities = Capabilities(retries=True, resources=True, elastic=True)
+
+    def __init__(self) -> None:
+        self._asked: dict[str, tuple[float, AppStatus | None]] = {}
+        self._lock = threading.Lock()
+
+    def affinity(self) -> int:
+        """Return how likely jobs are meant for Slurm here."""
+        import shutil
+
+        if shutil.which("sbatch") is None:
+            return 0
+        if env.read().get("SLURM_JOB_ID"):
+            return 50
+        try:
+            return 0 if states.run(["scontrol", "ping"], limit_s=1).returncode else 20
+        except MachineError:
+            return 0
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Return the batch script of an app. See `Scheduler.render`."""
+        base = cfg.get("job_dir")
+        directory = os.path.join(os.path.abspath(base), app_id) if base else records.path(app_id)
+        folder = os.path.join(directory, "slurm")
+        programs = os.path.dirname(sys.executable)
+        here = os.path.join(folder, _WORKSPACE) if cfg.get("workspace") else os.getcwd()
+        partition = cfg.get("partition") or ""
+        has = states.partition(partition)
+        if cfg.get("mem") is None:
+            cfg = {**cfg, "mem": has.memory}
+        text = script.render(app, cfg, app_id, folder, here, programs)
+        notes = [*needs.too_little(app, memory=bool(cfg["mem"]))]
+        notes += needs.without_gpus(app, partition, has.gpus)
+        if any(role.mounts for role in app.roles):
+            notes.append("mounts have no effect: replicas see the files of their node")
+        if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
+            notes.append("with requeue=false a job that failed is not tried again")
+        partly = any(
+            role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION
+            for role in app.roles
+        )
+        if partly or len({role.max_retries for role in app.roles}) > 1:
+            notes.append("the job as a whole is tried again, as often as the least of its roles")
+        path = os.path.join(folder, "job.sbatch")
+        body = {
+            "command": ["sbatch", "--parsable", path],
+            "directory": folder,
+            "roles": {role.name: role.num_replicas for role in app.roles},
+            "name": app_id,
+            "workspace": cfg.get("workspace"),
+            "script": text,
+        }
+        return Request(self.name, app, cfg, body, text, tuple(notes))
+
+    def submit(self, request: Request) -> str:
+        """Submit the script; return Slurm's number of the job."""
+        body = request.body
+        folder = str(body["directory"])
+        record = os.path.join(records.directory(str(body["name"])), _SUBMITTED)
+        try:
+            os.makedirs(folder, 0o700)
+            path = body["command"][-1]
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            with open(os.open(path, flags, 0o600), "w", errors="surrogateescape") as file:
+                file.write(body["script"])
+        except FileExistsError:
+            raise UsageError(f"{folder} is there already", hint="a job is submitted once") from None
+        except OSError as error:
+            raise UsageError(
+                f"can't write the script to {error.filename}: {error.strerror}",
+                hint="-cfg job_dir=DIR, which all nodes see",
+            ) from None
+        try:
+            if body["workspace"]:
+                from relight.job import workspaces
+
+                workspaces.pack(body["workspace"], os.path.join(folder, _WORKSPACE))
+            app_id = self._sbatch(body["command"])
+            with open(record, "w") as file:
+                json.dump({"app_id": app_id, "directory": folder, "roles": body["roles"]}, file)
+        except BaseException:
+            _remove(folder)
+            raise
+        return app_id
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of jobs that Slurm knows, or that have told how they ended."""
+        jobs = states.query(app_ids)
+        found = {}
+        folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
+        for app_id in app_ids:
+            if app_id in jobs:
+                folder = _folder(app_id, jobs[app_id][0].name)
+                found[app_id] = _status(jobs[app_id], folder)
+            elif app_id in folders:
+                found[app_id] = _forgotten(folders[app_id])
+        return found
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written; stdout before stderr, where both are
+        there.
+        """
+        jobs = states.query([app_id])
+        if app_id in jobs:
+            folder = _folder(app_id, jobs[app_id][0].name)
+        else:
+            folder = _folders([app_id]).get(app_id)
+            if folder is None:
+                raise _unknown(app_id)
+        if folder is None:
+            raise UsageError(
+                f"where the logs of {app_id} are is not known here",
+                hint="it was submitted by somebody else, or from another home directory",
+            )
+        directory, roles = folder
+        if not 0 <= query.replica < roles.get(query.role, 0):
+            known = ", ".join(f"{role}/0 to {n - 1}" for role, n in roles.items())
+            raise UsageError(
+                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
+            )
+        return self._lines(app_id, directory, query)
+
+    def cancel(self, app_id: str) -> None:
+        """Cancel a job."""
+        if app_id not in states.query([app_id]):
+            if app_id in _folders([app_id]):
+                return  # over, and forgotten
+            raise _unknown(app_id)
+        process = states.run(["scancel", "--quiet", app_id])
+        if process.returncode:
+            raise states.unavailable(process) or MachineError(f"Slurm: {states.reason_of(process)}")
+
+    def delete(self, app_id: str) -> None:
+        """Cancel a job and remove its directory when it is over."""
+        folder = _folders([app_id]).get(app_id)
+        self.cancel(app_id)
+        end = time.monotonic() + _GONE_S
+        while (status := self.status([app_id]).get(app_id)) and not status.state.is_over:
+            if time.monotonic() > end:
+                raise MachineError(f"{app_id} does not end", hint=f"squeue --job {app_id}")
+            time.sleep(_LOOK_S)
+        if folder is not None:
+            _remove(folder[0])
+
+    def list(self) -> Sequence[Listed]:
+        """Return this user's jobs, newest first."""
+        jobs = states.of_user(os.getuid())
+        found = [
+            Listed(app_id, states.state_of(parts), parts[0].name, parts[0].submitted)
+            for app_id, parts in jobs.items()
+        ]
+        return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
+
+    def close(self) -> None:
+        """Nothing is held: jobs run on."""
+
+    def _sbatch(self, command: Sequence[str]) -> str:
+        process = states.run(command)
+        if process.returncode:
+            if (error := states.unavailable(process)) is not None:
+                raise error
+            reason = states.reason_of(process)
+            hint = ""
+            if "partition" in reason.lower():
+                names = states.run(["sinfo", "--noheader", "--format=%R"]).stdout.split()
+                hint = f"partitions: {', '.join(dict.fromkeys(names))}" if names else ""
+            elif "configuration is not available" in reason:
+                hint = "sinfo -N -o '%N %c CPUs %m MB %G' shows what nodes have"
+            raise UsageError(f"Slurm refuses the job: {reason}", hint=hint)
+        return process.stdout.strip().partition(";")[0]  # ID;CLUSTER in a federation
+
+    def _lines(self, app_id: str, directory: str, query: LogQuery) -> Iterator[str]:
+        names = ("stdout", "stderr") if query.stream == "combined" else (query.stream,)
+        place = os.path.join(directory, query.role, str(query.replica))
+        tails = [_Tail(os.path.join(place, f"{name}.log")) for name in names]
+        try:
+            while True:
+                over = not query.follow or self._is_over(app_id, directory)
+                fresh = False
+                for tail in tails:
+                    for line in tail.lines():
+                        fresh = True
+                        yield line
+                if over:
+                    break
+                if not fresh:
+                    time.sleep(_LOOK_S)  # the writers are on other hosts: there is no event
+            for tail in tails:
+                yield from tail.rest()
+        finally:
+            for tail in tails:
+                tail.close()
+
+    def _is_over(self, app_id: str, directory: str) -> bool:
+        """Return whether a job writes no more; Slurm is asked rarely, once for all who wait."""
+        if os.path.exists(os.path.join(directory, "ended")):
+            return True
+        with self._lock:
+            at, status = self._asked.get(app_id, (0.0, None))
+            if time.monotonic() - at > _ASK_S or not at:
+                status = self.status([app_id]).get(app_id)
+                self._asked[app_id] = time.monotonic(), status
+        return status is None or status.state.is_over
+
+
+class _Tail:
+    """A file that grows, and may not be there yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = -1
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """Return the whole lines that have come."""
+        if self._fd < 0:
+            try:
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                raise MachineError(f"can't read {self._path}: {error.strerror}") from None
+        while data := os.read(self._fd, 1 << 20):
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                yield line.decode(errors="replace")
+
+    def rest(self) -> Iterator[str]:
+        """Return what is left of a last line without an end."""
+        if self._rest:
+            yield self._rest.decode(errors="replace")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+
+
+def _unknown(app_id: str) -> UsageError:
+    return UsageError(f"Slurm knows no job {app_id}", hint="relight list -s slurm")
+
+
+def _folder(app_id: str, name: str) -> Folder | None:
+    """Return where a job is that has this name in Slurm."""
+    try:
+        return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
+    except UsageError:  # a name that is none of ours
+        return None
+
+
+def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
+    """Return where jobs are by their numbers alone, which Slurm has forgotten."""
+    found: dict[str, Folder] = {}
+    if not app_ids:
+        return found
+    try:
+        names = os.listdir(records.root())
+    except OSError:
+        return found
+    for name in names:
+        path = os.path.join(records.root(), name, _SUBMITTED)
+        for app_id in app_ids:
+            if os.path.exists(path) and (folder := _load(path, app_id)):
+                found[app_id] = folder
+    return found
+
+
+def _load(path: str, app_id: str) -> Folder | None:
+    record = records.load(path)
+    if not isinstance(record, dict) or record.get("app_id") != app_id:
+        return None
+    return (record["directory"], record["roles"]) if {"directory", "roles"} <= set(record) else None
+
+
+def _read(*parts: str) -> str:
+    try:
+        with open(os.path.join(*parts), errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
+    state = states.state_of(parts)
+    replicas: list[ReplicaStatus] = []
+    cause = _read(folder[0], "failed").partition("\n")[0] if folder else ""
+    for part in parts:
+        if folder is None:
+            role, most, said = part.name, max(1, len(part.hosts)), ""
+        else:
+            role, most = list(folder[1].items())[min(part.offset, len(folder[1]) - 1)]
+            said = _read(folder[0], role, "srun.log") if part.app_state.name != "PENDING" else ""
+        replicas += _replicas(part, role, len(part.hosts) or most, said, folder, cause)
+    failed = [r for r in replicas if r.state is AppState.FAILED]
+    if state is AppState.FAILED and not failed:
+        # The script failed, or Slurm ended it: the code is that of the job.
+        first = replicas[0]
+        code = parts[0].exitcode or None
+        replicas[0] = first._replace(state=AppState.FAILED, exitcode=first.exitcode or code)
+    message = parts[0].explain()
+    if state is AppState.FAILED and failed:
+        first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node has none
+        what = f"{first.role}/{first.replica} on {first.host} failed"
+        if first.exitcode is not None:
+            how = f"exit code {first.exitcode}" if first.exitcode > 0 else _signal(first.exitcode)
+            what += f" with {how}"
+        message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
+    return AppStatus(state, message, tuple(replicas), parts[0].restarts)
+
+
+def _replicas(
+    part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
+) -> list[ReplicaStatus]:
+    """Return the replicas of a role: what srun has said of each, and what follows for the others.
+
+    `failed` is `EXITCODE ROLE` of the role that failed first, or empty.
+    """
+    state = part.app_state
+    code = 0 if state is AppState.SUCCEEDED else None
+    if state is AppState.FAILED:
+        state = AppState.CANCELLED  # those that have not failed by themselves were stopped
+    blank = [
+        ReplicaStatus(role, k, state, part.hosts[k] if k < len(part.hosts) else "", code)
+        for k in range(number)
+    ]
+    ends = states.task_ends(said)
+    cause = next((end for end in ends if not end.lost), None)
+    for end in ends:
+        if end.task >= len(blank):
+            blank += [ReplicaStatus(role, k, state) for k in range(len(blank), end.task + 1)]
+        if end.lost:
+            blank[end.task] = ReplicaStatus(
+                role, end.task, AppState.FAILED, end.host, None, "its node was lost"
+            )
+            continue
+        assert cause is not None
+        stopped = part.app_state is AppState.CANCELLED or failed.split(" ")[-1] not in ("", role)
+        same = not stopped and end.exitcode == cause.exitcode
+        own = AppState.FAILED if same else AppState.CANCELLED
+        error = _error(folder, role, end.task, end.exitcode) if same else ""
+        blank[end.task] = ReplicaStatus(role, end.task, own, end.host, end.exitcode, error)
+    return blank
+
+
+def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None) -> str:
+    from relight.schedulers.causes import cause
+
+    if folder is None:
+        return ""
+    place = os.path.join(folder[0], role, str(replica))
+    return cause(os.path.join(place, "error.json"), os.path.join(place, "stderr.log"), exitcode)
+
+
+def _forgotten(folder: Folder) -> AppStatus:
+    """Return what is known of a job that Slurm has forgotten: what its script wrote at the end."""
+    directory, roles = folder
+    text = _read(directory, "ended").strip()
+    cause = _read(directory, "failed").partition("\n")[0]
+    state, code = AppState.UNKNOWN, 0
+    if text.isdecimal():
+        code = int(text)
+        state = AppState.FAILED if code else AppState.SUCCEEDED
+    part = Part("", 0, {0: "COMPLETED"}.get(code, "FAILED"), code, None, "", "", "", ())
+    replicas: list[ReplicaStatus] = []
+    for role, number in roles.items():
+        said = _read(directory, role, "srun.log")
+        replicas += _replicas(part, role, number, said, folder, cause)
+    if state is AppState.UNKNOWN:
+        replicas = [r._replace(state=state, exitcode=None) for r in replicas]
+        return AppStatus(
+            state, "Slurm has forgotten it, and it was cancelled or lost", tuple(replicas)
+        )
+    return AppStatus(state, "", tuple(replicas))
+
+
+def _signal(exitcode: int) -> str:
+    from relight.errors import signal_name
+
+    return signal_name(-exitcode)
+
+
+def _remove(directory: str) -> None:
+    from relight.host.files import remove_tree
+
+    remove_tree(directory)

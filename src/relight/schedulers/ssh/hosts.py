@@ -1,0 +1,241 @@
+"""Hosts, the ssh command that reaches one, and what is wrong where it does not."""
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from relight.errors import (
+    EXIT_INTERNAL,
+    EXIT_MACHINE,
+    InternalError,
+    MachineError,
+    RelightError,
+    UsageError,
+)
+from relight.schedulers.ssh import frames
+from relight.schedulers.ssh.frames import Ended
+
+_MODULE = "relight.schedulers.ssh.replica"
+_SLOTS = ("slots", "max_slots", "max-slots")
+_CONNECT_S = 10
+_SSH_FAILED = 255
+"""ssh's own exit code."""
+
+
+class Host(NamedTuple):
+    """One host. `user` is empty and `port` 0 where ssh's own settings say it."""
+
+    name: str
+    user: str = ""
+    port: int = 0
+
+    def __str__(self) -> str:
+        name = f"[{self.name}]" if ":" in self.name else self.name
+        port = f":{self.port}" if self.port else ""
+        return f"{self.user}@{name}{port}" if self.user else f"{name}{port}"
+
+
+def parse(text: str) -> Host:
+    """Return the host of `name`, `user@name`, `name:port`, `[address]:port`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    user, at, rest = text.rpartition("@")
+    if rest.startswith("["):
+        name, bracket, port = rest[1:].partition("]")
+        colon, port = port[:1], port[1:]
+        name = name if bracket else ""
+    elif rest.count(":") > 1:
+        name, colon, port = rest, "", ""  # an IPv6 address
+    else:
+        name, colon, port = rest.partition(":")
+    number = int(port) if port.isdecimal() else 0
+    plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
+    # What begins with a dash would be a flag of ssh.
+    begins_well = not name.startswith("-") and not user.startswith("-")
+    port_is_well = (colon == ":" and 0 < number < 65536) or (not colon and not port)
+    if not name or bool(at) != bool(user) or not plain or not begins_well or not port_is_well:
+        raise UsageError(f"{text!r} is no host", hint="NAME, USER@NAME, NAME:PORT, [ADDRESS]:PORT")
+    return Host(name, user, number)
+
+
+def read(path: str) -> list[Host]:
+    """Return the hosts of a file as mpirun takes it: a host a line, then `slots=8` or nothing.
+
+    Raises:
+        UsageError: it can't be read, or a line is not of this form.
+    """
+    try:
+        with open(os.path.expanduser(path)) as file:
+            lines = file.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise UsageError(f"can't read the host file {path}: {why}") from None
+    hosts = []
+    for number, line in enumerate(lines, 1):
+        words = line.partition("#")[0].replace(" =", "=").replace("= ", "=").split()
+        if not words:
+            continue
+        try:
+            hosts.append(parse(words[0]))
+        except UsageError as error:
+            raise UsageError(f"{path}:{number}: {error.message}", hint=error.hint) from None
+        for word in words[1:]:
+            name, equals, value = word.partition("=")
+            if name not in _SLOTS or not equals or not value.isdecimal():
+                raise UsageError(
+                    f"{path}:{number}: {word!r} has no meaning here",
+                    hint="a line is a host, then slots=NUMBER or nothing",
+                )
+    return hosts
+
+
+def of(cfg: Mapping[str, Any]) -> list[Host]:
+    """Return the hosts that the options name, in their order.
+
+    Raises:
+        UsageError: there are none, or both options are there.
+    """
+    if cfg.get("hosts") and cfg.get("hostfile"):
+        raise UsageError("hosts and hostfile are both there: one says where the job runs")
+    if cfg.get("hostfile"):
+        hosts, where = read(cfg["hostfile"]), f"the host file {cfg['hostfile']}"
+    else:
+        hosts, where = [parse(text) for text in cfg.get("hosts") or ()], ""
+    if not hosts:
+        what = f"{where} names no host" if where else "ssh needs to know the hosts"
+        raise UsageError(what, hint="-cfg 'hosts=node1;user@node2:2222' or -cfg hostfile=FILE")
+    return hosts
+
+
+def command(host: Host, cfg: Mapping[str, Any], python: str) -> list[str]:
+    """Return the ssh command that starts the process which holds a replica.
+
+    Args:
+        host: where.
+        cfg: the options of the scheduler.
+        python: the interpreter that is tried first where the options name none.
+
+    Raises:
+        UsageError: `ssh_args` has a quote that is not closed.
+    """
+    try:
+        own = shlex.split(cfg.get("ssh_args") or "")
+    except ValueError as error:
+        raise UsageError(f"ssh_args={cfg['ssh_args']}: {error}") from None
+    alive_s = max(1, round((cfg.get("silence") or 0) / 3))
+    options = {
+        "ConnectTimeout": _CONNECT_S,
+        "ServerAliveInterval": alive_s,
+        "ServerAliveCountMax": 3,
+        "LogLevel": "INFO",  # it says when it gives a connection up
+        # A shared connection would end with the job that opened it.
+        "ControlMaster": "no",
+        "ControlPath": "none",
+    }
+    words = ["ssh", "-T", "-o", "BatchMode=yes", *own]
+    for name, value in options.items():
+        words += ["-o", f"{name}={value}"]
+    words += ["-i", os.path.expanduser(cfg["identity"])] if cfg.get("identity") else []
+    port = host.port or cfg.get("port")
+    words += ["-p", str(port)] if port else []
+    words += ["-l", host.user] if host.user else []
+    return [*words, "--", host.name, _there(cfg.get("python"), python)]
+
+
+def _there(wanted: str | None, python: str) -> str:
+    """Return the command for the login shell there, whichever shell that is."""
+    if wanted:
+        script = f"exec {shlex.quote(wanted)} -P -m {_MODULE}"
+        if wanted.startswith("~/"):
+            script = f'exec "$HOME"/{shlex.quote(wanted[2:])} -P -m {_MODULE}'
+    else:
+        first = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
+        script = f'{first}; exec "$p" -P -m {_MODULE}'
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+def explain(host: Host, code: int, said: str, decoder: frames.Decoder) -> RelightError:
+    """Return why the process on a host did not do what it was asked to.
+
+    Args:
+        host: where.
+        code: exit code of ssh.
+        said: what came on ssh's stderr.
+        decoder: of what came on its stdout.
+    """
+    last = _last_line(said)
+    if decoder.greeted:
+        why = f": {last}" if last else ""
+        return MachineError(f"the connection to {host} was lost{why}")
+    if frames.NAME in decoder.noise:
+        return UsageError(
+            f"{host} has another version of relight",
+            hint="install the same on all hosts, or name the right one with -cfg python=",
+        )
+    for mark, message, hint in _refusals(host, last) if code == _SSH_FAILED else ():
+        if mark in said:
+            return MachineError(message, hint=hint)
+    for mark, message, hint in _absences(host, last) if code != _SSH_FAILED else ():
+        if mark in said:
+            return UsageError(message, hint=hint)
+    what = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    connected = 0 <= code < _SSH_FAILED
+    failed = f"relight does not start on {host}" if connected else f"no connection to {host}"
+    return MachineError(f"{failed}: {last or f'ssh ended with {what}'}")
+
+
+def _refusals(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
+    """Yield a text of ssh, what it means, and what to do."""
+    yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
+           f"if that is right: ssh-keygen -R {_known_as(host)}")  # fmt: skip
+    yield ("Host key verification failed", f"the key of {host} is not known here",
+           f"look at it once with: ssh {host.name}")  # fmt: skip
+    yield ("Could not resolve hostname", f"there is no host {host.name}: {_after_colon(last)}",
+           "the name is looked up as ssh does, ~/.ssh/config included")  # fmt: skip
+    yield (
+        "Permission denied",
+        f"permission denied by {host} ({_in_brackets(last)})",
+        "the key must work without a question: -cfg identity=FILE, ssh-agent, ssh-copy-id",
+    )
+    yield ("Connection refused", f"{host} refuses the connection",
+           "does sshd run there, at that port?")  # fmt: skip
+    for word in ("timed out", "No route to host", "Network is unreachable"):
+        yield word, f"{host} can't be reached: {_after_colon(last)}", ""
+
+
+def _absences(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
+    """Yield a text of the shell or the Python there, what it means, and what to do."""
+    another = "-cfg python=FILE names one that has it"
+    yield ("No module named", f"relight is not installed on {host}: {_after_colon(last)}", another)
+    yield ("Unknown option: -P", f"the Python of {host} is older than 3.11", another)
+    for word in ("not found", "No such file", "cannot execute", "Permission denied"):
+        yield word, f"there is no such Python on {host}: {last}", another
+
+
+def _known_as(host: Host) -> str:
+    return f"'[{host.name}]:{host.port}'" if host.port else host.name
+
+
+def _after_colon(line: str) -> str:
+    return line.rpartition(": ")[2].rstrip(".")
+
+
+def _in_brackets(line: str) -> str:
+    inner = line.rpartition("(")[2].partition(")")[0]
+    return inner if inner != line else _after_colon(line)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def problem(host: Host, end: Ended) -> RelightError | None:
+    """Return the error that a host has answered with, None if it has none."""
+    if not end.message:
+        return None
+    kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)
+    return kind(f"{host}: {end.message}", hint=end.hint)

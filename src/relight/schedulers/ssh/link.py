@@ -1,0 +1,234 @@
+"""The process on this machine that stands for a replica on another: `ssh`, and what it is told.
+
+    executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
+
+To the process that runs the job (`processes.executor`) it is the replica: its output, its exit code
+or the signal that it ended by, its error file. SIGTERM is passed on as STOP. ssh has a session of
+its own, so no signal for this process reaches it; whatever ends this process closes ssh's stdin,
+and with that the replica ends there. The order comes in a variable, which like any other of a
+process only its owner can read.
+"""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from typing import NoReturn
+
+from relight import env
+from relight.core import fields
+from relight.core.fields import Malformed
+from relight.errors import (
+    EXIT_INTERNAL,
+    EXIT_SIGNAL_BASE,
+    MachineError,
+    RelightError,
+    mistake,
+)
+from relight.host import files
+from relight.host.loop import Loop
+from relight.schedulers.processes.orders import to_text
+from relight.schedulers.ssh import frames, hosts
+from relight.schedulers.ssh.orders import LinkOrder
+
+VARIABLE = "RELIGHT_SSH_ORDER"
+MARGIN_S = 5.0
+"""What a stopped replica may take beyond its grace time before the connection is cut."""
+_PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
+_BEATS = 4
+_ERRORS_LIMIT = 1 << 16
+
+
+class _Gone(Exception):  # noqa: N818  # not an error: there is nobody to send the rest to
+    """The replica is over while it is sent its workspace."""
+
+
+class Link:
+    """One replica.
+
+    Args:
+        order: what it is told.
+        variables: the environment of this process.
+    """
+
+    def __init__(self, order: LinkOrder, variables: dict[str, str]) -> None:
+        self._host = order.host
+        self._order = order
+        self._loop = Loop()
+        self._errors = b""
+        self._end: frames.Ended | None = None
+        self._stopped = False
+        own = {name: value for name, value in variables.items() if name != VARIABLE}
+        try:
+            self._ssh = subprocess.Popen(
+                order.command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=own,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(f"can't run ssh: {error.strerror}") from None
+        assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
+        self._channel = frames.Channel(
+            self._loop,
+            self._ssh.stdout.fileno(),
+            self._ssh.stdin.fileno(),
+            on_frame=self._take,
+            on_end=lambda: None,
+            greeting=frames.GREETING,
+        )
+        self._stderr = self._ssh.stderr.fileno()
+        self._loop.on_readable(self._stderr, self._note)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.on_signal(number, lambda _: self._stop())
+
+    def run(self) -> frames.Ended:
+        """Run the replica; return how it has ended: an `exitcode`, or nothing if it was stopped.
+
+        Raises:
+            RelightError: it could not be run, or the connection was lost.
+        """
+        channel = self._channel
+        self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)
+        if channel.decoder.greeted and not self._stopped:
+            self._errors = b""  # a banner, or what a shell has said
+            self._beat()
+            channel.send(frames.ORDER, to_text(self._order.order))
+            try:
+                self._send_workspace()
+                channel.send(frames.GO)
+            except _Gone:
+                pass
+        self._loop.run_until(lambda: self._end is not None or channel.ended)
+        code = self._close()
+        if self._end is None and not self._stopped:
+            said = self._errors.decode(errors="replace")
+            raise hosts.explain(self._host, code, said, channel.decoder)
+        end = self._end or frames.Ended()
+        error = hosts.problem(self._host, end)
+        if error is not None:
+            raise error
+        return end
+
+    def _send_workspace(self) -> None:
+        if self._order.workspace:
+            from relight.job import workspaces
+
+            workspaces.archive(self._order.workspace, self)  # type: ignore[arg-type]  # it writes only
+
+    def write(self, data: bytes) -> int:
+        """Send a part of the archive, when there is room for it."""
+        self._channel.send(frames.ARCHIVE, data)
+        while self._channel.waiting > frames.PLENTY:
+            self._loop.run_once(None)
+        if self._stopped or self._end is not None or self._channel.ended or self._channel.broken:
+            raise _Gone
+        return len(data)
+
+    def _take(self, kind: bytes, payload: bytes) -> None:
+        if kind == frames.OUT:
+            _write(1, payload)
+        elif kind == frames.ERR:
+            _write(2, payload)
+        elif kind == frames.END:
+            try:
+                self._end = frames.Ended.of(payload)
+            except Malformed as error:
+                reason = f"{self._host} does not answer as relight does: {error}"
+                raise MachineError(reason) from None
+
+    def _note(self) -> None:
+        data = os.read(self._stderr, 65536)
+        self._errors = (self._errors + data)[-_ERRORS_LIMIT:]
+        if not data:
+            self._loop.forget(self._stderr)
+
+    def _beat(self) -> None:
+        self._channel.send(frames.BEAT)
+        self._loop.call_after(self._order.order.silence_s / _BEATS, self._beat)
+
+    def _stop(self) -> None:
+        """Stop the replica; a second time at once."""
+        if self._channel.decoder.greeted:
+            self._channel.send(frames.STOP)
+        if not self._stopped:
+            self._stopped = True
+            grace_s = self._order.order.grace_s
+            wait_s = grace_s + MARGIN_S if self._channel.decoder.greeted else 0
+            self._loop.call_after(wait_s, self._ssh.kill)
+
+    def _close(self) -> int:
+        """Let ssh go, take what it still says, and return its exit code."""
+        assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
+        limit = self._loop.call_after(MARGIN_S, self._ssh.kill)
+        self._loop.run_until(lambda: self._stderr not in self._loop)
+        limit.cancel()
+        code = self._ssh.wait()
+        self._loop.close()
+        for file in (self._ssh.stdin, self._ssh.stdout, self._ssh.stderr):
+            file.close()
+        return code
+
+
+def _write(fd: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        pass  # whoever kept it is gone, and so will we be
+
+
+def _report(path: str, text: str) -> None:
+    """Write the error file of the replica."""
+    try:
+        files.replace(path, text)
+    except OSError:
+        pass  # the exit code says it as well
+
+
+def _end_as(exitcode: int) -> NoReturn:
+    """End as the replica has: with its exit code, or by the signal."""
+    if exitcode < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        try:
+            signal.signal(-exitcode, signal.SIG_DFL)
+        except OSError:
+            pass  # SIGKILL
+        os.kill(os.getpid(), -exitcode)
+        signal.pause()
+    os._exit(exitcode)
+
+
+def main() -> NoReturn:
+    """Run the replica that the order in the environment describes."""
+    variables = dict(env.read().variables)
+    order: LinkOrder = fields.record(LinkOrder, fields.decode(variables[VARIABLE]))
+    passed_on = {name: variables[name] for name in _PASSED_ON if name in variables}
+    run = order.order
+    order = order._replace(order=run._replace(env={**passed_on, **run.env}))
+    try:
+        end = Link(order, variables).run()
+    except RelightError as error:
+        _report(order.report_path, json.dumps({"message": error.message}))
+        hint = f" ({error.hint})" if error.hint else ""
+        sys.stderr.write(f"relight: {error.message}{hint}\n")
+        sys.stderr.flush()
+        os._exit(error.exit_code)
+    except Exception as error:
+        sys.stderr.write(f"relight: error: a mistake in relight: {mistake(error)}\n")
+        sys.stderr.flush()
+        os._exit(EXIT_INTERNAL)
+    if end.error_file:
+        _report(order.report_path, end.error_file)
+    elif end.error:
+        _report(order.report_path, json.dumps({"message": end.error}))
+    stopped = EXIT_SIGNAL_BASE + signal.SIGTERM
+    _end_as(stopped if end.exitcode is None else end.exitcode)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,327 @@
+"""The process on a host that holds one replica: what `ssh` starts there.
+
+    sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
+
+It gets its order on stdin (`frames`): nothing of it is in a command line. It is to a replica
+what an agent is to its workers, the same state machine and the same spawner, so that nothing
+outlives it, and it ends the replica (SIGTERM, the grace time, SIGKILL for it and all that it has
+started) as soon as
+
+    STOP comes                     the job was cancelled, or another replica failed
+    stdin ends                     ssh, or whoever ran it, was killed, or the connection was closed
+    nothing comes for `silence_s`  the other machine or the network is gone
+    it gets SIGTERM, SIGINT, SIGHUP
+
+If this process itself is killed, its spawner kills the rest. Other orders: `check` says what would
+go wrong, `remove` forgets the copy of a workspace. Invariant: END is sent once, as the last frame,
+and after it there is no process left.
+"""
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from typing import IO, NoReturn
+
+from relight import env
+from relight.core import fields
+from relight.core.fields import Malformed
+from relight.core.supervision import Kill, Signal, State, Supervision
+from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
+from relight.events import Event, SignalReceived, Tick, WorkerExited
+from relight.host import files
+from relight.host.loop import Loop, Timer
+from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.scratch import Scratch
+from relight.job import macros, records
+from relight.schedulers.ssh import frames
+from relight.schedulers.ssh.orders import Check, Remove, Run
+
+_SILENCE_S = 30.0
+"""Before an order says how long it may be."""
+_FLUSH_S = 10.0
+_ORDERS = Run | Check | Remove
+_REPORT_LIMIT = 1 << 20
+
+
+class Session:
+    """One connection, from its order to its end.
+
+    Args:
+        reader: a descriptor that orders come from.
+        writer: a descriptor for output.
+    """
+
+    def __init__(self, reader: int, writer: int) -> None:
+        self._loop = Loop()
+        self._channel = frames.Channel(
+            self._loop,
+            reader,
+            writer,
+            on_frame=self._take,
+            on_end=self._stop,
+            on_room=self._resume,
+        )
+        self._order: Run | Check | Remove | None = None
+        self._archive: IO[bytes] | None = None
+        self._supervision: Supervision | None = None
+        self._workers: Workers | None = None
+        self._streams: dict[int, bytes] = {}
+        self._paused = False
+        self._due: Timer | None = None
+        self._silence: Timer | None = None
+        self._over = False
+        self._end = frames.Ended()
+        self._scratch = Scratch(self._loop, "")
+
+    def run(self) -> None:
+        """Do what is ordered."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            self._loop.on_signal(number, lambda _: self._stop())
+        self._hear()
+        self._channel.send_raw(frames.GREETING)
+        self._loop.run_until(lambda: self._over)
+        if self._workers is not None:
+            self._workers.close()
+            # All that could write is gone: what it has written is finite.
+            self._loop.run_until(lambda: not self._streams or self._channel.ended)
+            self._note_report()
+        if self._archive is not None:
+            self._archive.close()
+        self._scratch.remove()
+        self._channel.send(frames.END, self._end.to_payload())
+        limit = self._loop.call_after(_FLUSH_S, self._channel.give_up)
+        self._loop.run_until(lambda: not self._channel.waiting)
+        limit.cancel()
+
+    # What is heard.
+
+    def _take(self, kind: bytes, payload: bytes) -> None:
+        self._hear()
+        try:
+            if kind == frames.ORDER:
+                self._order = fields.message(_ORDERS, fields.decode(payload))
+                self._obey(self._order)
+            elif kind == frames.ARCHIVE:
+                self._keep(payload)
+            elif kind == frames.GO:
+                self._start()
+            elif kind == frames.STOP:
+                self._stop()
+        except RelightError as error:
+            self._refuse(error.message, error.hint, error.exit_code)
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            self._refuse(str(what), "", MachineError.exit_code)
+        except Exception as error:
+            self._refuse(f"a mistake in relight: {mistake(error)}", "", EXIT_INTERNAL)
+
+    def _refuse(self, message: str, hint: str, code: int) -> None:
+        """Say why an order can't be obeyed, and end."""
+        self._end = frames.Ended(message=message, hint=hint, code=code)
+        self._over = True
+
+    def _hear(self) -> None:
+        """Somebody is there: begin to wait anew for silence."""
+        if self._silence is not None:
+            self._silence.cancel()
+        silence_s = self._order.silence_s if self._order is not None else _SILENCE_S
+        self._silence = self._loop.call_after(silence_s, self._channel.give_up)
+
+    def _stop(self) -> None:
+        if self._supervision is None:
+            self._over = True
+        else:
+            self._step(SignalReceived(signal.SIGTERM))
+
+    # What is ordered.
+
+    def _obey(self, order: Run | Check | Remove) -> None:
+        if isinstance(order, Check):
+            if not order.copy:
+                _directory(order.cwd)
+            for command in order.commands:
+                _find(command, _path(order.path))
+            self._over = True
+        elif isinstance(order, Remove):
+            copy = _place(order)
+            files.remove_tree(copy)
+            for _ in range(2):  # the directories of its role and job, once they are empty
+                copy = os.path.dirname(copy)
+                try:
+                    os.rmdir(copy)
+                except OSError:
+                    break
+            self._over = True
+
+    def _to_run(self) -> Run:
+        if not isinstance(self._order, Run):
+            raise Malformed("something to run before an order")
+        return self._order
+
+    def _keep(self, data: bytes) -> None:
+        if self._archive is None:
+            place = _place(self._to_run())
+            os.makedirs(place, 0o700, exist_ok=True)
+            self._archive = tempfile.TemporaryFile(dir=os.path.dirname(place))
+        self._archive.write(data)
+
+    def _start(self) -> None:
+        order, here = self._to_run(), env.read()
+        cwd = order.cwd
+        if order.copy:
+            place = _place(order)
+            if self._archive is not None:
+                _unpack(self._archive, place)
+                self._archive = None
+            cwd = os.path.join(place, os.path.expanduser(cwd))
+        cwd = _directory(cwd)
+        os.chdir(cwd)
+        values = {"img_root": cwd}
+        own = {name: macros.text(value, values) for name, value in order.env.items()}
+        own["PATH"] = _path(own.get("PATH", ""))
+        argv = tuple(macros.text(word, values) for word in order.args)
+        _find(argv[0], own["PATH"])
+        self._scratch = Scratch(self._loop, files.temporary_base(here))
+        report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch.make() else {}
+        python = {"RELIGHT_PYTHON": sys.executable}
+        variables = {**here.variables, "PWD": cwd, **python, **report, **own}
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
+        self._supervision = Supervision(1, order.grace_s)
+        self._workers = Workers(self._loop, [plan], (0,), self._scratch.path, self._on_process)
+        for reader, writer, kind in zip(readers, writers, (frames.OUT, frames.ERR), strict=True):
+            os.close(writer)
+            self._streams[reader] = kind
+            self._loop.on_readable(reader, lambda r=reader: self._copy(r))  # type: ignore[misc]
+
+    # What the replica does.
+
+    def _copy(self, reader: int) -> None:
+        data = os.read(reader, 65536)
+        if not data:
+            self._loop.forget(reader)
+            del self._streams[reader]
+            os.close(reader)
+            return
+        self._channel.send(self._streams[reader], data)
+        if self._channel.waiting > frames.PLENTY and not self._paused:
+            self._paused = True
+            for each in self._streams:
+                self._loop.on_readable(each, None)
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for each in self._streams:
+                self._loop.on_readable(each, lambda r=each: self._copy(r))  # type: ignore[misc]
+
+    def _on_process(self, event: ProcessEvent, at: float) -> None:
+        del at
+        self._step(event)
+
+    def _step(self, event: Event) -> None:
+        supervision, workers = self._supervision, self._workers
+        if supervision is None or workers is None:
+            return
+        for effect in supervision.step(event, self._loop.now()):
+            match effect:
+                case Signal(local_ranks, number):
+                    workers.signal(local_ranks, number)
+                case Kill():
+                    workers.kill()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        due = supervision.deadline()
+        if due is not None:
+            self._due = self._loop.call_at(due, lambda: self._step(Tick()))
+        if isinstance(event, WorkerExited):
+            self._end = frames.Ended(event.exitcode, workers.evidence.get(0, ""))
+        self._over = supervision.state is State.ENDED
+        if self._over and self._end == frames.Ended():
+            error = workers.evidence.get(0, "the system does not let go of it")
+            self._end = frames.Ended(-signal.SIGKILL, error)
+
+    @property
+    def _report(self) -> str:
+        return os.path.join(self._scratch.path, "error.json")
+
+    def _note_report(self) -> None:
+        if not self._scratch.path:
+            return
+        try:
+            with open(self._report, "rb") as file:
+                text = file.read(_REPORT_LIMIT).decode(errors="replace")
+                self._end = self._end._replace(error_file=text)
+        except OSError:
+            pass  # it has written none
+
+
+def _place(order: Run | Remove) -> str:
+    """Return where the copy of a workspace is; each replica has its own, as hosts may share a disk.
+
+    Raises:
+        UsageError: the id is none.
+    """
+    job = records.path(order.app_id)
+    top = os.path.join(os.path.dirname(os.path.dirname(job)), "copies", os.path.basename(job))
+    return os.path.join(top, order.role, str(order.replica))
+
+
+def _unpack(file: IO[bytes], place: str) -> None:
+    import tarfile
+
+    with file:
+        file.seek(0)
+        try:
+            with tarfile.open(fileobj=file) as tar:
+                if hasattr(tarfile, "tar_filter"):  # Python 3.11.4
+                    tar.extraction_filter = tarfile.tar_filter
+                tar.extractall(place)  # noqa: S202  # from whoever may run programs here anyway
+        except tarfile.TarError as error:
+            raise MachineError(f"the workspace can't be unpacked in {place}: {error}") from None
+
+
+def _directory(path: str) -> str:
+    """Return a directory of this host by its full path; it is relative to the home directory."""
+    home = path if path.startswith("~") else os.path.join("~", path)
+    full = os.path.abspath(os.path.expanduser(home))
+    if not os.path.isdir(full):
+        raise UsageError(
+            f"there is no directory {full}",
+            hint="-cfg sync=true copies the working directory, -cfg cwd=DIR names another",
+        )
+    if not os.access(full, os.X_OK):
+        raise UsageError(f"permission denied: {full}")
+    return full
+
+
+def _path(wanted: str) -> str:
+    """Return PATH: a role's own, then the host's, with the Python that relight has there."""
+    path = env.read().get("PATH", os.defpath)
+    own = os.path.dirname(sys.executable)
+    parts = [wanted, *([own] if own not in path.split(":") else []), path]
+    return ":".join(part for part in parts if part)
+
+
+def _find(command: str, path: str) -> None:
+    if shutil.which(command, path=path) is None:
+        what = "is not executable" if os.path.exists(command) else "is not there"
+        raise UsageError(f"the command {command} {what}", hint=f"looked for in {path}")
+
+
+def main() -> NoReturn:
+    """Do what is ordered on stdin."""
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1):
+        os.dup2(null, fd)
+    os.close(null)
+    Session(reader, writer).run()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

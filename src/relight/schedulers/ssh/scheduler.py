@@ -1,0 +1,375 @@
+"""Jobs on a list of hosts, over ssh: one replica a host, started and ended together.
+
+To this machine such a job is a local one (`local`) whose replicas are ssh commands, so its state,
+its logs, its retries and its end are those of local jobs, below the job's directory here.
+
+    here    submit: all hosts are looked at; one that can't do its part is an error, and nothing
+                    has been started
+            `processes.executor` --> a link a replica (`link`) --> ssh
+    there   sshd --> the process that holds the replica (`replica`) --> the replica
+
+    states of a replica, as here    what is there
+    PENDING                         nothing yet
+    RUNNING                         ssh connects, the workspace is copied, the program runs
+    SUCCEEDED FAILED CANCELLED      nothing any more: END came, or the connection is gone and the
+                                    host ends the rest by itself
+
+Invariants: nothing outlives the caller on either side, whatever ends it. Here, the executor ends
+with the process that submitted the job (unless `detach`), and the links and ssh with it. There,
+`replica` ends all when stdin ends, or when nothing was heard for `silence` seconds. Values of
+variables travel on stdin, never in a command line. No question is ever asked (BatchMode). The first
+replica of the first role is on the first host, and that is where the others meet.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from relight import env
+from relight.core import fields
+from relight.core.fields import Malformed
+from relight.errors import MachineError, RelightError, UsageError, many
+from relight.job import macros, records
+from relight.job.app import AppDef, Role
+from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
+from relight.schedulers.local.scheduler import Local
+from relight.schedulers.processes.orders import to_text
+from relight.schedulers.ssh import frames, hosts, link
+from relight.schedulers.ssh.hosts import Host
+from relight.schedulers.ssh.orders import Check, Known, LinkOrder, Remove, Run
+
+_FILE = "ssh.json"
+_MOST_GRACE_S = 30.0
+_CHECK_LIMIT_S = 60.0
+_LOOPBACK = ("localhost", "127.", "::1")
+
+
+def make() -> "Ssh":
+    """Return the scheduler."""
+    return Ssh()
+
+
+class Ssh(Local):
+    """Runs jobs on hosts that ssh reaches."""
+
+    name = "ssh"
+    options: Sequence[Option] = (
+        Option("hosts", list, None, "where it runs: node1;user@node2:2222; one replica each"),
+        Option("hostfile", str, None, "a file with a host a line, as mpirun takes it"),
+        Option("cwd", str, None, "directory there (default: this one's path)"),
+        Option("sync", bool, False, "copy the working directory to the hosts; the job runs there"),
+        Option("workspace", str, None, "the same with another directory"),
+        Option("python", str, None, "the Python there that has relight (default: this one's path, "
+               "else python3)"),
+        Option("rank0_host", str, None, "address at which the others reach the first host"),
+        Option("identity", str, None, "file with the private key"),
+        Option("port", int, None, "port of sshd, where a host does not say it"),
+        Option("ssh_args", str, None, "more arguments of ssh"),
+        Option("copy_env", list, None, "variables of this process to send; NCCL_* is a pattern"),
+        Option("grace", float, 10.0, "seconds from SIGTERM to SIGKILL, 30 at most"),
+        Option("silence", float, 15.0, "seconds without a word after which a connection is lost"),
+        Option("log_dir", str, None, "directory here for the logs of jobs"),
+        Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
+    )  # fmt: skip
+    capabilities = Capabilities(retries=True, survives_caller=False)
+
+    def affinity(self) -> int:
+        """Return how likely jobs are meant for other hosts: only where the user says which."""
+        return 0
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Return the commands of an app and their hosts. See `Scheduler.render`."""
+        listed = hosts.of(cfg)
+        wanted = sum(role.num_replicas for role in app.roles)
+        if wanted > len(listed):
+            raise UsageError(
+                f"{many(wanted, 'replica')} for {many(len(listed), 'host')}: each needs its own",
+                hint="a host that is listed twice takes two",
+            )
+        for name, least, most in (("grace", 0.0, _MOST_GRACE_S), ("silence", 2.0, 3600.0)):
+            if not least <= cfg[name] <= most:
+                raise UsageError(f"{name}={cfg[name]:g}: expected {least:g} to {most:g}")
+        local = super().render(app, {k: cfg.get(k) for k in ("log_dir", "detach")}, app_id)
+        workspace = cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None)
+        cwd = cfg.get("cwd") or ("" if workspace else os.getcwd())
+        meeting = cfg.get("rank0_host") or listed[0].name
+        rank0 = {"RELIGHT_RANK0_HOST": meeting, "TORCHX_RANK0_HOST": meeting}
+        copied = _copied(cfg)
+        left = iter(listed)
+        params: dict[str, list[dict[str, Any]]] = {}
+        for role in app.roles:
+            for number in range(role.num_replicas):
+                host = next(left)
+                own = _substituted(role, number, app_id)
+                replica = {
+                    "host": str(host),
+                    "ssh": hosts.command(host, cfg, sys.executable),
+                    "args": [own.entrypoint, *own.args],
+                    "env": {**copied, **own.env, **rank0},
+                    "cwd": cwd,
+                }
+                params.setdefault(role.name, []).append(replica)
+        body = {
+            **local.body,
+            "role_params": params,
+            "workspace": workspace,
+            "grace_s": cfg["grace"],
+            "silence_s": cfg["silence"],
+        }
+        notes = tuple(_notes(app, listed[:wanted], len(listed), meeting))
+        return Request(self.name, app, cfg, body, _text(body), notes)
+
+    def submit(self, request: Request) -> str:
+        """Start the job and return its id, when all hosts have said that they can do their part.
+
+        Raises:
+            RelightError: a host can't, or nothing can be started here.
+        """
+        body, app_id = request.body, str(request.body["app_id"])
+        orders = {
+            (role, number): _order(body, role, number, replica)
+            for role, replicas in body["role_params"].items()
+            for number, replica in enumerate(replicas)
+        }
+        _ask([(each.host, each.command, _check(each.order)) for each in orders.values()])
+        mark = os.path.join(records.directory(app_id), _FILE)
+        known = [Known(each.host, each.command, _removal(each.order)) for each in orders.values()]
+        try:
+            with open(mark, "x") as file:
+                json.dump([fields.plain(each) for each in known], file)
+        except FileExistsError:
+            raise UsageError(f"the job {app_id} was submitted before") from None
+        except OSError as error:
+            raise MachineError(f"can't write {mark}: {error.strerror}") from None
+        try:
+            return super().submit(request._replace(body=_as_local(body, orders)))
+        except BaseException:
+            os.unlink(mark)
+            raise
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of jobs that were sent from this machine."""
+        found = {}
+        marks = {app_id: known for app_id in app_ids if (known := _known(app_id))}
+        for app_id, status in super().status(list(marks)).items():
+            where = {
+                (each.order.role, each.order.replica): str(each.host) for each in marks[app_id]
+            }
+            replicas = [r._replace(host=where[r.role, r.replica]) for r in status.replicas]
+            found[app_id] = status._replace(replicas=tuple(replicas))
+        return found
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written."""
+        self._must_know(app_id)
+        return super().logs(app_id, query)
+
+    def cancel(self, app_id: str) -> None:
+        """Stop a job and return when it is over."""
+        self._must_know(app_id)
+        super().cancel(app_id)
+
+    def delete(self, app_id: str) -> None:
+        """Stop a job, remove its state and logs here, and its copies of the workspace there.
+
+        Raises:
+            MachineError: a host can't be asked; what is there has to be removed by hand.
+        """
+        known = _known(app_id)
+        if not known and records.of_handle(self.name, app_id) is None:
+            self._must_know(app_id)  # says that there is none
+        super().delete(app_id)
+        _ask([(each.host, each.command, each.order) for each in known if each.order.copy])
+
+    def list(self) -> Sequence[Listed]:
+        """Return the jobs that were sent from this machine, newest first."""
+        return [each for each in super().list() if _known(each.app_id)]
+
+    def _must_know(self, app_id: str) -> Sequence[Known]:
+        known = _known(app_id)
+        if not known:
+            raise UsageError(f"no ssh job {app_id} was sent from here", hint="relight list -s ssh")
+        return known
+
+
+def _copied(cfg: Mapping[str, Any]) -> dict[str, str]:
+    patterns = cfg.get("copy_env") or ()
+    variables = env.read().variables if patterns else {}
+    return {n: v for n, v in variables.items() if any(fnmatchcase(n, each) for each in patterns)}
+
+
+def _substituted(role: Role, number: int, app_id: str) -> Role:
+    """Return the role with its macros replaced, but for the directory, which the host knows."""
+    known = {"app_id": app_id, "replica_id": str(number), "rank0_env": "RELIGHT_RANK0_HOST"}
+    return macros.substitute(role, known)
+
+
+def _order(
+    body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]
+) -> LinkOrder:
+    """Return what a link is told."""
+    log_dir = body["log_dir"]
+    return LinkOrder(
+        host=hosts.parse(replica["host"]),
+        command=tuple(replica["ssh"]),
+        workspace=os.path.join(log_dir, "workspace") if body["workspace"] else "",
+        report_path=os.path.join(log_dir, role, str(number), "error.json"),
+        order=Run(
+            app_id=body["app_id"],
+            role=role,
+            replica=number,
+            args=tuple(replica["args"]),
+            env=replica["env"],
+            cwd=replica["cwd"],
+            copy=bool(body["workspace"]),
+            grace_s=body["grace_s"],
+            silence_s=body["silence_s"],
+        ),
+    )
+
+
+def _as_local(
+    body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
+) -> dict[str, Any]:
+    """Return the request of the job that runs here."""
+    params: dict[str, Any] = {}
+    path = env.read().get("PATH", os.defpath)
+    for (role, number), order in orders.items():
+        folder = os.path.join(body["log_dir"], role, str(number))
+        streams = ("stdout", "stderr", "combined")
+        replica = {
+            "args": [sys.executable, "-P", "-m", "relight.schedulers.ssh.link"],
+            "env": {
+                "PATH": path,
+                "TORCHELASTIC_ERROR_FILE": order.report_path,
+                link.VARIABLE: to_text(order).decode(),
+            },
+            "cwd": os.getcwd(),
+            **{name: os.path.join(folder, f"{name}.log") for name in streams},
+        }
+        params.setdefault(role, []).append(replica)
+    return {**body, "role_params": params}
+
+
+def _check(order: Run) -> Check:
+    """Return the question whether a replica could run, without what is secret in its order."""
+    command = order.args[0]
+    # What is relative to the working directory may only come with it.
+    commands = (command,) if os.path.isabs(command) or "/" not in command else ()
+    path = order.env.get("PATH", "")
+    return Check(order.cwd, order.copy, commands, path, order.silence_s)
+
+
+def _removal(order: Run) -> Remove:
+    return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
+
+
+def _ask(questions: Sequence[tuple[Host, Sequence[str], Check | Remove]]) -> None:
+    """Ask all hosts at the same time, each question once.
+
+    Raises:
+        RelightError: the first one that has failed; the others are named.
+    """
+    running: list[tuple[Host, subprocess.Popen[bytes]]] = []
+    errors: list[tuple[Host, RelightError]] = []
+    try:
+        for host, command, order in dict.fromkeys(questions):
+            running.append((host, _start(command, order)))
+        for host, process in running:
+            error = _answer(host, process)
+            if error is not None:
+                errors.append((host, error))
+    finally:
+        for _, process in running:
+            process.kill()
+            process.communicate()
+    if errors:
+        error = errors[0][1]
+        others = ", ".join(dict.fromkeys(str(host) for host, _ in errors[1:]))
+        more = f"; and there is something wrong with {others}" if others else ""
+        raise type(error)(error.message + more, hint=error.hint)
+
+
+def _start(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # no terminal to ask questions at
+        )
+    except FileNotFoundError:
+        raise MachineError("there is no ssh here", hint="Debian: openssh-client") from None
+    assert process.stdin is not None
+    try:
+        process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it says why
+    return process
+
+
+def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | None:
+    try:
+        out, err = process.communicate(timeout=_CHECK_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return MachineError(
+            f"{host} lets us in but does not answer",
+            hint="what do the start-up files of the shell there wait for?",
+        )
+    decoder = frames.Decoder(frames.GREETING)
+    try:
+        said = dict(decoder.feed(out))
+    except ValueError:
+        said = {}
+    if frames.END not in said:
+        return hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
+    try:
+        return hosts.problem(host, frames.Ended.of(said[frames.END]))
+    except Malformed as error:
+        return MachineError(f"{host} does not answer as relight does: {error}")
+
+
+def _known(app_id: str) -> list[Known]:
+    """Return what is known of the replicas of an ssh job; nothing if it is none."""
+    try:
+        known = records.load(os.path.join(records.path(app_id), _FILE))
+        return [fields.record(Known, each) for each in (known if isinstance(known, list) else ())]
+    except (UsageError, Malformed):
+        return []
+
+
+def _notes(app: AppDef, used: Sequence[Host], listed: int, meeting: str) -> Iterator[str]:
+    if listed > len(used):
+        yield f"{len(used)} of {many(listed, 'host')} are used"
+    if any(role.mounts for role in app.roles):
+        yield "mounts have no effect: replicas see the files of their hosts"
+    others = [host for host in used if not host.name.startswith(_LOOPBACK)]
+    if others and meeting.startswith(_LOOPBACK):
+        yield f"{others[0].name} can't reach {meeting}: -cfg rank0_host= names an address it can"
+    for role in app.roles:
+        if role.min_replicas is not None and role.min_replicas < role.num_replicas:
+            yield f"the job ends when one host is lost, also where {role.min_replicas} are enough"
+    if len(retries := {role.max_retries for role in app.roles}) > 1:
+        yield f"the job as a whole is tried again, {many(min(retries), 'time')}"
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    """Return the commands: those here, and what they are told to run there."""
+    lines = []
+    if body["workspace"]:
+        lines += [f"# {body['workspace']} is copied to each host", ""]
+    for role, replicas in body["role_params"].items():
+        for number, replica in enumerate(replicas):
+            lines.append(f"# {role}/{number}, logs in {body['role_log_dirs'][role][number]}")
+            lines += [shlex.join(replica["ssh"]), f"# there, on {replica['host']}:"]
+            lines.append(f"cd {shlex.quote(replica['cwd'] or '${img_root}')}")
+            lines += [f"export {k}={shlex.quote(v)}" for k, v in replica["env"].items()]
+            lines += [shlex.join(replica["args"]), ""]
+    return "\n".join(lines)

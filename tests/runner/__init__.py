@@ -1,0 +1,1 @@
+"""What runs jobs: from a description to what a scheduler has, and what is kept of it."""

@@ -1,0 +1,109 @@
+"""The variables that each job has: who it is, under TorchX's names and relight's."""
+
+from typing import Any
+
+import pytest
+
+import relight.job as specs
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.runner.injected import with_variables
+from relight.runner.runner import Runner
+from relight.runner.settings import Settings
+
+APP = specs.AppDef(
+    "a",
+    [
+        specs.Role("r", "", entrypoint="true", env={"A": "1", "TORCHX_TRACKING_RUN_NAME": "run"}),
+        specs.Role("s", "", entrypoint="true", env={"TORCHX_JOB_ID": "mine"}),
+    ],
+)
+
+
+def injected(
+    sections: dict[str, Any] | None = None, parent: str = "", session: str = "relight", **env: str
+) -> list[dict[str, str]]:
+    with Runner(session, found=Settings(sections or {}), env=Environment(env)) as runner:
+        app = with_variables(APP, "local", session, parent, runner)
+    assert dict(APP.roles[0].env) == {"A": "1", "TORCHX_TRACKING_RUN_NAME": "run"}
+    return [dict(role.env) for role in app.roles]
+
+
+def test_who_a_job_is() -> None:
+    """Each role has the job's handle and the session under both names; its own variables stay."""
+    first, second = injected()
+    number = first["TORCHX_INTERNAL_SESSION_ID"]
+    assert first == {
+        "A": "1",
+        "TORCHX_TRACKING_RUN_NAME": "run",
+        "RELIGHT_TRACKING_RUN_NAME": "run",
+        "TORCHX_JOB_ID": "local://torchx/${app_id}",
+        "RELIGHT_JOB_ID": "local://relight/${app_id}",
+        "RELIGHT_REPLICA_ID": "${replica_id}",
+        "TORCHX_INTERNAL_SESSION_ID": number,
+        "RELIGHT_INTERNAL_SESSION_ID": number,
+    }
+    assert second["TORCHX_JOB_ID"] == "local://torchx/${app_id}"
+    assert second["TORCHX_INTERNAL_SESSION_ID"] == number
+
+
+def test_the_session() -> None:
+    """Jobs of one process have one session id, and those that they submit inherit it."""
+    assert (
+        injected()[0]["RELIGHT_INTERNAL_SESSION_ID"]
+        == (injected()[0]["RELIGHT_INTERNAL_SESSION_ID"])
+    )
+    (found, _) = injected(TORCHX_INTERNAL_SESSION_ID="outer")
+    assert found["RELIGHT_INTERNAL_SESSION_ID"] == found["TORCHX_INTERNAL_SESSION_ID"] == "outer"
+
+
+def test_a_session_with_a_name() -> None:
+    """A runner's own session is in both handles."""
+    (found, _) = injected(session="nightly")
+    assert found["TORCHX_JOB_ID"] == found["RELIGHT_JOB_ID"] == "local://nightly/${app_id}"
+
+
+@pytest.mark.parametrize(
+    ("said", "env", "expected"),
+    [
+        ("p", {}, "p"),
+        ("", {"TORCHX_PARENT_RUN_ID": "t"}, "t"),
+        ("", {"RELIGHT_PARENT_RUN_ID": "r", "TORCHX_PARENT_RUN_ID": "t"}, "r"),
+        ("p", {"RELIGHT_PARENT_RUN_ID": "r", "TORCHX_PARENT_RUN_ID": "t"}, "p"),
+        ("", {}, None),
+    ],
+)
+def test_the_parent(said: str, env: dict[str, str], expected: str | None) -> None:
+    """What was said counts, then the environment; with neither there is no variable."""
+    (found, _) = injected(parent=said, **env)
+    assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
+
+
+def test_trackers() -> None:
+    """The settings' trackers reach the job with their settings."""
+    (found, _) = injected(
+        {"torchx:tracker": {"mlflow": "", "files": ""}, "tracker:files": {"config": "/c.txt"}}
+    )
+    assert found["TORCHX_TRACKERS"] == found["RELIGHT_TRACKERS"] == "mlflow,files"
+    assert found["TORCHX_TRACKER_FILES_CONFIG"] == "/c.txt"
+    assert found["RELIGHT_TRACKER_FILES_CONFIG"] == "/c.txt"
+    assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
+
+
+def test_trackers_of_the_environment() -> None:
+    """TORCHX_TRACKERS goes before the settings, and so does a tracker's own variable."""
+    (found, _) = injected(
+        {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
+        TORCHX_TRACKERS="files,other",
+        TORCHX_TRACKER_OTHER_CONFIG="/o.txt",
+    )
+    assert found["TORCHX_TRACKERS"] == found["RELIGHT_TRACKERS"] == "files,other"
+    assert found["TORCHX_TRACKER_FILES_CONFIG"] == "/c.txt"
+    assert found["TORCHX_TRACKER_OTHER_CONFIG"] == "/o.txt"
+    assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
+
+
+def test_a_tracker_that_is_no_word() -> None:
+    """Its name becomes part of a variable's."""
+    with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):
+        injected({"torchx:tracker": {"a-b": ""}})

@@ -1,0 +1,186 @@
+"""Run options: texts of `-cfg`, values from Python and from files -> a value for each option."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.errors import UsageError
+from relight.runner import options
+from relight.schedulers.api import Option
+
+OPTIONS = (
+    Option("log_dir", str, None, "where logs are"),
+    Option("mail-user", str, "nobody", "who is told"),
+    Option("n", int, 1, "how many"),
+    Option("share", float, 0.5, "how much"),
+    Option("quiet", bool, False, "say less"),
+    Option("hosts", list, None, "which"),
+    Option("env", dict, None, "variables"),
+    Option("pull", str, "missing", "when", choices=("always", "missing", "never")),
+)
+NEEDED = (Option("queue", str, None, "the queue's name", required=True),)
+
+
+def resolved(text: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
+    values, notes = options.resolve("s", OPTIONS, options.parse(text), file)
+    assert notes == []
+    return values
+
+
+def test_defaults() -> None:
+    """What is not said has its default, and each option has a value."""
+    assert resolved("") == {option.name: option.default for option in OPTIONS}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        ("log_dir=/a", "log_dir", "/a"),
+        ("logDir=/a", "log_dir", "/a"),
+        ("log-dir=/a", "log_dir", "/a"),
+        ("mail_user=me", "mail-user", "me"),
+        ("mailUser=me", "mail-user", "me"),
+        ("log_dir=", "log_dir", ""),
+        ("log_dir=None", "log_dir", None),
+        ("log_dir=/a,b", "log_dir", "/a,b"),
+        ("log_dir='/a,n=2'", "log_dir", "/a,n=2"),
+        ('log_dir="a=b"', "log_dir", "a=b"),
+        ("n=-3", "n", -3),
+        ("share=1e3", "share", 1000.0),
+        ("share=1", "share", 1.0),
+        *((f"quiet={word}", "quiet", True) for word in ("true", "True", "1", "yes", "on")),
+        *((f"quiet={word}", "quiet", False) for word in ("false", "FALSE", "0", "no", "off")),
+        ("hosts=a;b", "hosts", ["a", "b"]),
+        ("hosts=a,b", "hosts", ["a", "b"]),
+        ("hosts=a;;b;", "hosts", ["a", "b"]),
+        ("env=A:1;B:2", "env", {"A": "1", "B": "2"}),
+        ("env=A:1,B:2", "env", {"A": "1", "B": "2"}),
+        ("env=A:http://x:1", "env", {"A": "http://x:1"}),
+        ("env=", "env", {}),
+        ("pull=never", "pull", "never"),
+    ],
+)
+def test_texts(text: str, name: str, value: object) -> None:
+    """Each type has its form, and a name may be written like_this, like-this or likeThis."""
+    found = resolved(text)
+    assert found[name] == value
+    assert type(found[name]) is type(value)
+    assert {**found, name: None} == {**resolved(""), name: None}
+
+
+def test_several() -> None:
+    """Pairs are separated by commas or semicolons; the last one before a `=` counts."""
+    found = resolved("log_dir=/a,b,n=2;hosts=x;y,env=A:1")
+    assert (found["log_dir"], found["n"]) == ("/a,b", 2)
+    assert (found["hosts"], found["env"]) == (["x", "y"], {"A": "1"})
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint"),
+    [
+        ("bogus=1", "s has no option bogus", "options: log_dir, mail-user"),
+        ("log_dri=1", "s has no option log_dri", "did you mean log_dir?"),
+        ("n=a", "n=a: expected a whole number", "how many"),
+        ("n=1.5", "n=1.5: expected a whole number", "how many"),
+        ("n=", "n=: expected a whole number", "how many"),
+        ("share=x", "share=x: expected a number", "how much"),
+        ("quiet=maybe", "quiet=maybe: expected true or false", "say less"),
+        ("env=A", "env=A: expected k:v;k2:v2", "variables"),
+        ("env=:1", "env=:1: expected k:v;k2:v2", "variables"),
+        ("pull=nevr", "pull=nevr: expected one of always, missing, never", "did you mean never?"),
+        ("pull=x", "expected one of always, missing, never", ""),
+        ("log_dir=a,logDir=b", "log_dir and logDir are the same option", ""),
+        ("n=1,n=2", "n is there twice", "-cfg name=value"),
+        ("n", "-cfg n: expected key=value", "-cfg name=value"),
+        ("=1", "-cfg =1: expected key=value", "-cfg name=value"),
+        ("n=1=2", "two '='", "-cfg name=value"),
+    ],
+)
+def test_wrong_texts(text: str, message: str, hint: str) -> None:
+    """What is wrong is named, with what is expected or near."""
+    with pytest.raises(UsageError) as caught:
+        resolved(text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_what_was_said_goes_before_the_file() -> None:
+    """The file only gives what was not said, under whatever spelling."""
+    file = {"logDir": "/file", "n": "7", "quiet": "yes"}
+    found = resolved("log_dir=/said", file)
+    assert (found["log_dir"], found["n"], found["quiet"]) == ("/said", 7, True)
+
+
+def test_an_unknown_option_of_a_file_is_a_note() -> None:
+    """A file may be for another version: what is unknown there is said, not refused."""
+    values, notes = options.resolve("s", OPTIONS, {}, {"log_dri": "/a", "n": "2"})
+    assert (values["n"], notes) == (2, ["in the settings: s has no option log_dri"])
+    with pytest.raises(UsageError, match="n=x: expected a whole number"):
+        options.resolve("s", OPTIONS, {}, {"n": "x"})
+
+
+def test_a_required_option() -> None:
+    """What has to be said is asked for, from wherever it comes."""
+    with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
+        options.resolve("s", NEEDED, {})
+    assert caught.value.hint == "-cfg queue=…"
+    assert options.resolve("s", NEEDED, {"queue": "q"})[0] == {"queue": "q"}
+    assert options.resolve("s", NEEDED, {}, {"queue": "q"})[0] == {"queue": "q"}
+
+
+@pytest.mark.parametrize("text", ["#FIXME:(str) the queue's name", "#FIXME"])
+def test_an_option_that_was_not_filled_in(text: str) -> None:
+    """What `relight configure` wrote to be filled in is no value."""
+    with pytest.raises(UsageError, match="s needs the option queue"):
+        options.resolve("s", NEEDED, {}, {"queue": text})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [("n", 2, 2), ("share", 2, 2.0), ("hosts", ("a",), ["a"]), ("env", {"A": "1"}, {"A": "1"}),
+     ("quiet", True, True), ("log_dir", None, None), ("n", "2", 2)],
+)  # fmt: skip
+def test_values_from_python(name: str, value: object, found: object) -> None:
+    """Values may be given as they are, or as texts."""
+    assert options.resolve("s", OPTIONS, {name: value})[0][name] == found
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("n", True), ("n", 1.5), ("quiet", 1), ("hosts", {"a"}), ("log_dir", 3)]
+)
+def test_wrong_values_from_python(name: str, value: object) -> None:
+    """A value of another type is refused."""
+    with pytest.raises(UsageError, match=f"^{name}="):
+        options.resolve("s", OPTIONS, {name: value})
+
+
+TEXT = st.text(alphabet="ab=,;:'\" x1", max_size=30)
+
+
+@given(TEXT)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text breaks the grammar, and none of the values is lost."""
+    try:
+        found = options.parse(text)
+    except UsageError as error:
+        assert error.message.startswith(f"-cfg {text}: ")
+    else:
+        assert all(key and key == key.strip() for key in found)
+
+
+@given(st.dictionaries(st.from_regex(r"\A[a-z]{1,5}\Z"), st.text(alphabet="ab,;: x1=", max_size=9)))
+def test_quoted_values_arrive(values: dict[str, str]) -> None:
+    """Whatever stands in quotes arrives as it is."""
+    assert options.parse(",".join(f"{key}='{value}'" for key, value in values.items())) == values
+
+
+def test_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell replaces a `~` within -cfg, or in a file of settings."""
+    monkeypatch.setenv("HOME", "/h")
+    assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"
+    assert resolved("", {"log_dir": "~/logs"})["log_dir"] == "/h/logs"
+    assert resolved("log_dir=a~/b")["log_dir"] == "a~/b"
+    values, _ = options.resolve("s", [Option("cwd", str, None, "there")], {"cwd": "~/a"})
+    assert values == {"cwd": "~/a"}  # on another machine

@@ -1,0 +1,508 @@
+"""relight.job.Runner: jobs from Python, with a scheduler of somebody else's package."""
+
+import json
+import os
+import pwd
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import relight.job as specs
+from relight.env import Environment
+from relight.errors import MachineError, UsageError
+from relight.job import AppState, Runner, records
+from relight.runner.settings import Settings
+from relight.schedulers.api import Listed, LogQuery, Request
+
+from . import scripted
+
+ECHO = ("utils.echo", ["--msg", "hi"])
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[scripted.Scripted]:
+    """A scheduler named `scripted`, installed as a package does it."""
+    folder = tmp_path / "site"
+    info = folder / "theirs-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        f"[relight.schedulers]\nscripted = {scripted.__name__}\nbroken = no_such_module\n"
+    )
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr(scripted, "ONLY", scripted.Scripted())
+    yield scripted.ONLY
+
+
+@pytest.fixture
+def runner(scheduler: scripted.Scripted) -> Iterator[Runner]:
+    with Runner(found=Settings({"cli:run": {"scheduler": "scripted"}})) as found:
+        yield found
+
+
+def state_files(tmp_path: Path) -> list[str]:
+    return [str(path) for path in (tmp_path / "state").rglob("*")]
+
+
+def test_a_dry_run_leaves_nothing(
+    runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
+) -> None:
+    """It shows what would be sent; nothing is sent or written."""
+    before = sorted(tmp_path.rglob("*"))
+    job = runner.dryrun(*ECHO)
+    assert (job.scheduler, job.session, job.words) == (
+        "scripted", "relight", ("utils.echo", "--msg", "hi")
+    )  # fmt: skip
+    assert job.request.body == {"commands": [["echo", "hi"]]}
+    assert job.notes == ("scripted only",)
+    shown = json.loads(json.dumps(job.to_json()))
+    assert list(shown) == ["scheduler", "cfg", "app", "request"]
+    assert shown["cfg"] == {"queue": "main", "secret": None}
+    assert (scheduler.jobs, scheduler.asked) == ({}, [])
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_submitting(runner: Runner, scheduler: scripted.Scripted, place: Path) -> None:
+    """The handle has the scheduler's own id, and the record says what was sent."""
+    handle = runner.submit(*ECHO, cfg="queue=long,secret=hunter2")
+    assert handle == "scripted://relight/1"
+    assert scheduler.jobs["1"].cfg == {"queue": "long", "secret": "hunter2"}
+    record = runner.describe(handle)
+    assert {name: record[name] for name in ("handle", "app_id", "scheduler", "state", "name")} == {
+        "handle": handle, "app_id": "1", "scheduler": "scripted", "state": "RUNNING",
+        "name": "echo",
+    }  # fmt: skip
+    assert record["command"] == ["utils.echo", "--msg", "hi"]
+    assert record["cfg"] == {"queue": "long", "secret": "<hidden>"}
+    assert record["directory"] == str(place)
+    assert record["versions"]["packages"]["pytest"]
+    assert specs.from_json(record["app"]).roles[0].args == ("hi",)
+    assert datetime.fromisoformat(record["submitted"]).tzinfo is not None
+    assert runner.describe(record["id"]) == record
+
+
+def test_what_was_shown_is_what_is_sent(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A prepared job is sent as it is, and once."""
+    job = runner.dryrun(*ECHO)
+    handle = runner.submit(job)
+    assert scheduler.jobs["1"] is job.request
+    with pytest.raises(UsageError, match="was submitted before"):
+        runner.submit(job)
+    assert runner.describe(handle)["id"] == job.app_id
+    assert list(scheduler.jobs) == ["1"]
+
+
+def test_an_app_of_ones_own(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """Instead of a component, an AppDef; it is not changed."""
+    app = specs.AppDef("mine", [specs.Role("r", "", entrypoint="true", args=["${app_id}"])])
+    handle = runner.submit(app)
+    record = runner.describe(handle)
+    assert scheduler.jobs["1"].body == {"commands": [["true", record["id"]]]}
+    assert record["id"].startswith("mine-")
+    assert (record["command"], dict(app.roles[0].env)) == ([], {})
+
+
+@pytest.mark.parametrize("args", [["--msg", "a b"], {"msg": "a b"}])
+def test_arguments_as_words_or_by_name(
+    runner: Runner, scheduler: scripted.Scripted, args: Any
+) -> None:
+    """A component's arguments may be a command line or values."""
+    runner.submit("utils.echo", args)
+    assert scheduler.jobs["1"].body == {"commands": [["echo", "a b"]]}
+
+
+@pytest.mark.parametrize("error", [UsageError("no"), MachineError("no"), KeyboardInterrupt()])
+def test_a_job_that_is_refused_leaves_no_record(
+    runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, error: BaseException
+) -> None:
+    """Whatever the scheduler raises, it is raised, and there is no job."""
+    scheduler.refuses = error
+    with pytest.raises(type(error)):
+        runner.submit(*ECHO)
+    assert records.every() == []
+    assert [path for path in state_files(tmp_path) if not path.endswith("/jobs")] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ({"app": "utils.ecoh"}, "there is no component utils.ecoh"),
+        ({"app": "utils.echo", "scheduler": "scriptd"}, "there is no scheduler scriptd"),
+        ({"app": "utils.echo", "scheduler": "broken"}, "the scheduler broken (no_such_module)"),
+        ({"app": "utils.echo", "cfg": "queu=a"}, "scripted has no option queu"),
+        ({"app": "utils.echo", "cfg": {"queue": 1}}, "queue=1: expected a text"),
+        ({"app": "utils.echo", "args": ["--mgs", "a"]}, "utils.echo has no parameter --mgs"),
+        ({"app": "utils.echo", "args": {"msg": 1}}, "msg of the arguments: expected str, not 1"),
+        ({"app": "utils.echo", "workspace": "/no"}, "the workspace /no is not a directory"),
+        ({"app": "utils.echo", "launcher": "x"}, "--launcher=x: expected relight or torchrun"),
+        ({"app": specs.AppDef("a")}, "the app a has no roles"),
+        ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_not_sent(
+    runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, call: Any, message: str
+) -> None:
+    """Wrong input is a UsageError, and nothing has happened."""
+    with pytest.raises(UsageError) as caught:
+        runner.submit(**call)
+    assert message in caught.value.message
+    assert scheduler.jobs == {}
+    assert state_files(tmp_path) == []
+
+
+def test_status(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A job's status is the scheduler's; a job that nobody knows is an error."""
+    handle = runner.submit(*ECHO)
+    assert runner.status(handle).state is AppState.RUNNING
+    assert scheduler.asked == [("status", ("1",))]
+    with pytest.raises(UsageError, match="there is no job scripted://relight/2"):
+        runner.status("scripted://relight/2")
+    with pytest.raises(UsageError, match="there is no scheduler nosuch"):
+        runner.status("nosuch://a/b")
+
+
+def test_a_job_that_its_scheduler_has_forgotten(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """What was over stays as it was; what was not is unknown."""
+    first, second = runner.submit(*ECHO), runner.submit(*ECHO)
+    scheduler.states = [AppState.FAILED]
+    assert runner.status(first).exitcode == 3
+    scheduler.jobs.clear()
+    found = runner.status(first)
+    assert (found.state, found.message) == (AppState.FAILED, "its scheduler has forgotten it")
+    assert runner.status(second).state is AppState.UNKNOWN
+
+
+def test_waiting(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """`wait` asks until the job is over, and returns how it ended."""
+    handle = runner.submit(*ECHO)
+    scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
+    found = runner.wait(handle)
+    assert (found.state, found.exitcode) == (AppState.FAILED, 3)
+    assert scheduler.asked == [("status", ("1",))] * 3
+    assert runner.describe(handle)["state"] == "FAILED"
+
+
+def test_a_description_has_the_state_of_now(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """`describe` asks the scheduler as `status` does, and without an answer says what was sent."""
+    handle = runner.submit(*ECHO)
+    scheduler.states = [AppState.PENDING, AppState.RUNNING]
+    assert [runner.describe(handle)["state"] for _ in range(2)] == ["PENDING", "RUNNING"]
+    scheduler.is_out_of_reach = True
+    found = runner.describe(handle)
+    assert (found["state"], found["name"]) == ("UNKNOWN", "echo")
+
+
+def test_a_user_without_variables_has_a_name(scheduler: scripted.Scripted, runner: Runner) -> None:
+    """Where USER is not set, as in containers, the system knows who has sent a job."""
+    runner.env = Environment({})
+    assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
+
+
+def test_waiting_has_an_end(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A time-out is an error, and the job runs on."""
+    handle = runner.submit(*ECHO)
+    with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
+        runner.wait(handle, timeout=0.05)
+    assert ("cancel", "1") not in scheduler.asked
+    with pytest.raises(TimeoutError):
+        runner.wait(handle, timeout=0)
+    scheduler.states = [AppState.SUCCEEDED]
+    assert runner.wait(handle, timeout=0).state is AppState.SUCCEEDED
+
+
+def test_cancelling(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A job that runs is stopped; one that is over is left as it is."""
+    handle = runner.submit(*ECHO)
+    assert runner.cancel(handle).state is AppState.CANCELLED
+    assert runner.cancel(handle).state is AppState.CANCELLED
+    assert scheduler.asked.count(("cancel", "1")) == 1
+    with pytest.raises(UsageError, match="there is no job"):
+        runner.cancel("scripted://relight/9")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "delete"])
+def test_stopping_what_is_just_being_sent(
+    verb: str, runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who cancels or deletes a job that has a record, and is not known to its scheduler yet, waits
+    until it is, and stops it.
+    """
+    begun, waiting, go = threading.Event(), threading.Event(), threading.Event()
+    submit = scheduler.submit
+
+    def slowly(request: Request) -> str:
+        begun.set()
+        assert go.wait(20)
+        return submit(request)
+
+    def wait(_: float) -> None:
+        waiting.set()
+        go.wait(20)
+
+    monkeypatch.setattr(scheduler, "submit", slowly)
+    monkeypatch.setattr(records, "time", SimpleNamespace(monotonic=time.monotonic, sleep=wait))
+    job = runner.dryrun(*ECHO, scheduler="scripted")
+    sending = threading.Thread(target=runner.submit, args=(job,))
+    sending.start()
+    assert begun.wait(20)
+    assert runner.status(f"scripted://relight/{job.app_id}").message == "it is being sent"
+    found = []
+    stop = getattr(Runner(), verb)
+    stopping = threading.Thread(
+        target=lambda: found.append(stop(f"scripted://relight/{job.app_id}"))
+    )
+    stopping.start()
+    assert waiting.wait(20)
+    assert not {"cancel", "delete"} & {each[0] for each in scheduler.asked}
+    go.set()
+    stopping.join(60)
+    sending.join(60)
+    (status,) = found
+    if verb == "cancel":
+        assert status.state is AppState.CANCELLED
+    else:
+        assert records.every() == []
+
+
+def test_deleting(runner: Runner, scheduler: scripted.Scripted, tmp_path: Path) -> None:
+    """Neither the scheduler nor the records know the job any more."""
+    handle = runner.submit(*ECHO)
+    runner.delete(handle)
+    assert ("delete", "1") in scheduler.asked
+    assert os.listdir(tmp_path / "state" / "jobs") == []
+    for call in (runner.delete, runner.status, runner.describe):
+        with pytest.raises(UsageError, match="there is no job"):
+            call(handle)
+
+
+def test_lines_of_logs(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """What is asked reaches the scheduler, and only the lines with the regex come back."""
+    handle = runner.submit("utils.echo", ["--num_replicas", "3"])
+    scheduler.lines = ["loss 1", "step", "loss 2"]
+    now = datetime.now(UTC)
+    assert list(runner.log_lines(handle)) == scheduler.lines
+    found = runner.log_lines(handle, "echo", 2, regex="los+ ", since=now, until=now, follow=True,
+                             stream="stderr")  # fmt: skip
+    assert list(found) == ["loss 1", "loss 2"]
+    assert [asked[1:] for asked in scheduler.asked if asked[0] == "logs"] == [
+        ("1", LogQuery("echo", 0)),
+        ("1", LogQuery("echo", 2, True, now, now, "stderr")),
+    ]
+    with pytest.raises(UsageError, match=r"^--regex=\(: "):
+        runner.log_lines(handle, regex="(")
+
+
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("", [("echo", 0), ("echo", 1), ("echo", 2)]),
+        ("/echo", [("echo", 0), ("echo", 1), ("echo", 2)]),
+        ("/echo/2,0", [("echo", 0), ("echo", 2)]),
+        ("/nope", None),
+        ("/echo/3", None),
+        ("/echo/0,3", None),
+    ],
+)
+def test_parts_of_jobs(runner: Runner, part: str, expected: list[tuple[str, int]] | None) -> None:
+    """A handle may name roles and replicas; those that are not there are refused."""
+    handle = runner.submit("utils.echo", ["--num_replicas", "3"]) + part
+    if expected is not None:
+        assert runner.replicas(handle) == expected
+        return
+    with pytest.raises(UsageError, match=f"has no replica {part[1:]}") as caught:
+        runner.replicas(handle)
+    assert caught.value.hint == "it has echo/0, echo/1, echo/2"
+
+
+def test_listing(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """All recorded jobs, newest first; with a scheduler, also those that others have sent."""
+    first, second = runner.submit(*ECHO), runner.submit(*ECHO)
+    scheduler.others = [
+        Listed("1", AppState.RUNNING, "echo"),
+        Listed("9", AppState.PENDING, "theirs", "2020-01-01T00:00:00+00:00"),
+    ]
+    assert [job.handle for job in runner.list()] == [second, first]
+    assert scheduler.asked == [("status", ("2", "1"))]  # one question for all
+    found = runner.list("scripted")
+    assert [(job.handle, job.state.name) for job in found] == [
+        (second, "RUNNING"), (first, "RUNNING"), ("scripted://relight/9", "PENDING"),
+    ]  # fmt: skip
+    assert list(runner.list("local")) == []
+
+
+def test_listing_while_a_scheduler_is_out_of_reach(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """Its jobs are listed all the same; those that were over, as they were."""
+    runner.submit(*ECHO)
+    over = runner.submit(*ECHO)
+    scheduler.states = [AppState.SUCCEEDED]
+    runner.status(over)
+    scheduler.is_out_of_reach = True
+    assert {job.handle: job.state.name for job in runner.list()} == {
+        over: "SUCCEEDED", "scripted://relight/1": "UNKNOWN"
+    }  # fmt: skip
+
+
+def test_a_job_that_was_not_sent_from_here(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """It can be watched, and described as far as it is known."""
+    scheduler.jobs["7"] = runner.dryrun(*ECHO).request
+    handle = "scripted://other/7"
+    assert runner.describe(handle) == {"handle": handle, "state": "RUNNING", "app": None}
+    assert runner.replicas(handle) == [("echo", 0)]
+    runner.delete(handle)
+    assert ("delete", "7") in scheduler.asked
+
+
+def test_the_end_of_a_runner(scheduler: scripted.Scripted) -> None:
+    """Each scheduler is made once and closed once, an exception or not."""
+    with pytest.raises(RuntimeError), Runner() as runner:
+        assert runner.scheduler("scripted") is runner.scheduler("scripted")
+        raise RuntimeError
+    assert scheduler.asked == ["close"]
+    runner.close()
+    assert scheduler.asked == ["close"]
+
+
+def test_a_session(scheduler: scripted.Scripted) -> None:
+    """A runner's session is in its handles and in the job's variables."""
+    with Runner("nightly", found=Settings({})) as runner:
+        handle = runner.submit(*ECHO, scheduler="scripted")
+    assert handle == "scripted://nightly/1"
+    env = scheduler.jobs["1"].app.roles[0].env
+    assert env["RELIGHT_JOB_ID"] == "scripted://nightly/${app_id}"
+
+
+def test_which_scheduler(scheduler: scripted.Scripted) -> None:
+    """What was said, then the settings, then local; `auto` takes the most likely one."""
+    for said, file, expected in (
+        ("scripted", "local", "scripted"), ("", "scripted", "scripted"), ("", "", "local")
+    ):  # fmt: skip
+        with Runner(found=Settings({"cli:run": {"scheduler": file} if file else {}})) as runner:
+            assert runner.dryrun(*ECHO, scheduler=said).scheduler == expected
+    scheduler.liking = 99
+    with Runner(found=Settings({})) as runner:
+        assert runner.dryrun(*ECHO, scheduler="auto").scheduler == "scripted"
+
+
+def test_settings_of_components_and_options(scheduler: scripted.Scripted) -> None:
+    """The settings give what was not said; what they name in vain is a note."""
+    sections = {
+        "scripted": {"queue": "file", "nope": "1"},
+        "component:utils.echo": {"msg": "file", "num_replicas": "2"},
+    }
+    with Runner(found=Settings(sections)) as runner:
+        job = runner.dryrun(*ECHO, scheduler="scripted")
+        assert job.request.cfg["queue"] == "file"
+        assert (job.app.roles[0].args, job.app.roles[0].num_replicas) == (("hi",), 2)
+        assert "in the settings: scripted has no option nope" in job.notes
+        job = runner.dryrun("utils.echo", scheduler="scripted", cfg="queue=said")
+        assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ("file",))
+
+
+def test_a_workspace(runner: Runner, place: Path) -> None:
+    """A scheduler that takes none says so; a directory is needed all the same."""
+    notes = runner.dryrun(*ECHO, workspace=str(place)).notes
+    assert "scripted takes no workspace: the job runs where the files are" in notes
+
+
+def test_an_environment_of_its_own(scheduler: scripted.Scripted, tmp_path: Path) -> None:
+    """A runner may be given another environment, with its files of settings."""
+    home = tmp_path / "elsewhere"
+    home.mkdir()
+    (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")
+    env = Environment({"HOME": str(home), "TORCHX_PARENT_RUN_ID": "p"})
+    with Runner(env=env) as runner:
+        job = runner.dryrun(*ECHO)
+    assert job.scheduler == "scripted"
+    assert job.app.roles[0].env["RELIGHT_PARENT_RUN_ID"] == "p"
+
+
+def test_waiting_for_what_is_forgotten(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """A job whose scheduler can't say any more how it ended is not waited for."""
+    handle = runner.submit("utils.echo")
+    scheduler.jobs.clear()
+    with pytest.raises(MachineError, match=f"^{handle}: its scheduler has forgotten it$"):
+        runner.wait(handle, timeout=20)
+
+
+def test_a_bug_of_the_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """What a scheduler of another package raises becomes one line that names it."""
+    scheduler.refuses = RuntimeError("a\nbug")
+    with pytest.raises(
+        MachineError, match=r"^the scheduler scripted failed in submit: RuntimeError: a bug$"
+    ):
+        runner.submit(*ECHO)
+    assert records.every() == []
+    scheduler.refuses = None
+    handle = runner.submit(*ECHO)
+    scheduler.states = []
+    with pytest.raises(MachineError, match="scripted failed in status: IndexError"):
+        runner.status(handle)
+    scheduler.lines = None  # type: ignore[assignment]
+    with pytest.raises(MachineError, match="scripted failed in logs: TypeError"):
+        list(runner.log_lines(handle))
+
+
+def test_a_job_that_is_deleted_meanwhile(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """Who waits for it learns so; a job that never was is another thing."""
+    handle = runner.submit(*ECHO)
+    known = runner.status
+
+    def deleted_later(job: Any) -> Any:
+        found = known(job)
+        if len(scheduler.asked) > 2:
+            runner.delete(handle)
+        return found
+
+    runner.status = deleted_later  # type: ignore[method-assign]
+    with pytest.raises(MachineError, match=f"{handle} was deleted"):
+        runner.wait(handle, 60)
+    with pytest.raises(UsageError, match="there is no job"):
+        runner.wait(handle, 60)
+
+
+def test_wrong_types(runner: Runner) -> None:
+    """What is of another type than it should be is said in one line."""
+    for call, text in (
+        (lambda: runner.submit(None), "None is no app"),  # type: ignore[arg-type]
+        (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
+        (lambda: runner.submit("utils.echo", "--msg a"), "expected a list of words"),
+        (lambda: runner.submit("utils.echo", 5), "expected a list of words"),  # type: ignore[arg-type]
+        (lambda: runner.status(5), "5 is no handle"),  # type: ignore[arg-type]
+        (lambda: Runner(session="a/b"), "expected a word without '/'"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            call()
+
+
+def test_a_record_without_its_app(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """The scheduler knows the replicas too."""
+    handle = runner.submit(*ECHO)
+    record = runner.describe(handle)
+    del record["app"]
+    records.write(record["id"], record)
+    assert runner.replicas(handle) == [("echo", 0)]
+    scheduler.lines = ["x"]
+    assert list(runner.log_lines(handle)) == ["x"]
+
+
+def test_names_of_torchx() -> None:
+    """Files that use more of TorchX's names need one changed line too."""
+    handle = specs.make_app_handle("local", "me", "a-1")
+    assert handle == "local://me/a-1"
+    assert specs.parse_app_handle(handle) == ("local", "me", "a-1")
+    assert specs.parse_app_handle(handle).scheduler_backend == "local"
+    assert specs.get_named_resources("gpu.small") == specs.resource(h="gpu.small")
+    assert specs.ReplicaState is AppState
+    assert (specs.MISSING, specs.NONE) == ("<MISSING>", "<NONE>")
+    assert [specs.is_terminal(state) for state in (AppState.RUNNING, AppState.FAILED)] == [0, 1]
+    assert [specs.is_started(state) for state in (AppState.PENDING, AppState.RUNNING)] == [0, 1]

@@ -1,0 +1,138 @@
+"""Files of settings: which are read, which goes before which, and what is said of a broken one."""
+
+from pathlib import Path
+
+import pytest
+
+from relight.env import Environment
+from relight.errors import UsageError
+from relight.runner import settings
+from relight.runner.settings import NAMES, load
+
+OURS, THEIRS = NAMES
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """The home directory that the environment names."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+def loaded(home: Path, **variables: str) -> settings.Settings:
+    return load(Environment({"HOME": str(home), **variables}))
+
+
+def test_nothing_is_there(home: Path) -> None:
+    """Without files, each section is empty."""
+    found = loaded(home)
+    assert (dict(found.sections), found.files) == ({}, ())
+    assert found.section("local") == {}
+    assert found.command("scheduler") == ""
+
+
+def test_the_project_goes_before_the_home_value_by_value(place: Path, home: Path) -> None:
+    """Of the four files, the first that has a value counts; sections are merged."""
+    files = [place / OURS, place / THEIRS, home / OURS, home / THEIRS]
+    files[0].write_text("[local]\na = 0\n")
+    files[1].write_text("[local]\nb = 1\na = 1\n")
+    files[2].write_text("[local]\na = 2\nb = 2\nc = 2\n")
+    files[3].write_text("[local]\na = 3\nb = 3\nc = 3\nd = 3\n[more]\nx = 3\n")
+    found = loaded(home)
+    assert found.section("local") == {"a": "0", "b": "1", "c": "2", "d": "3"}
+    assert set(found.sections) == {"local", "more"}
+    assert list(found.files) == [str(path) for path in files]
+
+
+def test_a_directory_that_is_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who works in the home directory has its files once."""
+    monkeypatch.chdir(home)
+    (home / OURS).write_text("[local]\na = 1\n")
+    assert loaded(home).files == (str(home / OURS),)
+
+
+@pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
+def test_a_variable_names_the_only_file(place: Path, home: Path, variable: str) -> None:
+    """With the variable, nothing else is read; empty, nothing at all."""
+    (place / OURS).write_text("[local]\na = here\nb = here\n")
+    (place / "own.ini").write_text("[local]\na = own\n")
+    assert loaded(home, **{variable: "own.ini"}).section("local") == {"a": "own"}
+    assert loaded(home, **{variable: ""}).sections == {}
+
+
+def test_our_variable_goes_before_torchx(place: Path, home: Path) -> None:
+    """With both variables, RELIGHTCONFIG counts, even empty."""
+    (place / "ours.ini").write_text("[local]\na = ours\n")
+    (place / "theirs.ini").write_text("[local]\na = theirs\n")
+    both = {"RELIGHTCONFIG": "ours.ini", "TORCHXCONFIG": "theirs.ini"}
+    assert loaded(home, **both).section("local") == {"a": "ours"}
+    assert loaded(home, **{**both, "RELIGHTCONFIG": ""}).sections == {}
+
+
+@pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
+def test_a_variable_that_names_nothing(home: Path, variable: str) -> None:
+    """A file that was asked for and is not there is an error."""
+    with pytest.raises(UsageError, match=f"^{variable}=none.ini: there is no such file$"):
+        loaded(home, **{variable: "none.ini"})
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"a = 1\n", "no section headers"),
+        (b"[local]\na = 1\na = 2\n", "option 'a' in section 'local' already exists"),
+        (b"[local]\n[local]\n", "section 'local' already exists"),
+        (b"[local]\nnovalue\n", "novalue"),
+        (b"[local\na = 1\n", "no section headers"),
+        (b"[local]\na = \xff\n", "invalid start byte"),
+    ],
+)
+def test_a_broken_file_is_one_line(place: Path, home: Path, content: bytes, what: str) -> None:
+    """The line names the file and what is wrong with it."""
+    (place / OURS).write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        loaded(home)
+    assert caught.value.message.startswith(f"{place / OURS} can't be read: ")
+    assert what in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_a_file_that_cant_be_read(home: Path) -> None:
+    """A file that is there and can't be read is an error, not no settings."""
+    with pytest.raises(UsageError, match=r"^/proc/self/mem can't be read: Input/output error$"):
+        loaded(home, RELIGHTCONFIG="/proc/self/mem")
+
+
+def test_a_directory_of_that_name_is_no_file(place: Path, home: Path) -> None:
+    """What is no file is not read."""
+    (place / OURS).mkdir()
+    assert loaded(home).files == ()
+
+
+def test_values_are_as_they_are_written(place: Path, home: Path) -> None:
+    """Keys keep their case, values their `%`, `:`, `=`, `#`; only TorchX's file doubles `%`."""
+    text = (
+        "[local]\nlogDir = /a%b:c=d;e #f\nempty =\nfold = a\n  b\n[component:dist.ddp]\nj = 1x8\n"
+    )
+    (place / OURS).write_text(text)
+    found = loaded(home)
+    assert found.section("local") == {"logDir": "/a%b:c=d;e #f", "empty": "", "fold": "a\nb"}
+    assert found.section("component:dist.ddp") == {"j": "1x8"}
+    (place / OURS).unlink()
+    (place / THEIRS).write_text("[local]\na = 50%%\n")
+    assert loaded(home).section("local") == {"a": "50%"}
+
+
+def test_defaults_of_submit(place: Path, home: Path) -> None:
+    """[cli:submit] goes before TorchX's [cli:run]."""
+    (place / THEIRS).write_text("[cli:run]\nscheduler = slurm\ncomponent = utils.echo\n")
+    (place / OURS).write_text("[cli:submit]\nscheduler = docker\n")
+    found = loaded(home)
+    assert (found.command("scheduler"), found.command("component")) == ("docker", "utils.echo")
+
+
+def test_the_sections_of_one_file_come_in_its_order(place: Path) -> None:
+    """`sections_of` tells their names."""
+    (place / OURS).write_text("[tracker:a]\nconfig = 1\n[tracker:b]\nconfig = 2\n[local]\n")
+    assert settings.sections_of(str(place / OURS)) == ["tracker:a", "tracker:b", "local"]
