@@ -23,8 +23,9 @@ from relight.core.messages import (
 from relight.core.ranks import GenerationId
 from relight.doctor.messages import Node, Verdict
 from relight.rendezvous.holding import Contact
-from relight.schedulers.processes.orders import LinkOrder, Order, Run
+from relight.schedulers.processes.orders import Order
 from relight.schedulers.ssh.frames import Ended
+from relight.schedulers.ssh.orders import LinkOrder, Run
 
 EVERY = FromAgent | FromCoordinator
 ANNOUNCE = Announce(GenerationId(0, "C1"), 0, 0, 1, False)

@@ -20,7 +20,7 @@ from test_orphans import marked, wait_until_gone
 from relight.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppState, Role
-from relight.schedulers import local
+from relight.schedulers.local import scheduler as local
 from relight.schedulers.local.scheduler import Local, make
 from relight.schedulers.processes.record import LocalRecord
 from schedulers.local_jobs import (
