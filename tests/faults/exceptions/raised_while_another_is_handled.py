@@ -1,0 +1,10 @@
+import os
+import time
+
+if os.environ["RANK"] != "1":
+    time.sleep(60)
+
+try:
+    {}["a"]
+except KeyError:
+    int("x")

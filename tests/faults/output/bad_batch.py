@@ -1,0 +1,7 @@
+import os
+import time
+
+if os.environ["RANK"] != "1":
+    time.sleep(60)
+
+raise ValueError("bad batch")
