@@ -71,7 +71,7 @@ def matches(text: str, expected: str) -> bool:
     sorted(FAULTS.rglob("*.txt")),
     ids=lambda path: str(path.relative_to(FAULTS).with_suffix("")),
 )
-def test_the_report_is_the_one_beside_the_script(
+def test_a_failed_job_is_reported_as_the_text_beside_its_script_says(
     expected: Path, launch: Launch, place: Path
 ) -> None:
     """Who, what and where come first; the exit code is the cause's; victims are no causes.
@@ -85,7 +85,7 @@ def test_the_report_is_the_one_beside_the_script(
     if (folder := expected.with_suffix("")).is_dir():
         shutil.copytree(folder, place, dirs_exist_ok=True)
     for script in expected.parent.glob("*.py"):
-        if script.name in command:
+        if script.name in words:
             shutil.copy(script, place)
     result = launch(
         *words[start + 1 :],
