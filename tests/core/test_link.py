@@ -150,6 +150,16 @@ def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> No
     assert played.step(Heard(lets_run=True)) == [Lease(FOR_EVER)]
 
 
+def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_in_between() -> None:
+    """One that has answered, and has not let the workers here run, may have let others run."""
+    played = Played().connected()
+    played.lost()
+    played.step(Opened("x"), 0.1)
+    played.lost()
+    assert played.step(Hosting(FOR_EVER), 0.1) == [Disconnect()]
+    assert played.step(Heard(lets_run=True)) == [Lease(FOR_EVER)]
+
+
 def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> None:
     """And not before its generation is confirmed; when it is ousted its lease is over at once."""
     played = Played().connected()

@@ -70,8 +70,15 @@ MUTANTS = (
     Mutant(
         "who becomes the host of the endpoint goes on with no lease that is over",
         "core/link.py",
-        "self._confirmed = until == FOR_EVER and now < self.leased_until",
-        "self._confirmed = until == FOR_EVER",
+        "self._confirmed = sole and now < self.leased_until",
+        "self._confirmed = sole",
+        "endpoint",
+    ),
+    Mutant(
+        "nor with one that a coordinator in between has not confirmed",
+        "core/link.py",
+        "sole = until == FOR_EVER and not self._doubtful",
+        "sole = until == FOR_EVER",
         "endpoint",
     ),
     Mutant(

@@ -57,12 +57,15 @@ class WatchedMembership(Membership):
         return effects
 
 
-class CheckedLink(Link):
-    """The shipped one, with its invariants."""
+class WatchedLink(Link):
+    """The shipped one, looked at after each step."""
+
+    world: World
 
     def step(self, event: Any, now: float) -> Any:
         effects = super().step(event, now)
         self.check()
+        self.world.watch.linked(self.world.me(), event)
         return effects
 
 
@@ -104,7 +107,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
     "relight.host.names": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
-    "relight.link": {"dial": sockets.dial, "Link": CheckedLink},
+    "relight.link": {"dial": sockets.dial},
     "relight.rendezvous.endpoint": {"resolve": sockets.resolve},
     "relight.rendezvous.elected": {
         "dial": sockets.dial, "resolve": sockets.resolve, "Beats": sockets.Beats,
@@ -138,6 +141,8 @@ def on(world: World) -> Iterator[None]:
             stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
         stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
         stack.enter_context(patch("relight.group.Membership", membership))
+        link = type("WatchedLink", (WatchedLink,), {"world": world})
+        stack.enter_context(patch("relight.link.Link", link))
         stack.enter_context(patch("relight.coordinator.Group", WatchedGroup))
         stack.enter_context(patch.object(os, "urandom", world.random.randbytes))
         stack.enter_context(patch.object(socket, "gethostname", lambda: world.me().host.name))

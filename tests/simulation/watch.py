@@ -12,6 +12,8 @@ Guaranteed, and checked:
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
+- Workers of a node that a coordinator has answered run longer than a lease only if it says that
+  they may.
 - When a generation is formed, no worker of an older one runs on a node that was given up for its
   silence. On a node whose connection has ended it may run on until the end of its lease, and not
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
@@ -29,6 +31,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
+from relight.core.link import Heard, Opened
 from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
 from relight.core.ranks import GenerationId
 from relight.group import Group
@@ -93,6 +96,7 @@ class Watch:
         self._with: dict[str, Node] = {}
         self._latest: dict[str, int] = {}
         self._silent: set[str] = set()
+        self._answered: dict[Process, float] = {}
         self._failures_before = 0
         self._restart: dict[int, int] = {}
         world.watch = self
@@ -165,6 +169,23 @@ class Watch:
                 formation.changed = True
             case _:
                 pass
+
+    def linked(self, process: Process, event: Any) -> None:
+        """Something has happened to an agent's link."""
+        if isinstance(event, Opened):
+            self._answered[process] = self.world.now
+            self.world.after(self._lease_s, self._unconfirmed, process, self.world.now)
+        elif isinstance(event, Heard) and event.lets_run:
+            self._answered.pop(process, None)
+
+    def _unconfirmed(self, process: Process, at: float) -> None:
+        if self._answered.get(process) == at and process.alive:
+            workers = self.world.agent_of(process).workers
+            if workers is not None and workers.run:
+                raise Failure(
+                    f"{process.name} runs on {self._lease_s:.2f} s after a coordinator has "
+                    "answered, which has not said that it may"
+                )
 
     def begins(self, agent: "Node", form: Form) -> None:
         """An agent starts the workers of a generation."""

@@ -26,7 +26,8 @@ Rules of the lease:
   the others may have gone on before the coordinator ended. So they may where a coordinator has been
   there after the connection ended, and has not confirmed the workers here.
 - Who becomes the host of the one place goes on with a lease that is not over, as nobody can have
-  gone on without it; a lease that is over waits for a word as any other.
+  gone on without it, unless such a coordinator was there in between; a lease that is over waits for
+  a word as any other.
 
 Invariants (`check`): outside of HOSTING a lease never reaches further than `lease_s` from now;
 beats are due only while connected; OVER is final. Deliberately not here: sockets, timers, names,
@@ -347,8 +348,10 @@ class Link:
             self._sent.clear()
             self._told.clear()
             self._effects.append(Disconnect())
-            # Nobody else can have become the coordinator of the one place meanwhile.
-            self._confirmed = until == FOR_EVER and now < self.leased_until
+            # Nobody else can have become the coordinator of the one place meanwhile, or has let the
+            # workers here run if there was one.
+            sole = until == FOR_EVER and not self._doubtful
+            self._confirmed = sole and now < self.leased_until
         if self._confirmed:
             self._lease(until)
 
