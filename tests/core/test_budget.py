@@ -15,6 +15,7 @@ from relight.core.restarts import GiveUp, Restart, after_failure
         (3, 3, GiveUp("all 3 restarts are used up")),
     ],
 )
-def test_decision(used: int, budget: int, decision: object) -> None:
-    """Restarts are allowed until the budget is used up."""
+def test_restarts_are_allowed_until_the_budget_is_used_up(
+    used: int, budget: int, decision: object
+) -> None:
     assert after_failure(used, budget) == decision

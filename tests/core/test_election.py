@@ -27,7 +27,7 @@ SEEDS = 400
 
 
 @pytest.mark.parametrize("start", range(0, SEEDS, 50))
-def test_any_misfortune(start: int) -> None:
+def test_after_any_misfortune_one_host_at_most_coordinates(start: int) -> None:
     """Whatever happens, no two coordinate at once, and a connected majority chooses in 3 s."""
     for seed in range(start, start + 50):
         try:
@@ -50,8 +50,8 @@ def started(size: int, *, alone: bool = False) -> World:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
-def test_all_start_together(size: int) -> None:
-    """The first host of the list coordinates if all start at once, and it stays so."""
+def test_the_first_host_coordinates_if_all_start_at_once(size: int) -> None:
+    """And it stays so."""
     world = started(size)
     assert world.leaders() == [0]
     world.run(20.0)
@@ -59,14 +59,13 @@ def test_all_start_together(size: int) -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_one_host_waits_for_nobody() -> None:
-    """An endpoint of one host has its coordinator at once."""
+def test_a_list_of_one_host_has_its_coordinator_at_once() -> None:
     elector = Election(["host0"], 0, "a", 5.0)
     assert elector.step(Tick(), 5.0) == [BecomeCoordinator()]
     assert elector.holds(5.5)
 
 
-def test_the_next_takes_over_and_keeps_it() -> None:
+def test_the_next_host_takes_over_after_a_crash_and_keeps_it() -> None:
     """The next host takes over soon after a crash; the first one returns as a follower."""
     world = started(3)
     world.crash(0)
@@ -81,8 +80,9 @@ def test_the_next_takes_over_and_keeps_it() -> None:
 
 
 @pytest.mark.parametrize(("size", "dead", "next_one"), [(4, (0,), 1), (5, (0, 1), 2), (2, (1,), 0)])
-def test_who_takes_over(size: int, dead: tuple[int, ...], next_one: int) -> None:
-    """The lowest host that lives takes over, as long as a majority does."""
+def test_the_lowest_living_host_takes_over_while_a_majority_lives(
+    size: int, dead: tuple[int, ...], next_one: int
+) -> None:
     world = started(size)
     for i in dead:
         world.crash(i)
@@ -91,8 +91,8 @@ def test_who_takes_over(size: int, dead: tuple[int, ...], next_one: int) -> None
 
 
 @pytest.mark.parametrize(("size", "dead"), [(2, (0,)), (3, (0, 1)), (4, (0, 1)), (5, (1, 2, 4))])
-def test_a_minority_has_none(size: int, dead: tuple[int, ...]) -> None:
-    """Less than a majority never has a coordinator, and the old one's lease ends within vote_s."""
+def test_a_minority_never_has_a_coordinator(size: int, dead: tuple[int, ...]) -> None:
+    """The old one's lease ends within vote_s."""
     world = started(size)
     for i in dead:
         world.crash(i)
@@ -103,7 +103,7 @@ def test_a_minority_has_none(size: int, dead: tuple[int, ...]) -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_half_with_the_first_host_decides() -> None:
+def test_half_of_the_hosts_decide_if_the_first_is_among_them() -> None:
     """Of four hosts, two with the first are a majority, and two without it are none."""
     world = started(4)
     world.cut = {(a, b) for a in range(4) for b in range(4) if (a < 2) != (b < 2)}
@@ -112,16 +112,16 @@ def test_half_with_the_first_host_decides() -> None:
 
 
 @pytest.mark.parametrize("hosts", range(1, 8))
-def test_majorities_intersect(hosts: int) -> None:
-    """Any two majorities have a host in common, and no set and its rest are both without one."""
+def test_any_two_majorities_have_a_host_in_common(hosts: int) -> None:
+    """And no set and its rest are both without one."""
     subsets = [{i for i in range(hosts) if bits >> i & 1} for bits in range(1 << hosts)]
     deciding = [s for s in subsets if is_majority(s, hosts)]
     assert all(a & b for a in deciding for b in deciding)
     assert all(is_majority(s, hosts) != is_majority(set(range(hosts)) - s, hosts) for s in subsets)
 
 
-def test_one_way_links_do_not_disturb() -> None:
-    """A host whose messages arrive but which hears nothing does not keep the others from one."""
+def test_a_host_that_hears_nothing_does_not_disturb_the_others() -> None:
+    """Its own messages arrive."""
     world = quiet(3)
     world.cut = {(1, 0), (2, 0)}
     for i in range(3):
@@ -132,8 +132,8 @@ def test_one_way_links_do_not_disturb() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_a_frozen_coordinator_learns_it() -> None:
-    """A coordinator that was frozen resigns in its first step, before it says anything else."""
+def test_a_coordinator_that_was_frozen_resigns_in_its_first_step() -> None:
+    """Before it says anything else."""
     world = started(3)
     world.hosts[0].frozen = True
     world.run(6.0)
@@ -158,7 +158,7 @@ def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | N
     return next((m for m in replies if isinstance(m, VoteReply)), None)
 
 
-def test_a_crashed_voter_does_not_vote_twice() -> None:
+def test_a_voter_that_crashed_does_not_vote_twice() -> None:
     """A host that votes, crashes and starts again has no second vote while the first may count."""
     first = Election(["host0", "host1", "host2"], 2, "a", 0.0)
     reply = answer(first, VoteRequest(0, "x", 9.0, VOTE), 1.5)
@@ -182,10 +182,10 @@ def test_a_crashed_voter_does_not_vote_twice() -> None:
         (1, PROBE, 1.1, True, -1, False),
     ],
 )
-def test_a_voter_after_it_voted_for_a_coordinator(
+def test_a_voter_keeps_its_vote_until_its_time_is_over(
     candidate: int, stage: str, after: float, granted: bool, holder: int, leads: bool
 ) -> None:
-    """One vote at a time: another candidate gets it when the first one's time is over."""
+    """Then another candidate gets it."""
     elector = voter()
     first = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.2)
     assert first is not None
@@ -247,7 +247,9 @@ def candidate() -> tuple[Election, float]:
         ({"voter": -1}, 1.3, False),
     ],
 )
-def test_what_counts_as_a_vote(change: dict, now: float, elected: bool) -> None:
+def test_only_a_fresh_granted_answer_of_another_host_counts_as_a_vote(
+    change: dict, now: float, elected: bool
+) -> None:
     """Only a granted answer of another host to this process's request, while it is fresh."""
     elector, asked = candidate()
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
@@ -256,7 +258,7 @@ def test_what_counts_as_a_vote(change: dict, now: float, elected: bool) -> None:
     assert (BecomeCoordinator() in effects) == elected
 
 
-def test_the_lease_counts_from_the_request() -> None:
+def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
     """The lease ends a tenth before a vote counted from the request's time, not the answer's."""
     elector, asked = candidate()
     elector.step(Heard(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4)
@@ -304,8 +306,8 @@ def test_a_higher_candidate_gives_way() -> None:
     assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
 
 
-def test_alone_takes_over_without_a_majority() -> None:
-    """With takeover=alone the last host goes on after three times vote_s, not before."""
+def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:
+    """After three times vote_s, not before."""
     world = started(2, alone=True)
     world.crash(0)
     world.run(5.7)
@@ -340,8 +342,8 @@ def test_a_frozen_host_listens_before_it_goes_on_alone() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_alone_settles_after_any_misfortune() -> None:
-    """With takeover=alone a healed network has one coordinator again within a few seconds."""
+def test_with_takeover_alone_a_healed_network_has_one_coordinator() -> None:
+    """Within a few seconds."""
     for seed in range(40):
         world = simulate(seed, alone=True)
         world.cut.clear()
@@ -360,7 +362,7 @@ def test_alone_settles_after_any_misfortune() -> None:
         (4, "2 of 4 hosts of the endpoint with host0, or 3 without it, are needed to choose"),
     ],
 )
-def test_it_says_whom_it_waits_for(size: int, needed: str) -> None:
+def test_the_explanation_names_the_hosts_that_are_waited_for(size: int, needed: str) -> None:
     """Without a coordinator the sentence names how many are needed and who is silent."""
     world = started(size)
     for i in range(size - 1):
@@ -374,14 +376,13 @@ def test_it_says_whom_it_waits_for(size: int, needed: str) -> None:
     assert text.endswith(f"; no answer from {silent}")
 
 
-def test_it_says_who_coordinates() -> None:
-    """With a coordinator every host names it."""
+def test_every_host_names_the_coordinator() -> None:
     world = started(3)
     texts = [h.elector.explain(h.clock(world.now)) for h in world.hosts if h.elector]
     assert texts == ["this host, host0, is the coordinator"] + ["host0 is the coordinator"] * 2
 
 
-def test_an_alone_leader_says_so() -> None:
+def test_a_coordinator_by_its_own_vote_alone_is_left_in_place() -> None:
     """Others are told that a coordinator goes by its own vote alone, and leave it in place."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
@@ -394,10 +395,10 @@ def test_an_alone_leader_says_so() -> None:
 
 
 @pytest.mark.parametrize(("delay_s", "loss", "most_s"), [(0.2, 0.1, 0.0), (0.25, 0.2, 2.0)])
-def test_ballots_get_lost_and_late(delay_s: float, loss: float, most_s: float) -> None:
-    """Far from each other and with losses, hosts elect a coordinator, and the same stays: what is
-    not answered is sent again soon.
-    """
+def test_hosts_far_from_each_other_with_losses_elect_and_keep_a_coordinator(
+    delay_s: float, loss: float, most_s: float
+) -> None:
+    """What is not answered is sent again soon."""
     world = started(3)
     world.delay, world.drop = (delay_s, delay_s + 0.01), loss
     world.run(world.now + 5.0)

@@ -74,8 +74,9 @@ def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Fail
         (end(asked=TERM, exitcode=1, report=error("signal length is 3")), Class.REPORTED),
     ],
 )
-def test_class(failure: Failure, expected: Class) -> None:
-    """An end is the worker's own, one that a peer has caused, or one that the agent has caused."""
+def test_each_end_is_the_workers_own_or_caused_by_a_peer_or_the_agent(
+    failure: Failure, expected: Class
+) -> None:
     assert classify(failure) is expected
 
 
@@ -100,8 +101,8 @@ def test_class(failure: Failure, expected: Class) -> None:
         "EOFError: ",
     ],
 )
-def test_who_lost_a_peer_says_so(message: str) -> None:
-    """What torch, NCCL and the system say when a peer is gone makes a worker a victim."""
+def test_a_worker_whose_message_says_that_a_peer_is_gone_is_a_victim(message: str) -> None:
+    """What torch, NCCL and the system say then."""
     type_, _, text = message.partition(": ")
     assert classify(end(report=error(text, type_))) is Class.VICTIM
 
@@ -117,8 +118,7 @@ def test_who_lost_a_peer_says_so(message: str) -> None:
         "TimeoutError: the data set is locked",
     ],
 )
-def test_others_do_not(message: str) -> None:
-    """Failures that have nothing to do with peers are the worker's own."""
+def test_a_failure_that_has_nothing_to_do_with_peers_is_the_workers_own(message: str) -> None:
     type_, _, text = message.partition(": ")
     assert classify(end(report=error(text, type_))) is Class.OWN
 
@@ -150,8 +150,8 @@ def test_the_same_failure_is_told_once() -> None:
     assert text[3].startswith("  first rank 1 on vm: ")
 
 
-def test_equal_ends_without_words_are_the_same() -> None:
-    """The same signal or exit code is one cause, unless the agent had asked for the end."""
+def test_equal_signals_and_exit_codes_are_one_cause() -> None:
+    """Unless the agent had asked for the end."""
     killed = [end(r, -SEGV) for r in (0, 1)]
     assert len(diagnose(killed).same) == 1
     assert diagnose(killed).headline().startswith("ranks 0-1 were killed by SIGSEGV")
@@ -192,7 +192,9 @@ def test_equal_ends_without_words_are_the_same() -> None:
         (end(exitcode=130), "exited with code 130"),
     ],
 )
-def test_what_happened(failure: Failure, expected: str) -> None:
+def test_the_first_line_names_the_exception_only_if_it_ended_the_worker(
+    failure: Failure, expected: str
+) -> None:
     """The first line says what is sure: an exception if it ended the worker."""
     assert what_happened(failure) == expected
 
@@ -209,13 +211,13 @@ def test_what_happened(failure: Failure, expected: str) -> None:
         (end(exitcode=9, report=error(kind=Kind.RECORDED)), 9),
     ],
 )
-def test_exit_code(failure: Failure, expected: int) -> None:
-    """The job ends as its root cause did, or as it would have, had the agent not been quicker."""
+def test_the_job_has_the_exit_code_of_its_root_cause(failure: Failure, expected: int) -> None:
+    """Or the one that it would have had, had the agent not been quicker."""
     assert diagnose([failure]).exit_code == expected
 
 
-def test_the_report() -> None:
-    """What, where, who and when, why, what followed: in this order, and nothing else."""
+def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
+    """What, where, who and when, why, what followed."""
     root = end(3, at=303.5, report=error(), log="/srv/logs/3/stderr.log")
     others = [
         end(0, -TERM, 304.0, asked=TERM),
@@ -257,14 +259,15 @@ def test_the_report() -> None:
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],
 )
-def test_hints(failures: list[Failure], left: tuple[int, ...], expected: str) -> None:
-    """Where the end alone says little, a line says what to look at."""
+def test_a_line_says_what_to_look_at_where_the_end_says_little(
+    failures: list[Failure], left: tuple[int, ...], expected: str
+) -> None:
     lines = diagnose(failures, left).render(formed_at=0, ended="now", verdict="over")
     assert f"  {expected}" in lines
 
 
-def test_what_was_printed_is_shown_as_such() -> None:
-    """A traceback that did not end the worker is no cause; the last lines come first."""
+def test_a_traceback_that_did_not_end_the_worker_is_shown_as_printed() -> None:
+    """The last lines come before it."""
     failure = end(exitcode=7, report=PRINTED, last_lines=("ValueError: bad batch", "no /data"))
     lines = diagnose([failure]).render(formed_at=0, ended="now", verdict="over")
     assert lines == [
@@ -322,8 +325,10 @@ def test_a_cut_text_ends_with_a_sentence_or_a_word(text: str, expected: str) -> 
         ("Timed out: " + "x" * 300, "Timed out: " + "x" * 20),
     ],
 )
-def test_what_followed_keeps_its_reason(message: str, shown: str, later: float) -> None:
-    """A long line of what followed takes a second row before it loses the reason at its end."""
+def test_a_long_line_of_what_followed_keeps_its_reason(
+    message: str, shown: str, later: float
+) -> None:
+    """It takes a second row first."""
     failures = [end(9, report=error()), *(end(n, -TERM, later, asked=TERM,
                 report=error(message, "RuntimeError")) for n in range(0, 9, 2))]  # fmt: skip
     lines = diagnose(failures).render(formed_at=0, ended="11:42:07", verdict="over")
@@ -331,8 +336,7 @@ def test_what_followed_keeps_its_reason(message: str, shown: str, later: float) 
     assert f"{'0.3 s later, ' if later else ''}raised RuntimeError: {shown}" in line
 
 
-def test_many_ranks_are_counted() -> None:
-    """A long list of ranks is cut."""
+def test_a_long_list_of_ranks_is_cut() -> None:
     lines = diagnose([end(r, 3) for r in range(0, 200, 2)]).render(
         formed_at=0, ended="now", verdict="over"
     )
@@ -379,8 +383,8 @@ ENDS = st.builds(
 
 @settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
-def test_any_failures(ends: list[Failure]) -> None:
-    """Whatever happened: one cause of the best class, at most 25 rows, every rank once, not 0."""
+def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[Failure]) -> None:
+    """One cause of the best class; the exit code is not 0."""
     ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
     diagnosis = diagnose(ends)
     assert classify(diagnosis.root) is min(map(classify, ends))

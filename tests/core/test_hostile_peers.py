@@ -140,8 +140,7 @@ def test_the_failures_of_a_large_node_fit_into_a_message() -> None:
         assert told[0].report is not None and len(told[0].report.lines) == 200
 
 
-def test_equal_ends_with_other_reports() -> None:
-    """Three ends that differ in the kind of their report alone are sorted without comparing it."""
+def test_ends_that_differ_in_the_kind_of_report_alone_are_sorted() -> None:
     group = Membership(Settings(1, 1, 0), "C1")
     for event in joins("a", group.settings):
         group.step(event, 0.0)

@@ -119,7 +119,7 @@ def test_a_refusal_renews_a_lease_that_is_not_over(
     assert (Lease(played.now + 1.0) in effects) == renewed
 
 
-def test_a_refusal_that_may_be_a_firewall_s_is_believed_for_some_seconds() -> None:
+def test_a_refusal_that_a_firewall_may_have_sent_is_believed_for_some_seconds() -> None:
     """One from this machine itself for as long as it lasts."""
     for refusal, limit_s in ((Refusal.HINT, REFUSALS_S), (Refusal.PROOF, FOR_EVER)):
         played = Played().connected()
@@ -172,7 +172,7 @@ def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> Non
     assert played.link.deadline() == played.now + 3.0
 
 
-def test_retries() -> None:
+def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None:
     """Soon after nobody was there; later, after somebody who says nothing; at once, after one that
     was in touch is lost.
     """
@@ -196,8 +196,8 @@ def test_retries() -> None:
     assert Played().connected().lost() == [said, Lost(), Seek()]
 
 
-def test_the_end_of_patience() -> None:
-    """Without a coordinator the job ends here: sooner or later, as it was there before or not."""
+def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
+    """Sooner or later, as it was there before or not."""
     for played, limit_s in ((Played(), TERMS.seek_s), (Played().connected(), TERMS.rejoin_s)):
         if played.link.state is State.CONNECTED:
             played.lost()
@@ -220,8 +220,8 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
-def test_why_is_told_once() -> None:
-    """Each reason, and only after a second."""
+def test_each_reason_for_waiting_is_told_once() -> None:
+    """And only after a second."""
     played = Played()
     assert played.step(Nowhere("a", 0.2)) == []
     (said,) = played.step(Nowhere("a", 0.2), 1.0)
@@ -230,8 +230,7 @@ def test_why_is_told_once() -> None:
     assert len(played.step(Nowhere("b", 0.2), 1.0)) == 1
 
 
-def test_explain_and_the_end() -> None:
-    """Each state has words; after the end nothing happens any more."""
+def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:
     played = Played()
     assert "looking for the coordinator at there" in played.link.explain(played.now)
     played.step(Opened("x"))

@@ -84,7 +84,7 @@ def test_of_too_many_the_first_are_taken() -> None:
     assert game.waits("b").spare
 
 
-def test_what_members_are_told() -> None:
+def test_members_are_told_their_ranks_roles_and_the_address_of_rank_0() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)
     game.step(Told("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
@@ -137,7 +137,7 @@ def test_a_restart_of_fewer_than_may_be_waits_for_nobody() -> None:
     """)
 
 
-def test_the_end_of_the_budget() -> None:
+def test_when_no_restart_is_left_all_are_told_the_root_cause() -> None:
     """When no restart is left all are told the root cause's exit code and report, spares too."""
     game = table(2, 2, 1).play("""
         0 a b joins
@@ -191,7 +191,7 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
 # The end.
 
 
-def test_all_are_done() -> None:
+def test_the_job_ends_well_when_the_last_node_is_done() -> None:
     """The job ends well when the last worker of the last node has ended well."""
     table(2, 2).play("""
         0 a b joins
@@ -205,8 +205,7 @@ def test_all_are_done() -> None:
     """)
 
 
-def test_a_done_node_may_be_lost() -> None:
-    """What has ended well is not missed."""
+def test_a_done_node_that_is_lost_is_not_missed() -> None:
     table(2, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -218,7 +217,7 @@ def test_a_done_node_may_be_lost() -> None:
     """)
 
 
-def test_a_done_node_begins_anew_when_another_fails() -> None:
+def test_a_done_node_starts_again_when_another_fails() -> None:
     """A restart is for all, done or not."""
     table(2, 2).play("""
         0 a b joins
@@ -278,7 +277,7 @@ def test_a_node_that_is_done_while_another_fails_for_good_leaves_at_once() -> No
 # What must not matter.
 
 
-def test_words_of_older_generations_are_ignored() -> None:
+def test_messages_of_older_generations_are_ignored() -> None:
     """Failed, Done and Ready of an earlier generation do not touch the live one."""
     game = table(2, 2).play("""
         0 a b joins
@@ -301,8 +300,7 @@ def test_words_of_older_generations_are_ignored() -> None:
     """)
 
 
-def test_words_of_strangers_are_ignored() -> None:
-    """Who has not joined is not listened to."""
+def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
     game = table(1, 1)
     first = formed(0)
     for message in (Ready(first, 1, (), ()), Done(first), Failed(first, "x"), Leave("x")):
@@ -315,7 +313,7 @@ def test_words_of_strangers_are_ignored() -> None:
 # Who is refused.
 
 
-def test_another_nnodes_is_refused() -> None:
+def test_a_node_with_another_nnodes_is_refused() -> None:
     """A node with another --nnodes could not work; it alone ends, with exit code 2."""
     game = table(2, 4)
     game.play("0 a joins")
@@ -325,7 +323,7 @@ def test_another_nnodes_is_refused() -> None:
     assert list(game.group.members) == ["a"]
 
 
-def test_static_ranks() -> None:
+def test_nodes_that_bring_their_ranks_have_them() -> None:
     """Nodes that bring their ranks have them, whoever comes first, and all are waited for."""
     table(1, 3, ordered=True, last_call_s=1.0).play("""
         0 node2 joins
@@ -360,7 +358,7 @@ def test_a_static_rank_belongs_to_one_node() -> None:
     assert game.end("node3").reason == "--node-rank=3 on node3 is not below --nnodes=3"
 
 
-def test_numbered_nodes_are_in_that_order() -> None:
+def test_numbered_nodes_have_the_place_of_their_number() -> None:
     """Replica N is node N, whoever comes first, also where one comes to a group that runs; a
     replacement has the place of the lost one, whether it has its number or none, and nobody waits
     for a number.
@@ -390,8 +388,8 @@ def test_numbered_nodes_are_in_that_order() -> None:
     """)
 
 
-def test_differences_are_told_to_both() -> None:
-    """A newcomer whose facts differ is a note on it and on the first node; it may join."""
+def test_a_newcomers_difference_is_told_to_it_and_to_the_first_node() -> None:
+    """It may join."""
     game = table(2, 2)
     game.step(Told("a", game.join("a", facts={"script": "1"})))
     game.step(Told("b", game.join("b", facts={"script": "2"})))
@@ -404,7 +402,7 @@ def test_differences_are_told_to_both() -> None:
     """)
 
 
-def test_each_difference_is_told_once() -> None:
+def test_each_difference_between_nodes_is_told_once() -> None:
     """What some node has already was told when the first of its kind came; not all can be news."""
     game = table(100, 100)
     for index in range(60):
@@ -416,8 +414,7 @@ def test_each_difference_is_told_once() -> None:
     assert len([m for m in game.heard["n0"] if isinstance(m, Note)]) < 10
 
 
-def test_numbers_of_a_stranger_do_not_count() -> None:
-    """A generation's number that can't be does not make the next one unspeakable."""
+def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:
     game = table(1, 2)
     game.step(Told("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
     game.step(Told("a", Ready(formed(1 << 61), 1, (), ())))
@@ -429,8 +426,7 @@ def test_numbers_of_a_stranger_do_not_count() -> None:
 # What people are told.
 
 
-def test_explanations() -> None:
-    """Every state says what it waits for."""
+def test_every_state_says_what_it_waits_for() -> None:
     game = table(2, 4, last_call_s=5.0, join_timeout_s=600.0)
     game.play("0 gpu-01 joins")
     assert game.group.explain(48) == (

@@ -45,8 +45,8 @@ def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
     )
 
 
-def test_a_replacement_takes_the_hole() -> None:
-    """A newcomer has the place of the lost node; rank 0 does not move."""
+def test_a_replacement_takes_the_place_of_the_lost_node() -> None:
+    """Rank 0 does not move."""
     table(3, 3).play("""
         0 a b c joins
         -> form 0: a b c
@@ -58,7 +58,7 @@ def test_a_replacement_takes_the_hole() -> None:
     """)
 
 
-def test_two_newcomers_come_together() -> None:
+def test_newcomers_within_the_last_call_come_in_together() -> None:
     """Nodes that come within the last call are admitted in one new generation."""
     game = table(1, 8, 0, last_call_s=5.0).play("""
         0 b joins
@@ -75,7 +75,7 @@ def test_two_newcomers_come_together() -> None:
     assert game.reason("b") == "c, a joined"
 
 
-def test_what_makes_the_group_full_is_let_in_at_once() -> None:
+def test_a_node_that_makes_the_group_full_is_let_in_at_once() -> None:
     """There is nobody to wait for when the maximum is reached."""
     table(1, 3, last_call_s=5.0).play("""
         0 a joins
@@ -89,8 +89,8 @@ def test_what_makes_the_group_full_is_let_in_at_once() -> None:
     """)
 
 
-def test_newcomers_may_be_let_in_gently() -> None:
-    """Where workers may save first, a newcomer's stop says so; that of a failure does not."""
+def test_a_stop_for_a_newcomer_lets_workers_save_first() -> None:
+    """That of a failure does not."""
     table(1, 2, gently=True, last_call_s=5.0).play("""
         0 a joins
         5 -
@@ -122,8 +122,7 @@ def test_a_spare_waits_and_is_used_at_once() -> None:
     """)
 
 
-def test_a_node_that_leaves() -> None:
-    """An orderly leave costs no restart, and is named."""
+def test_a_node_that_leaves_costs_no_restart_and_is_named() -> None:
     game = table(1, 2, 0).play("""
         0 a b joins
         -> form 0: a b
@@ -180,8 +179,8 @@ def test_a_loss_while_nothing_runs_does_not_pay_for_a_later_failure() -> None:
     """)
 
 
-def test_two_losses_are_no_trouble() -> None:
-    """Nodes can go one after the other, down to none, and come again."""
+def test_nodes_can_be_lost_one_after_the_other_and_come_again() -> None:
+    """Down to none."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -212,7 +211,7 @@ def test_when_all_nodes_are_lost_their_lease_is_waited_for() -> None:
     """)
 
 
-def test_who_returns_during_the_stop_has_its_place_again() -> None:
+def test_a_node_that_returns_during_the_stop_has_its_place_again() -> None:
     """A node that was lost and comes back, workers and all, is waited for, and keeps its rank."""
     table(1, 3, 0).play("""
         0 a b c joins
@@ -228,7 +227,7 @@ def test_who_returns_during_the_stop_has_its_place_again() -> None:
     """)
 
 
-def test_who_returns_too_late_was_replaced() -> None:
+def test_a_node_that_returns_too_late_must_stop_before_it_comes_in() -> None:
     """A node that others went on without must stop, and may then come in anew."""
     game = table(2, 2).play("""
         0 a b joins
@@ -247,8 +246,7 @@ def test_who_returns_too_late_was_replaced() -> None:
     assert game.waits("a").spare
 
 
-def test_a_broken_connection_is_nothing() -> None:
-    """A node that comes again before it is lost, with its workers, is confirmed."""
+def test_a_node_that_reconnects_before_it_is_lost_is_confirmed() -> None:
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -259,8 +257,8 @@ def test_a_broken_connection_is_nothing() -> None:
     """)
 
 
-def test_who_never_got_the_word_to_start() -> None:
-    """A node that comes again without workers makes the others start again, at no cost."""
+def test_a_node_that_reconnects_without_workers_makes_all_start_again() -> None:
+    """At no cost."""
     game = table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b

@@ -46,7 +46,7 @@ def test_a_new_coordinator_confirms_what_runs() -> None:
     """)
 
 
-def test_a_node_that_is_lost_with_the_coordinator() -> None:
+def test_a_node_lost_with_the_coordinator_is_left_out() -> None:
     """Whoever does not come to the new coordinator in time was lost; the rest forms anew."""
     game = running().play("""
         9 c returns
@@ -85,7 +85,7 @@ def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
     """)
 
 
-def test_done_is_known_to_a_new_coordinator() -> None:
+def test_a_new_coordinator_learns_which_nodes_are_done() -> None:
     """Nodes that had ended well say so; when all have, the job ends."""
     running().play("""
         9 a returns-done
@@ -108,8 +108,7 @@ def test_done_between_two_connections_is_not_forgotten() -> None:
     """)
 
 
-def test_the_latest_generation_counts() -> None:
-    """Whoever announces an older generation than another node must stop."""
+def test_a_node_with_an_older_generation_than_another_must_stop() -> None:
     game = running()
     game.last["old"] = Form(
         game.last["a"].generation._replace(id=formed(0)),
@@ -124,7 +123,7 @@ def test_the_latest_generation_counts() -> None:
     """)
 
 
-def test_numbers_are_above_all_that_was_heard_of() -> None:
+def test_the_next_generation_is_above_all_that_were_heard_of() -> None:
     """Nodes that have stopped tell which generation they were in, and the next one is above it."""
     running().play("""
         9 a idle
@@ -135,7 +134,9 @@ def test_numbers_are_above_all_that_was_heard_of() -> None:
 
 
 @pytest.mark.parametrize("order", [("a", "x"), ("x", "a")])
-def test_a_node_of_another_generation_with_the_same_number(order: tuple[str, str]) -> None:
+def test_a_node_is_not_taken_for_one_of_another_generation_of_its_number(
+    order: tuple[str, str],
+) -> None:
     """A coordinator that knew nothing has formed a generation of the number, size and, but for one
     place, the nodes of another one, and is gone as well. A node that was away all the time is not
     taken for one of it; and whoever is not, no worker of the other may run on.
@@ -164,8 +165,7 @@ def test_a_node_of_another_generation_with_the_same_number(order: tuple[str, str
     """)
 
 
-def test_two_nodes_with_one_place() -> None:
-    """The second node that announces a place is superseded."""
+def test_the_second_node_that_announces_a_place_is_superseded() -> None:
     game = running()
     game.last["x"] = game.last["a"]
     game.play("""
@@ -187,8 +187,7 @@ def test_two_nodes_with_one_place() -> None:
         Announce(NO_GENERATION, 0, 0, 1, done=False),
     ],
 )
-def test_announcements_that_can_not_be(announce: Announce) -> None:
-    """A place outside the group is no place: such a node is told to stop."""
+def test_a_node_that_announces_a_place_outside_the_group_is_stopped(announce: Announce) -> None:
     game = table(2, 3)
     game.step(Told("a", game.join("a", announce)))
     assert game.group.state is State.GATHERING

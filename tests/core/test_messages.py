@@ -39,7 +39,7 @@ def read(value: Any) -> Any:
     return fields.message(EVERY, value)
 
 
-def test_what_enters_is_found() -> None:
+def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
     assert {Join, End, Beat, Hello, election.VoteRequest, Ended} <= found
@@ -54,7 +54,7 @@ def test_what_enters_is_found() -> None:
 
 
 @fuzzed
-def test_what_is_sent_arrives(chance: Chance) -> None:
+def test_every_record_comes_out_of_its_json_as_it_went_in(chance: Chance) -> None:
     """Every record comes out of its JSON as it went in but for letters that a terminal would obey;
     and as it came out, it goes in and comes out again.
     """
@@ -65,7 +65,7 @@ def test_what_is_sent_arrives(chance: Chance) -> None:
 
 
 @fuzzed
-def test_what_does_not_fit_is_malformed_and_nothing_else(chance: Chance) -> None:
+def test_a_record_that_does_not_fit_is_malformed_and_nothing_else(chance: Chance) -> None:
     """Whatever stands in its fields, a record is read as one that is in order, or refused."""
     kind = chance.choice(entering())
     sent = chance.written(chance.near(fields.plain(chance.valid(kind))))
@@ -88,7 +88,7 @@ def test_what_one_side_sends_the_other_takes(chance: Chance) -> None:
     assert all(line.isprintable() and len(line) <= fields.MAX_TEXT for line in shown)
 
 
-def test_texts_can_not_confuse_a_terminal() -> None:
+def test_texts_of_other_machines_cannot_confuse_a_terminal() -> None:
     """Control characters in what other machines say are replaced; lines of a report stay lines."""
     text = "a\x1b[2Jb\x07\u202e\nc\td"
     shown = "a\ufffd[2Jb\ufffd\ufffd\nc\td"
@@ -99,8 +99,7 @@ def test_texts_can_not_confuse_a_terminal() -> None:
 
 
 @fuzzed
-def test_noise_is_malformed(chance: Chance) -> None:
-    """An object that happens to arrive is refused."""
+def test_an_object_that_is_no_record_is_malformed(chance: Chance) -> None:
     noise = {field: chance.junk() for field in chance.sample(["type", "generation", "x"], 2)}
     with pytest.raises(Malformed):
         fields.message(FromAgent, noise)
@@ -135,7 +134,7 @@ def test_a_field_that_is_missing_is_named(kind: Any) -> None:
         ("announce", {**fields.plain(ANNOUNCE), "done": 1}),
     ],
 )
-def test_values_that_can_not_be(field: str, value: object) -> None:
+def test_a_value_out_of_bounds_is_malformed(field: str, value: object) -> None:
     """Numbers have bounds, true is no number, and what is nested is checked like the rest."""
     join = Join("n", "h", "a", 1, "default", -1, 1, 2, 0, {}, None)
     with pytest.raises(Malformed):
@@ -143,7 +142,7 @@ def test_values_that_can_not_be(field: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e999", "-1e999", "Infinity", "NaN", "9" * 5000, "[" * 100_000])
-def test_numbers_that_are_none(text: str) -> None:
+def test_a_number_that_is_not_finite_is_malformed(text: str) -> None:
     """JSON with a number that is not finite is no JSON, however it is written."""
     with pytest.raises(Malformed, match="no JSON"):
         fields.decode(f'{{"type":"voterequest","sent":{text}}}')
@@ -164,8 +163,7 @@ def test_every_message_is_in_a_union() -> None:
 
 @pytest.mark.parametrize("field", Settings._fields)
 @pytest.mark.parametrize("value", [None, "1", -1, float("inf"), float("nan"), 1 << 63, [], True])
-def test_settings_that_can_not_be(field: str, value: object) -> None:
-    """A setting of the wrong type or size is Malformed."""
+def test_a_setting_of_the_wrong_type_or_size_is_malformed(field: str, value: object) -> None:
     if value is True and Settings.__annotations__[field] is bool:
         return
     with pytest.raises(Malformed):

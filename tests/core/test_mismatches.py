@@ -35,13 +35,14 @@ def known(**values: str) -> dict[str, dict[str, str]]:
         ),
     ],
 )
-def test_what_is_said(others: dict[str, str], value: str, lines: list[str]) -> None:
-    """A value that no other node has is reported once, the rarest value first."""
+def test_a_value_that_no_other_node_has_is_told_once(
+    others: dict[str, str], value: str, lines: list[str]
+) -> None:
+    """The rarest value comes first."""
     assert compare(known(**others), "gpu-02", {"torch": value}) == lines
 
 
-def test_a_fact_that_is_missing() -> None:
-    """What one side does not know is not compared."""
+def test_a_fact_that_one_side_lacks_is_not_compared() -> None:
     assert compare({"a": {"torch": "1"}}, "b", {"Python": "3.11.2"}) == []
     assert compare({"a": {}}, "b", {"torch": "1"}) == []
 
@@ -52,8 +53,8 @@ def test_the_rarest_value_comes_first() -> None:
     assert line.endswith(": 2.13.0 on c, 2.12.0 on a, b")
 
 
-def test_many_hosts() -> None:
-    """Hosts are in natural order, and more than four of them are counted."""
+def test_of_many_hosts_four_are_named_and_the_rest_counted() -> None:
+    """In natural order."""
     others = {f"node{i}": {"torch": "2.13.0"} for i in range(1, 16)}
     (line,) = compare(others, "bad", {"torch": "2.12.0"})
     assert line.endswith("2.12.0 on bad, 2.13.0 on node1, node2, node3 and 12 more")
@@ -61,8 +62,7 @@ def test_many_hosts() -> None:
     assert line.endswith("on node1, node2, node3, node4")
 
 
-def test_many_values() -> None:
-    """At most four values are written out."""
+def test_four_values_at_most_are_written_out() -> None:
     others = {f"node{i}": {"arguments": f"--rank {i}"} for i in range(9)}
     (line,) = compare(others, "node9", {"arguments": "--rank 9"})
     assert line.startswith("the script's arguments differ between the nodes: --rank 0 on node0, ")
@@ -84,7 +84,7 @@ def test_long_values_show_where_they_differ() -> None:
     assert line.endswith("nothing more on a, … --resume on b")
 
 
-def test_each_fact_has_a_line() -> None:
+def test_each_fact_that_differs_has_a_line_of_its_own() -> None:
     """Two facts that differ are two lines, without a line break in either."""
     lines = compare(
         {"a": {"script": "0f", "--nnodes": "2", "relight": "1"}},

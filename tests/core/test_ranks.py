@@ -21,8 +21,7 @@ def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[Node, ...]:
     return tuple(Node(size, role) for size, role in sizes_and_roles)
 
 
-def test_a_table_of_mixed_nodes() -> None:
-    """Nodes of different sizes and roles: the ranks that torchrun gives."""
+def test_mixed_nodes_and_roles_get_the_ranks_that_torchrun_gives() -> None:
     group = nodes((2, "train"), (1, "data"), (3, "train"))
     rows = [
         (a.rank, a.local_rank, a.group_rank, a.role, a.role_rank, a.role_world_size)
@@ -44,7 +43,7 @@ def test_a_table_of_mixed_nodes() -> None:
         st.tuples(st.integers(1, 9), st.sampled_from(["a", "b", "c"])), min_size=1, max_size=12
     )
 )
-def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
+def test_each_rank_is_given_once_in_the_job_and_in_each_role(sizes: list[tuple[int, str]]) -> None:
     """All ranks of a generation are 0 to W-1, each once; so are those of each role."""
     group = nodes(*sizes)
     everybody = [a for place in places(group) for a in assign(place)]
@@ -59,8 +58,9 @@ def test_ranks_are_a_permutation(sizes: list[tuple[int, str]]) -> None:
 
 @pytest.mark.parametrize("virtual", [False, True])
 @pytest.mark.parametrize("agent_store", [False, True])
-def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
-    """A worker learns its place from torchrun's variables."""
+def test_a_worker_learns_its_place_from_torchruns_variables(
+    virtual: bool, agent_store: bool
+) -> None:
     group = nodes((2, "default"))
     generation = Generation(GenerationId(0, "c"), 3, "10.0.0.1", 1234, "start")
     variables = worker_variables(
@@ -88,7 +88,7 @@ def test_the_variables_of_a_worker(virtual: bool, agent_store: bool) -> None:
     ("variable", "local_rank", "device"),
     [(None, 3, "3"), ("4,5", 1, "5"), ("GPU-a,GPU-b", 0, "GPU-a")],
 )
-def test_the_device_of_a_virtual_local_rank(
+def test_a_worker_with_a_virtual_local_rank_sees_its_device_alone(
     variable: str | None, local_rank: int, device: str
 ) -> None:
     """A worker sees the device of its local rank alone."""
@@ -96,8 +96,9 @@ def test_the_device_of_a_virtual_local_rank(
 
 
 @pytest.mark.parametrize(("variable", "local_rank"), [("4,5", 2), ("", 0)])
-def test_too_few_devices(variable: str, local_rank: int) -> None:
-    """A worker without a device is an error that names the list."""
+def test_a_worker_without_a_device_is_an_error_that_names_the_list(
+    variable: str, local_rank: int
+) -> None:
     with pytest.raises(UsageError, match="has no device for local rank"):
         visible_device(variable, local_rank)
 
@@ -113,6 +114,8 @@ def test_too_few_devices(variable: str, local_rank: int) -> None:
         ("${local_rank", "${local_rank"),
     ],
 )
-def test_the_local_rank_in_arguments(argument: str, expected: str) -> None:
+def test_the_local_rank_is_replaced_in_arguments_and_its_escape_kept(
+    argument: str, expected: str
+) -> None:
     """`${local_rank}` is the number, its escape the text; other texts with a dollar stay."""
     assert with_local_rank(argument, 3) == expected

@@ -32,7 +32,7 @@ def converse(dialler: Opening, listener: Opening) -> None:
 
 
 @pytest.mark.parametrize("token", [b"", TOKEN])
-def test_two_sides_get_to_know_each_other(token: bytes) -> None:
+def test_two_sides_with_one_token_end_with_the_same_key(token: bytes) -> None:
     """Sides that agree end with each other's hello and with the same key."""
     dialler, listener = sides(token)
     converse(dialler, listener)
@@ -79,7 +79,7 @@ def test_one_token_of_two_is_named_on_both_sides(first: bytes, second: bytes) ->
     assert having.value.reason == "the peer has no token, and this job needs one (RELIGHT_TOKEN)"
 
 
-def test_an_old_conversation_can_not_be_replayed() -> None:
+def test_an_old_conversation_cannot_be_replayed() -> None:
     """What a dialler once sent opens nothing at a listener with another nonce."""
     dialler, listener = sides(TOKEN)
     (hello,) = tell(listener, dialler.hello)
@@ -90,7 +90,7 @@ def test_an_old_conversation_can_not_be_replayed() -> None:
         tell(later, proof)
 
 
-def test_a_proof_can_not_be_reflected() -> None:
+def test_a_proof_cannot_be_reflected() -> None:
     """Who has no token can't use a side's own hello or proof against it."""
     dialler, listener = sides(TOKEN)
     with pytest.raises(Refused, match="own hello") as refused:
@@ -115,8 +115,7 @@ def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
 
 
 @pytest.mark.parametrize("proof", [None, 7, [], "", "é", "\ud800", "0" * 64])
-def test_a_proof_of_any_shape_is_no_error(proof: object) -> None:
-    """What is no proof is refused, not stumbled over."""
+def test_a_proof_of_any_shape_is_refused_without_an_exception(proof: object) -> None:
     transcript = Transcript(TOKEN, b"a", b"b")
     assert not transcript.accepts(secret.DIALLER, proof)
     assert transcript.accepts(secret.DIALLER, transcript.proof(secret.DIALLER))
@@ -124,8 +123,7 @@ def test_a_proof_of_any_shape_is_no_error(proof: object) -> None:
 
 
 @pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
-def test_a_hello_needs_a_nonce(nonce: object) -> None:
-    """A hello without 32 bytes of nonce is refused."""
+def test_a_hello_without_32_bytes_of_nonce_is_refused(nonce: object) -> None:
     _, listener = sides(b"")
     with pytest.raises(Refused, match="without a nonce"):
         listener.receive({"type": "hello", "nonce": nonce}, b"")

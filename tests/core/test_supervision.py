@@ -118,8 +118,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
 
 
 @pytest.mark.parametrize("name", PLAYS)
-def test_play(name: str) -> None:
-    """Each event leads to exactly these effects and this state."""
+def test_each_event_leads_to_its_effects_and_state(name: str) -> None:
     size, grace_s, play = PLAYS[name]
     group = Supervision(size, grace_s)
     for now, event, effects, state in play:
@@ -152,8 +151,7 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )
-def test_explain(events: list[Event], words: str) -> None:
-    """People are told what is being waited for."""
+def test_each_state_says_what_is_waited_for(events: list[Event], words: str) -> None:
     group = Supervision(2, 30)
     for event in events:
         group.step(event, 0.0)

@@ -120,10 +120,10 @@ EXPECTED = [
 @pytest.mark.parametrize(
     ("name", "kind", "type_", "message", "place", "source"), EXPECTED, ids=[e[0] for e in EXPECTED]
 )
-def test_real_output(
+def test_real_output_is_read_as_what_happened(
     name: str, kind: Kind, type_: str, message: str, place: str | None, source: str
 ) -> None:
-    """What really was printed is read as what happened, and the script's line is found."""
+    """And the script's line is found."""
     report = from_stderr(read(name))
     assert report is not None
     where = "" if place is None else place if ".py" in place else f"train.py:{place}"
@@ -132,8 +132,7 @@ def test_real_output(
     assert report.source == source
 
 
-def test_every_sample_is_expected() -> None:
-    """No sample is forgotten."""
+def test_every_sample_has_an_expected_reading() -> None:
     assert set(SAMPLES) == {name for name, *_ in EXPECTED}
 
 
@@ -243,8 +242,9 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
         ),
     ],
 )  # fmt: skip
-def test_made_up_output(text: str, expected: tuple[Kind, str, str] | None) -> None:
-    """Forms that no sample has."""
+def test_output_in_forms_that_no_sample_has_is_read(
+    text: str, expected: tuple[Kind, str, str] | None
+) -> None:
     report = from_stderr(text)
     if expected is None:
         assert report is None
@@ -277,8 +277,10 @@ def test_made_up_output(text: str, expected: tuple[Kind, str, str] | None) -> No
         (None, None),
     ],
 )  # fmt: skip
-def test_error_files(content: object, expected: tuple[str, str, str] | None) -> None:
-    """Both schemas of torch's error files are read; what has no sense is no report."""
+def test_both_schemas_of_torchs_error_files_are_read(
+    content: object, expected: tuple[str, str, str] | None
+) -> None:
+    """What has no sense is no report."""
     report = from_error_file(json.dumps(content))
     if expected is None:
         assert report is None
@@ -291,13 +293,12 @@ def test_error_files(content: object, expected: tuple[str, str, str] | None) -> 
 
 
 @pytest.mark.parametrize("text", ["", "{", "nan", "[" * 100_000, '{"message": ' + "9" * 5000 + "}"])
-def test_broken_error_files(text: str) -> None:
-    """What is no JSON is no report."""
+def test_an_error_file_that_is_no_json_is_no_report(text: str) -> None:
     assert from_error_file(text) is None
 
 
-def test_clean() -> None:
-    """Nothing is left that moves a cursor, hides or reorders; text in any script stays."""
+def test_cleaned_text_has_nothing_that_moves_a_cursor_hides_or_reorders() -> None:
+    """Text in any script stays."""
     link = "\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\"
     assert (
         clean(f"\x1b[1;31mred\x1b[0m \x1b]0;title\x07{link} \x1bM\tend\r\n") == "red link    end\n"
@@ -308,8 +309,8 @@ def test_clean() -> None:
     assert clean("\x1b[12") == "12"
 
 
-def test_last_lines() -> None:
-    """The last lines that say something, without the prefix that torch gives them."""
+def test_the_last_lines_that_say_something_are_kept() -> None:
+    """Without the prefix that torch gives them."""
     assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
     assert last_lines("") == ()
 
@@ -349,8 +350,7 @@ LINES = st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=40)
 
 @settings(max_examples=400)
 @given(LINES.map("\n".join))
-def test_any_lines(text: str) -> None:
-    """No order of lines breaks the reader."""
+def test_no_order_of_lines_breaks_the_reader(text: str) -> None:
     check(text)
 
 
@@ -359,8 +359,10 @@ def test_any_lines(text: str) -> None:
     st.sampled_from(list(SAMPLES)),
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 300), st.text(max_size=5)), max_size=4),
 )
-def test_mutated_tracebacks(name: str, edits: list[tuple[int, int, str]]) -> None:
-    """No cut, gap or insertion in a real traceback breaks the reader."""
+def test_no_change_to_a_real_traceback_breaks_the_reader(
+    name: str, edits: list[tuple[int, int, str]]
+) -> None:
+    """No cut, gap or insertion."""
     text = read(name)
     for position, size, new in edits:
         position %= len(text) + 1
@@ -370,8 +372,8 @@ def test_mutated_tracebacks(name: str, edits: list[tuple[int, int, str]]) -> Non
 
 @settings(max_examples=100)
 @given(st.sampled_from(list(SAMPLES)), LINES)
-def test_what_stands_before_changes_nothing(name: str, before: list[str]) -> None:
-    """An exception is found whatever was printed some lines before it."""
+def test_an_exception_is_found_whatever_was_printed_before_it(name: str, before: list[str]) -> None:
+    """Some lines before it."""
     report = from_stderr(read(name))
     assert report is not None
     later = from_stderr("\n".join([*before, *["epoch done"] * 12, ""]) + read(name))

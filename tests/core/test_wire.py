@@ -75,8 +75,7 @@ def test_a_frame_that_is_no_message_is_malformed(body: bytes) -> None:
         list(Decoder(MAX_FRAME).feed(GREETING + frame(body)))
 
 
-def test_the_length_alone_is_refused() -> None:
-    """A length above the limit is refused before a byte of the frame has come."""
+def test_a_length_above_the_limit_is_refused_before_the_frame_comes() -> None:
     for length in (MAX_HELLO + 1, 0xFFFFFFFF):
         with pytest.raises(Malformed, match="above the limit"):
             list(Decoder().feed(GREETING + struct.pack(">I", length)))
@@ -117,7 +116,7 @@ def test_a_message_may_not_be_larger_than_the_limit() -> None:
         (b"relighu", "it began with"),
     ],
 )
-def test_another_protocol_is_named(start: bytes, words: str) -> None:
+def test_a_peer_that_speaks_another_protocol_is_told_so(start: bytes, words: str) -> None:
     """Who speaks something else is refused with words that help, byte by byte or at once."""
     with pytest.raises(Malformed, match=words):
         list(Decoder().feed(start))
