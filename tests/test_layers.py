@@ -25,6 +25,8 @@ LAYERS = (
     ("group",),
     ("coordinator",),
     ("link",),
+    ("missing", "node_job", "script"),
+    ("prepare", "worker_group"),
     ("agent",),
     ("cli", "__main__"),
 )

@@ -95,21 +95,21 @@ class LocalLink:
     def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
         self._group = Group(loop, settings)
         self._loop = loop
-        self._join = join
+        self.join = join
 
     def open(self, owner: Owner) -> None:
         """Join."""
-        node = self._join.node
+        node = self.join.node
 
         def sink(message: FromCoordinator) -> None:
             self._loop.call_after(0, lambda: owner.told(message))
 
         self._group.sinks[node] = sink
-        self.send(self._join)
+        self.send(self.join)
 
     def send(self, message: FromAgent) -> None:
         """Tell the group."""
-        self._group.step(Told(self._join.node, message))
+        self._group.step(Told(self.join.node, message))
 
     def share_port(self, store: object) -> int:
         """Return 0: there is no endpoint that other nodes know."""

@@ -63,11 +63,16 @@ def report(end: End, ready: Ready | None, env: Environment) -> str:
     return f"{end.report[0]}; its own node reports it. Exit code {end.exit_code}"
 
 
-def tell_parent(path: str, root: Failure, logs: Logs | None, workers: Workers | None) -> None:
-    """Write the root cause to the error file of the program that started this agent."""
+def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
+    """Write the root cause to the error file of the program that started this agent.
+
+    Args:
+        path: of that file.
+        root: the root cause.
+        logs: of its worker; None if that was on another node, or in an earlier generation.
+    """
     try:
-        ours = workers is not None and workers.pids.get(root.local_rank) == root.pid
-        reports.write(path, root, logs.error_file(root.local_rank) if ours and logs else "")
+        reports.write(path, root, logs.error_file(root.local_rank) if logs is not None else "")
     except (OSError, ValueError):
         return  # it is a courtesy: the report is on stderr
 

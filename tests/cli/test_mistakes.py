@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.cli import script
+from relight import script
 from relight.cli.arguments import parse, to_spec
 from relight.cli.main import main
 from relight.cli.usage import run_help

@@ -12,7 +12,6 @@ from relight.core.supervision import (
     Effect,
     End,
     Kill,
-    Over,
     Signal,
     State,
     Supervision,
@@ -30,7 +29,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         30,
         [
             (1, WorkerExited(1, 0), [], State.RUNNING),
-            (2, WorkerExited(0, 0), [Over()], State.ENDED),
+            (2, WorkerExited(0, 0), [], State.ENDED),
         ],
     ),
     "one fails, the rest obey": (
@@ -39,7 +38,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         [
             (1, WorkerExited(2, 0), [], State.RUNNING),
             (2, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
-            (3, WorkerExited(0, -15), [Over()], State.ENDED),
+            (3, WorkerExited(0, -15), [], State.ENDED),
         ],
     ),
     "one fails, another is stubborn": (
@@ -49,13 +48,13 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (10, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
             (39, Tick(), [], State.STOPPING),
             (40, Tick(), [Kill()], State.KILLING),
-            (41, WorkerExited(0, -9), [Over()], State.ENDED),
+            (41, WorkerExited(0, -9), [], State.ENDED),
         ],
     ),
     "the only worker fails": (
         1,
         30,
-        [(1, WorkerExited(0, 1), [Over()], State.ENDED)],
+        [(1, WorkerExited(0, 1), [], State.ENDED)],
     ),
     "the agent gets a signal": (
         2,
@@ -63,7 +62,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         [
             (1, SignalReceived(INT), [Signal((0, 1), INT)], State.STOPPING),
             (2, WorkerExited(0, 0), [], State.STOPPING),
-            (3, WorkerExited(1, 0), [Over()], State.ENDED),
+            (3, WorkerExited(1, 0), [], State.ENDED),
         ],
     ),
     "two signals": (
@@ -74,7 +73,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (2, SignalReceived(INT), [Kill()], State.KILLING),
             (2, SignalReceived(INT), [], State.KILLING),
             (3, WorkerExited(0, -9), [], State.KILLING),
-            (3, WorkerExited(1, -9), [Over()], State.ENDED),
+            (3, WorkerExited(1, -9), [], State.ENDED),
         ],
     ),
     "a signal while a failure is being cleaned up": (
@@ -93,7 +92,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
             (1, SignalReceived(TERM), [Signal((0,), TERM)], State.STOPPING),
             (1, Tick(), [Kill()], State.KILLING),
             (1 + STUCK_AFTER_S - 1, Tick(), [], State.KILLING),
-            (1 + STUCK_AFTER_S, Tick(), [Over()], State.ENDED),
+            (1 + STUCK_AFTER_S, Tick(), [], State.ENDED),
             (99, WorkerExited(0, -9), [], State.ENDED),
         ],
     ),
@@ -102,7 +101,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         30,
         [
             (1, WorkerExited(0, 0), [], State.RUNNING),
-            (2, SpawnerLost(-9), [Over()], State.ENDED),
+            (2, SpawnerLost(-9), [], State.ENDED),
         ],
     ),
     "an exit that is told twice": (
@@ -111,7 +110,7 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         [
             (1, WorkerExited(0, 0), [], State.RUNNING),
             (2, WorkerExited(0, 5), [], State.RUNNING),
-            (3, WorkerExited(1, 0), [Over()], State.ENDED),
+            (3, WorkerExited(1, 0), [], State.ENDED),
         ],
     ),
 }

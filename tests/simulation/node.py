@@ -12,13 +12,13 @@ from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from .world import Process, Timer
 
 if TYPE_CHECKING:
-    from relight.agent import Job
+    from relight.node_job import NodeJob
 
 
 class Node(Agent):
     """The shipped agent, in a simulated process."""
 
-    def __init__(self, job: "Job", process: Process, stop_s: float) -> None:
+    def __init__(self, job: "NodeJob", process: Process, stop_s: float) -> None:
         self.process = process
         self.name = process.name
         self.workers: Workers | None = None
@@ -38,12 +38,12 @@ class Node(Agent):
     @property
     def id(self) -> str:
         """What the others call this node."""
-        return self.link.join.node  # type: ignore[union-attr]
+        return self.link.join.node
 
     @property
     def form(self) -> Form | None:
         """The generation whose workers are here, also if they are done."""
-        return self._live
+        return self._running.form if self._running is not None else None
 
     @property
     def over(self) -> bool:
@@ -53,7 +53,7 @@ class Node(Agent):
     @property
     def done(self) -> bool:
         """Whether they have ended well."""
-        return self._done
+        return self._running is not None and self._running.done
 
     def told(self, message: FromCoordinator) -> None:
         if isinstance(message, Form | Wait):
@@ -98,9 +98,9 @@ class Workers:
         self.process: Process = loop.process
         self.world = self.process.world
         node = self.world.agent_of(self.process)
-        assert node._live is not None
+        assert node._running is not None
         self.node = node
-        self.form: Form = node._live
+        self.form: Form = node._running.form
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from relight.agent import Job
 from relight.core.commands import Command
 from relight.core.election import Election
 from relight.core.group import Settings
@@ -19,6 +18,7 @@ from relight.core.membership import Membership
 from relight.env import Environment
 from relight.group import Group
 from relight.host.connection import Security
+from relight.node_job import NodeJob
 from relight.rendezvous.meeting import Meeting
 from relight.spec import FLAGS, RunSpec
 from relight.values import Nodes
@@ -93,13 +93,15 @@ class WatchedGroup(Group):
 
 TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.agent": {
-        "Consoles": node.Consoles, "EventLog": node.EventLog, "Scratch": node.Scratch,
-        "Workers": node.Workers, "Logs": node.Logs, "TCPStore": node.Store,
+        "Consoles": node.Consoles, "Scratch": node.Scratch, "TCPStore": node.Store,
         "raise_limit": lambda: None, "_READY_S": 1.0,
         "listen": lambda loop, spec, on_stop, *_: [
             loop.on_signal(number, on_stop) for number in spec.signals_to_handle
         ],
     },
+    "relight.worker_group": {"Logs": node.Logs},
+    "relight.host.supervisor": {"Workers": node.Workers},
+    "relight.host.journal": {"EventLog": node.EventLog},
     "relight.coordinator": {
         "Beats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
@@ -149,9 +151,9 @@ def on(world: World) -> Iterator[None]:
         yield
 
 
-def job(settings: Settings, meeting: Meeting, slots: int, grace_s: float) -> Job:
+def job(settings: Settings, meeting: Meeting, slots: int, grace_s: float) -> NodeJob:
     """Return what an agent is to run."""
-    return Job(
+    return NodeJob(
         command=COMMAND, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
         facts={}, workplace=None,

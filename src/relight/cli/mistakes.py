@@ -1,9 +1,7 @@
 """What was probably meant by a command line that can't work; loaded on the way to an error."""
 
 import os
-import re
 import shlex
-import sys
 from collections.abc import Collection, Sequence
 
 from relight.errors import UsageError, nearest
@@ -47,7 +45,6 @@ _COMMANDS = {
     "rm": "delete", "sbatch": "submit", "torchrun": "run", "start": "run", "exec": "run",
 }  # fmt: skip
 """Commands of TorchX and others -> ours."""
-_STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun")
 
 
 def unknown_flag(word: str, known: Collection[str]) -> UsageError:
@@ -100,100 +97,3 @@ def no_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None
         return None
     line = shlex.join(["relight", "submit", *given, "dist.ddp", *left])
     return UsageError("no component was given", hint=f"did you mean {line}?")
-
-
-def no_script(script: str, arguments: Sequence[str]) -> UsageError:
-    """Return the error for a script that is not there."""
-    name = os.path.basename(script)
-    if re.fullmatch(r"python[\d.]*", name):
-        rest = [word for word in arguments if word != "-u"]
-        shown = shlex.join(rest[:2] if rest[:1] == ["-m"] else rest[:1]) or "SCRIPT"
-        hint = f"relight starts Python itself: relight run [flags] {shown}"
-        return UsageError(f"{script} is no script", hint=hint)
-    if name in _STARTERS:
-        hint = f"relight takes the place of {name}: leave it out"
-        return UsageError(f"{script} is no script", hint=hint)
-    if script.startswith(("\u2013", "\u2014")):
-        hint = "it begins with a dash of printed texts; type -- for a flag"
-    elif " " in script and os.path.isfile(script.split()[0]):
-        hint = f"type the script and its arguments without quotes around both: {script}"
-    elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
-        hint = f"components are submitted: relight submit {script} …"
-    elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
-        hint = f"did you mean -m {script}?"
-    else:
-        hint = similar_file(script)
-    return UsageError(f"there is no file {script}", hint=hint)
-
-
-def no_program(name: str) -> UsageError:
-    """Return the error for a program that can't be started."""
-    if "/" in name and os.path.isdir(name):
-        return UsageError(f"{name} is a directory", hint="give the program's file")
-    if "/" in name and os.path.exists(name):
-        return UsageError(f"{name} is not executable", hint=f"chmod +x {name}")
-    if "/" not in name and os.path.isfile(name):
-        hint = f"a program of this directory is ./{name}"
-        return UsageError(f"there is no program {name} on PATH", hint=hint)
-    hint = similar_file(name) if "/" in name else "looked for it in the directories of PATH"
-    return UsageError(f"there is no program {name}", hint=hint)
-
-
-def no_module(
-    name: str,
-    package: str,
-    missing: str,
-    where: Sequence[str] | None,
-    *,
-    flag: str,
-    roots: Sequence[str],
-) -> UsageError:
-    """Return the error for a module that is not there.
-
-    Args:
-        name: what stands after the flag.
-        package: the part of it that was found.
-        missing: the first part that was not.
-        where: the package's directories; None outside of one.
-        flag: `-m ` or `--preload=`.
-        roots: the directories in which a module outside of a package may have been meant.
-    """
-    if name.endswith(".py") and os.path.isfile(name):
-        module = os.path.normpath(name[:-3]).replace("/", ".")
-        hint = f"-m takes the name of a module: -m {module}; a file goes without -m: {name}"
-        return UsageError(f"-m {name} is a file", hint=hint)
-    part = missing.rpartition(".")[2]
-    folders = roots if where is None else where
-    known = [one for each in folders for one in _modules(each, packages=name != missing)]
-    meant = nearest(part, known)
-    if meant:
-        whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
-        hint = f"did you mean {flag}{whole}?"
-    elif where is not None:
-        hint = f"{package} is in {where[0]}"
-    else:
-        hint = f"looked for it here, in PYTHONPATH and in the packages of {sys.executable}"
-    return UsageError(f"there is no module {missing}", hint=hint)
-
-
-def similar_file(path: str) -> str:
-    """Return a hint on the file that was probably meant."""
-    folder, name = os.path.split(path)
-    if os.path.isfile(f"{path}.py"):
-        return f"did you mean {path}.py?"
-    try:
-        names = os.listdir(folder or ".")
-    except OSError:
-        return f"there is no directory {folder}"
-    meant = nearest(name, names)
-    return f"did you mean {os.path.join(folder, meant)}?" if meant else "look at the path"
-
-
-def _modules(folder: str, *, packages: bool) -> list[str]:
-    """Return the modules of a directory that can be named, or only the packages."""
-    try:
-        with os.scandir(folder) as entries:
-            names = [each.name for each in entries if not packages or each.is_dir()]
-    except OSError:
-        return []
-    return [name.removesuffix(".py") for name in names if name.removesuffix(".py").isidentifier()]

@@ -1,30 +1,14 @@
-"""`relight run`: what torchrun does on one node.
+"""`relight run`: what torchrun does on one node."""
 
-Everything that can be wrong with the command line is found here, before anything is started.
-"""
-
-import os
 import sys
 
 from relight import env as environment
-from relight.agent import Agent, Job
-from relight.cli import leaving, script
+from relight.agent import Agent
+from relight.cli import leaving
 from relight.cli.arguments import parse, to_spec
-from relight.core.commands import Command
-from relight.core.group import Settings
-from relight.core.ranks import visible_device
 from relight.env import Environment
-from relight.errors import UsageError
-from relight.host import files, interpreter, system
-from relight.spec import DEFAULT_GRACE_S, FLAGS, UNSET_RUN_ID, RunSpec, check, check_ranks
-from relight.values import BACKENDS, Endpoint, parse_grace
-
-_CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
-            "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from relight.host.warm import Workplace
+from relight.prepare import prepare
+from relight.spec import FLAGS, RunSpec
 
 
 def main(argv: list[str]) -> int:
@@ -46,7 +30,7 @@ def main(argv: list[str]) -> int:
 def launch(
     spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Check what was asked for against this machine, run it, and return the job's exit code.
+    """Run what was asked for, and return the job's exit code.
 
     Args:
         spec: what was asked for.
@@ -57,204 +41,9 @@ def launch(
     Raises:
         RelightError: nothing was started.
     """
-    found: list[str] = []
-    if not _CLUSTER.isdisjoint(env.variables):
-        from relight.rendezvous.zero_flags import take
-
-        spec, given, found = take(spec, given, env)
-    if spec.rdzv_backend not in BACKENDS:
-        from relight.rendezvous import registers
-
-        registers.check(spec.rdzv_backend)
-    if spec.logs_specs != "default":
-        raise _no_logs_specs(spec.logs_specs)
-    notes = found + check(spec, given)
-    spec = system.fit(spec, notes)
-    python = _find_python(spec, env)
-    script.check(spec, env, python)
-    script.check_preload(spec.preload, python)
-    nproc = _count_workers(spec, env)
-    notes += check_ranks(spec, nproc) + script.late_flags(spec, given)
-    if spec.verbose and not spec.no_python:
-        notes += filter(None, [interpreter.explain(python, env)])
-    if spec.virtual_local_rank:
-        visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
-    job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
+    job, notes = prepare(spec, given, env, local_rank_argument=local_rank_argument)
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     sys.stderr.flush()
-    leaving.as_usual(set(leaving.NUMBERS) - set(spec.signals_to_handle))
+    leaving.as_usual(set(leaving.NUMBERS) - set(job.command.spec.signals_to_handle))
     return Agent(job).run()
-
-
-def _job(
-    spec: RunSpec,
-    env: Environment,
-    nproc: int,
-    python: str,
-    notes: list[str],
-    *,
-    local_rank_argument: bool,
-) -> Job:
-    threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
-    if threads:
-        notes.append(f"OMP_NUM_THREADS is not set; it is 1 for each of the {nproc} workers")
-    shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
-    run_id = spec.rdzv_id
-    master = spec.store_address()
-    if run_id == UNSET_RUN_ID and spec.makes_own_id():
-        run_id = files.new_run_id()
-    command = Command(
-        spec=spec,
-        env=env,
-        python=python,
-        run_path=_run_path_file(),
-        run_id=run_id or files.new_run_id(),
-        local_rank_argument=local_rank_argument,
-        agent_store=shared and spec.worker_store == "agent",
-        threads=threads,
-        timer_file=_timer_file(env),
-    )
-    settings, meeting, facts = Settings(1, 1, spec.max_restarts), None, {}
-    if not spec.runs_locally():
-        from relight.host.facts import collect
-        from relight.host.ports import any_address
-        from relight.rendezvous.meeting import arrange
-
-        meeting, settings, more = arrange(spec, env)
-        notes += more
-        master = Endpoint(any_address(), 0)
-        is_file = not (spec.module or spec.no_python)
-        facts = collect(
-            script=spec.script,
-            arguments=spec.script_args,
-            is_file=is_file,
-            python="" if spec.no_python else python,
-        )
-        facts["--max-restarts"] = str(spec.max_restarts)
-    elif spec.rdzv_conf:
-        from relight.rendezvous import conf
-
-        # torchrun's standalone mode is c10d.
-        backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        conf.parse(spec.rdzv_conf, backend)  # to refuse what is wrong: there is nobody to meet
-    return Job(
-        command=command,
-        nproc=nproc,
-        store_host=master.host,
-        store_port=master.port or 0,
-        cpus=_bind_cpus(spec, env, nproc),
-        grace_s=_grace(spec, env),
-        stuck_after_s=_stuck_after(env, notes),
-        run_directory=_run_directory(spec, env, command.run_id, notes),
-        scratch="" if spec.log_dir == os.devnull else files.temporary_base(env),
-        settings=settings,
-        meeting=meeting,
-        facts=facts,
-        workplace=_workplace(command, nproc),
-    )
-
-
-def _workplace(command: Command, nproc: int) -> "Workplace | None":
-    """Return where modules are preloaded, if they are."""
-    spec = command.spec
-    if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
-        return None
-    from relight.core import commands
-    from relight.host.warm import Workplace
-
-    own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
-    # The last worker has the longest arguments, so there is room for those of the others.
-    argv = commands.argv(command, nproc - 1)
-    program = script.find_program(command.python, command.env) or command.python
-    common = commands.common_variables(command)
-    variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
-    return Workplace(program, argv, variables, own, nproc)
-
-
-def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:
-    if spec.log_dir == os.devnull or not spec.keeps_logs():
-        return ""
-    base = spec.log_dir or files.own_directory(env)
-    directory = files.make_run_directory(os.path.abspath(base), run_id)
-    if not spec.log_dir:
-        notes.append(f"logs are written to {directory}")
-    return directory
-
-
-def _grace(spec: RunSpec, env: Environment) -> float:
-    """Return the seconds between asking workers to stop and killing them."""
-    if spec.shutdown_timeout is not None:
-        return spec.shutdown_timeout
-    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    text = env.get(name)
-    try:
-        return parse_grace(text) if text else DEFAULT_GRACE_S
-    except ValueError as error:
-        raise UsageError(
-            f"{name}={text}: {error}", hint="--shutdown-timeout goes before it"
-        ) from None
-
-
-def _stuck_after(env: Environment, notes: list[str]) -> float:
-    """Return the seconds that a worker may be in an uninterruptible call, 0 for no limit."""
-    name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-    text = env.get(name, "0")
-    try:
-        return max(0.0, float(text))  # also what is not a number
-    except ValueError:
-        notes.append(f"{name}={text} has no effect: it is no number of seconds")
-        return 0.0
-
-
-def _timer_file(env: Environment) -> str:
-    """Return the FIFO for torch.distributed.elastic.timer, where torchrun would make one."""
-    if env.get("TORCHELASTIC_ENABLE_FILE_TIMER") != "1":
-        return ""
-    name = f"watchdog_timer_{files.new_run_id()}"
-    own = os.path.join(env.get("TMPDIR", "/tmp"), name)  # noqa: S108
-    return env.get("TORCHELASTIC_TIMER_FILE", own)
-
-
-def _run_path_file() -> str:
-    import relight
-
-    return os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
-
-
-def _count_workers(spec: RunSpec, env: Environment) -> int:
-    if spec.nproc_per_node.isdecimal():
-        return int(spec.nproc_per_node)
-    from relight.host.devices import count
-
-    return count(spec.nproc_per_node, env)
-
-
-def _bind_cpus(spec: RunSpec, env: Environment, nproc: int) -> tuple[frozenset[int], ...]:
-    if not spec.numa_binding:
-        return ()
-    from relight.host.numa import bind
-
-    return bind(spec.numa_binding, nproc, env)
-
-
-def _find_python(spec: RunSpec, env: Environment) -> str:
-    python = interpreter.choose(env)
-    if not spec.no_python and script.find_program(python, env) is None:
-        raise UsageError(f"PYTHON_EXEC={python} is not a program that can be run")
-    return python
-
-
-def _no_logs_specs(name: str) -> UsageError:
-    """Say what is wrong with `--logs-specs`; torchrun loads its plug-ins, which import torch."""
-    from importlib.metadata import entry_points
-
-    hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "
-    hint += "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE is the prefix of tee'd lines"
-    for point in entry_points(group="torchrun.logs_specs", name=name):
-        text = f"torch's plug-in {point.value} (entry point group torchrun.logs_specs)"
-        return UsageError(
-            f"--logs-specs={name} is {text}; it needs torch, which relight does not import",
-            hint=hint,
-        )
-    return UsageError(f"--logs-specs={name} is not one of default", hint=hint)

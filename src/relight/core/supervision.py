@@ -59,11 +59,7 @@ class End(NamedTuple):
     asked: int
 
 
-class Over(NamedTuple):
-    """Effect: the generation is over on this node."""
-
-
-Effect = Signal | Kill | Over
+Effect = Signal | Kill
 
 
 class Supervision:
@@ -183,4 +179,4 @@ class Supervision:
     def _become_ended(self) -> list[Effect]:
         self.state = State.ENDED
         self._deadline = None
-        return [Over()]
+        return []

@@ -38,9 +38,9 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
         return
     if spec.no_python and not spec.run_path:
         if find_program(spec.script, env) is None:
-            from relight.cli import mistakes
+            from relight import missing
 
-            raise mistakes.no_program(spec.script)
+            raise missing.no_program(spec.script)
         return
     script = with_local_rank(spec.script, 0)
     if os.path.isdir(script):
@@ -49,9 +49,9 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
                 f"{script} is a directory without a __main__.py", hint="give the script's file"
             )
     elif not os.path.exists(script):
-        from relight.cli import mistakes
+        from relight import missing
 
-        raise mistakes.no_script(script, spec.script_args)
+        raise missing.no_script(script, spec.script_args)
     elif not os.access(script, os.R_OK):
         raise UsageError(f"the file {script} can't be read", hint="look at its permissions")
     elif script.endswith(_SHELL) and _is_for_shells(script):
@@ -113,11 +113,11 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
     if not names or names == ("auto",) or python != sys.executable or _hides_places():
         return
     for name in names:
-        missing = _missing(name.split("."), _may_make)
-        if missing is not None:
-            from relight.cli import mistakes
+        lacking = _missing(name.split("."), _may_make)
+        if lacking is not None:
+            from relight import missing
 
-            raise mistakes.no_module(name, *missing, flag="--preload=", roots=sys.path)
+            raise missing.no_module(name, *lacking, flag="--preload=", roots=sys.path)
 
 
 def _check_module(name: str) -> None:
@@ -127,11 +127,11 @@ def _check_module(name: str) -> None:
     if _hides_places():
         return
     is_file = name.endswith(".py") and os.path.isfile(name) and not os.path.isdir(name[:-3])
-    missing = ("", "", None) if is_file else _missing(name.split("."), _has_code)
-    if missing is not None:
-        from relight.cli import mistakes
+    lacking = ("", "", None) if is_file else _missing(name.split("."), _has_code)
+    if lacking is not None:
+        from relight import missing
 
-        raise mistakes.no_module(name, *missing, flag="-m ", roots=[os.getcwd()])
+        raise missing.no_module(name, *lacking, flag="-m ", roots=[os.getcwd()])
 
 
 def _hides_places() -> bool:

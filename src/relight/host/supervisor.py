@@ -1,0 +1,123 @@
+"""Carries out what core/supervision decides about the processes that were started together: the
+workers of an agent, or the replicas of a job on this machine.
+
+    Workers (the spawner) --exits--> Supervisor --> core/supervision --signals--> Workers
+"""
+
+from collections.abc import Callable, Sequence
+
+from relight.core.supervision import End, Kill, Signal, State, Supervision
+from relight.events import Event, Tick, WorkersFrozen, WorkerStarted
+from relight.host.loop import Loop, Timer
+from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
+
+OnEvent = Callable[[ProcessEvent], None]
+_FOR_EVER = float("inf")
+
+
+class Supervisor:
+    """Starts processes and stops them together. Killed, it leaves none of them.
+
+    Args:
+        loop: the loop of this process.
+        plans: the processes to start, in the order of their local ranks.
+        ranks: the rank of each, in the same order.
+        scratch: a directory to remove if this process is killed, or empty.
+        grace_s: seconds from the first signal to SIGKILL.
+        on_event: is told of each start and exit, after what follows from it was done.
+        fork: starts the process that holds the workers, or uses one that stays (`host/warm.py`).
+        patient: also a process without a handler for the signal that asks it to stop gets the
+            grace time; otherwise it is killed at once, unless the signal came from outside.
+
+    Raises:
+        MachineError: the machine has no process or descriptor left.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        plans: Sequence[WorkerPlan],
+        ranks: Sequence[int],
+        scratch: str,
+        grace_s: float,
+        on_event: OnEvent,
+        fork: Fork | None = None,
+        *,
+        patient: bool = False,
+    ) -> None:
+        self.core = Supervision(len(plans), grace_s)
+        self._loop = loop
+        self._on_event = on_event
+        self._patient = patient
+        self._lease_until = _FOR_EVER
+        self._timer: Timer | None = None
+        self.workers = Workers(loop, plans, ranks, scratch, self._on_process, fork)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether nobody has failed or was asked to stop."""
+        return self.core.state is State.RUNNING
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all processes have ended, or can't be ended."""
+        return self.core.state is State.ENDED
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether they were asked to stop, and may take the rest of the grace time."""
+        return self.core.state is State.STOPPING
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Local ranks of those that have not ended."""
+        return self.core.alive
+
+    @property
+    def ends(self) -> list[End]:
+        """What became of those that have."""
+        return list(self.core.ends.values())
+
+    def ended_unasked(self, local_rank: int) -> bool:
+        """Return whether one has ended that had not been asked to stop."""
+        end = self.core.ends.get(local_rank)
+        return end is not None and not end.asked
+
+    def lease(self, until: float) -> None:
+        """Let the processes run until this time of the loop's clock, then freeze them."""
+        self._lease_until = until
+        self.workers.lease(0.0 if until == _FOR_EVER else until)
+
+    def step(self, event: Event) -> None:
+        """Give an event to the core and carry out what it says."""
+        self._step(event, self._loop.now())
+
+    def explain(self) -> str:
+        """Return in words what is being waited for."""
+        return self.core.explain(self._loop.now())
+
+    def _on_process(self, event: ProcessEvent, at: float) -> None:
+        if not isinstance(event, WorkerStarted | WorkersFrozen):
+            self._step(event, at)
+        self._on_event(event)
+
+    def _step(self, event: Event, now: float) -> None:
+        for effect in self.core.step(event, now):
+            match effect:
+                case Signal(local_ranks, number):
+                    self._ask(local_ranks, number)
+                case Kill():
+                    self.workers.kill()
+        if self._timer is not None:
+            self._timer.cancel()
+        due = self.core.deadline()
+        self._timer = None if due is None else self._loop.call_at(due, lambda: self.step(Tick()))
+
+    def _ask(self, local_ranks: Sequence[int], number: int) -> None:
+        """Ask processes to stop."""
+        if self.workers.frozen or self._loop.now() >= self._lease_until:
+            self.workers.kill()  # they would not see it, and must not go on
+        elif self._patient or self.core.received:
+            self.workers.signal(local_ranks, number)
+        else:
+            self.workers.stop(local_ranks, number)

@@ -1,0 +1,337 @@
+"""The workers of one generation on this node, from their start until nothing of them is left.
+
+    made    their output has its files and pipes                                   (host/logs)
+    run     the spawner starts them; until all have ended, core/supervision says who is stopped, and
+            how                                                              (host/supervisor)
+            beside that, where it was asked for: their timers, those that are stuck; and who has
+            not reached init_process_group              (host/timers, host/stuck, host/arrivals)
+
+Invariants: the workers start once; `stopped_by` and `failed` never go back; after `run` no process
+of theirs is left, or the system does not let go of it. What follows for the job is decided
+elsewhere.
+"""
+
+import errno
+import signal
+from collections.abc import Callable, Sequence
+
+from relight.core import commands, ranks
+from relight.core.exits import Failure
+from relight.core.messages import Form, Stop
+from relight.core.ranks import Assignment
+from relight.errors import MachineError, signal_name
+from relight.events import GroupStopped, SignalReceived, WorkerExited, WorkersFrozen
+from relight.host import system
+from relight.host.console import Consoles
+from relight.host.files import attempt_directory
+from relight.host.journal import Journal
+from relight.host.logs import Logs
+from relight.host.loop import Loop
+from relight.host.process import ProcessEvent, WorkerPlan
+from relight.host.scratch import Scratch
+from relight.host.supervisor import Supervisor
+from relight.node_job import NodeJob
+from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.flag import Flag
+    from relight.host.tcp_store import Reservation, TCPStore
+    from relight.host.warm import Preload
+
+_ARRIVED_AFTER_S = 60
+
+
+class Equipment(NamedTuple):
+    """What an agent has for the workers of all generations.
+
+    `flag` asks workers to save a checkpoint; None if they are not asked. `preload` forks them from
+    a process that has imported modules; None without --preload.
+    """
+
+    loop: Loop
+    consoles: Consoles
+    journal: Journal
+    scratch: Scratch
+    flag: "Flag | None"
+    preload: "Preload | None"
+
+
+class Outcome(NamedTuple):
+    """How workers ended: the failures of this node, and the ranks that had ended well before."""
+
+    failures: tuple[Failure, ...] = ()
+    left: tuple[int, ...] = ()
+
+
+class WorkerGroup:
+    """The workers of one generation on this node.
+
+    Args:
+        equipment: of the agent.
+        job: what to run.
+        form: the generation, and this node's place in it.
+        store: the store of this node; that of rank 0 is the generation's.
+        on_failure: is told, once, that a worker failed which nobody had asked to stop.
+
+    Raises:
+        MachineError: their logs can't be written, or the machine has no descriptor left.
+    """
+
+    def __init__(
+        self,
+        equipment: Equipment,
+        job: NodeJob,
+        form: Form,
+        store: "TCPStore | Reservation | None",
+        on_failure: Callable[[], None],
+    ) -> None:
+        self.form = form
+        self.began = equipment.loop.now()
+        self.done = False
+        """Whether all of them have ended well."""
+        self.failed = False
+        self.stuck = False
+        """Whether one of them is in an uninterruptible call."""
+        self.stopped_by: Stop | None = None
+        self.supervisor: Supervisor | None = None
+        """There from the start of the workers on."""
+        self._equipment = equipment
+        self._job = job
+        self._store = store
+        self._on_failure = on_failure
+        self._lease_until = float("inf")
+        directory = job.run_directory or equipment.scratch.make()
+        generation = form.generation
+        self._plans: list[WorkerPlan] = []
+        try:
+            self.logs = Logs(
+                equipment.loop,
+                equipment.consoles,
+                job.command.spec,
+                directory and attempt_directory(directory, generation.restart, generation.number),
+            )
+            self._plans.extend(self._plan(each) for each in ranks.assign(form.place))
+        except OSError as error:
+            raise _unwritable(error, len(self._plans)) from None
+
+    def run(self, signals: Sequence[int]) -> None:
+        """Start the workers; return when all have ended and nothing of them is left.
+
+        Args:
+            signals: those that the agent has got, as they come.
+
+        Raises:
+            MachineError: the machine can't hold them.
+        """
+        loop, job = self._equipment.loop, self._job
+        if self._equipment.flag is not None:
+            self._equipment.flag.set(False)
+        timers = None
+        if path := job.command.timer_file:
+            from relight.host.timers import WorkerTimers
+
+            timers = WorkerTimers(loop, path, self._on_late)
+        supervisor = self.supervisor = self._start()
+        self.logs.passed_on()
+        self.lease(self._lease_until)
+        if self.stopped_by is not None:  # it came while a warm process forked the workers
+            self.stop(self.stopped_by)
+        watch = None
+        if job.stuck_after_s:
+            from relight.host.stuck import StuckWatch
+
+            watch = StuckWatch(loop, supervisor.workers.pids, job.stuck_after_s, self._on_stuck)
+        arrivals = loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
+        if signals:  # one that came before there were workers
+            supervisor.step(SignalReceived(signals[0]))
+        loop.run_until(lambda: supervisor.has_ended)
+        if supervisor.alive:
+            self._equipment.journal.say(supervisor.explain())
+        supervisor.workers.close()
+        arrivals.cancel()
+        if timers is not None:
+            timers.close()
+        if watch is not None:
+            watch.close()
+
+    def outcome(self, host: str) -> Outcome:
+        """Return how the workers ended.
+
+        Args:
+            host: the name of this node.
+        """
+        supervisor = self.supervisor
+        if supervisor is None or not any(end.exitcode for end in supervisor.ends):
+            return Outcome()
+        from relight.postmortem import gather
+
+        now, command = self._equipment.loop.now(), self._job.command
+        return Outcome(*gather(supervisor.ends, self.logs, supervisor.workers, command, host, now))
+
+    def is_of(self, failure: Failure) -> bool:
+        """Return whether it was a worker of this group that failed."""
+        supervisor = self.supervisor
+        return supervisor is not None and (
+            supervisor.workers.pids.get(failure.local_rank) == failure.pid
+        )
+
+    def lease(self, until: float) -> None:
+        """Let the workers run until this time of the loop's clock, then freeze them."""
+        self._lease_until = until
+        if self.supervisor is not None:
+            self.supervisor.lease(until)
+
+    def stop(self, stop: Stop) -> None:
+        """Do what the coordinator wants: end the workers, which may save a checkpoint first if the
+        group is patient.
+        """
+        self.stopped_by = stop
+        supervisor, flag, meeting = self.supervisor, self._equipment.flag, self._job.meeting
+        journal = self._equipment.journal
+        if supervisor is None or not supervisor.is_running:
+            return
+        if stop.gently and flag is not None and meeting is not None:
+            flag.set(True)
+            limit_s = meeting.checkpoint_s
+            journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit_s:g} s")
+            at_once = stop._replace(gently=False)
+            self._equipment.loop.call_after(limit_s, lambda: self.stop(at_once))
+        else:
+            event = GroupStopped(self.form.generation.number, stop.cause)
+            journal.record(event)
+            supervisor.step(event)
+
+    def stop_by(self, number: int) -> None:
+        """End the workers, because the agent got this signal."""
+        supervisor = self.supervisor
+        if supervisor is None:
+            return
+        supervisor.step(SignalReceived(number))
+        text = f"got {signal_name(number)}: {supervisor.explain()}"
+        if supervisor.is_stopping:
+            text += f", or now by a second {'ctrl-C' if number == signal.SIGINT else 'signal'}"
+        self._equipment.journal.say(text)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal that does not stop the job to the workers that have a handler for it."""
+        supervisor, journal = self.supervisor, self._equipment.journal
+        if supervisor is None:
+            return
+        workers = supervisor.workers
+        ready = workers.catching(supervisor.alive, number, unknown=False)
+        workers.signal(ready, number)
+        if journal.verbose:
+            names = ", ".join(map(str, ready)) or "none, as none handles it"
+            journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
+
+    # How they start.
+
+    def _plan(self, assignment: Assignment) -> WorkerPlan:
+        local_rank, job, equipment = assignment.local_rank, self._job, self._equipment
+        command, flag = job.command, equipment.flag
+        stdout, stderr = self.logs.open(local_rank, commands.prefix(command, assignment))
+        variables = commands.variables(
+            command, self.form.generation, assignment, self.logs.error_file(local_rank)
+        )
+        if flag is not None:
+            variables[flag.VARIABLE] = flag.path
+        if equipment.preload is not None:
+            variables.update(equipment.preload.variables(local_rank, variables))
+        return WorkerPlan(
+            local_rank=local_rank,
+            argv=commands.argv(command, local_rank),
+            variables=variables,
+            stdout=stdout,
+            stderr=stderr,
+            cpus=job.cpus[local_rank] if job.cpus else frozenset(),
+            # A Python script decides itself what becomes of its children (a data loader must not
+            # die before the checkpoint is saved); a shell script would not pass the signal on.
+            signal_group=command.spec.no_python,
+        )
+
+    def _start(self) -> Supervisor:
+        equipment, preload = self._equipment, self._equipment.preload
+        return Supervisor(
+            equipment.loop,
+            self._plans,
+            [assignment.rank for assignment in ranks.assign(self.form.place)],
+            equipment.scratch.path,
+            self._job.grace_s,
+            self._on_process,
+            None if preload is None else preload.fork,
+        )
+
+    # What happens to them.
+
+    def _on_process(self, event: ProcessEvent) -> None:
+        journal = self._equipment.journal
+        journal.record(event)
+        if isinstance(event, WorkersFrozen):
+            journal.say(
+                "the coordinator is silent; workers stand still until it is back"
+                if event.frozen
+                else "the coordinator is back; workers go on"
+            )
+        elif isinstance(event, WorkerExited):
+            self._see_failure(event)
+
+    def _see_failure(self, event: WorkerExited) -> None:
+        supervisor = self.supervisor
+        if event.exitcode and supervisor is not None and not self.failed:
+            self.failed = supervisor.ended_unasked(event.local_rank)
+            if self.failed:
+                self._on_failure()
+
+    def _on_stuck(self, local_rank: int) -> None:
+        """A worker is in an uninterruptible call: it counts as dead, whether it can be killed."""
+        supervisor = self.supervisor
+        if supervisor is not None and supervisor.is_running:
+            self.stuck = True
+            limit_s = self._job.stuck_after_s
+            evidence = f"it was in an uninterruptible call (state D) for {limit_s:g} s"
+            supervisor.workers.evidence[local_rank] = evidence
+            supervisor.workers.signal([local_rank], signal.SIGKILL)
+            event = WorkerExited(local_rank, -signal.SIGKILL)
+            supervisor.step(event)
+            self._see_failure(event)
+
+    def _on_late(self, pid: int, number: int, scope: str) -> None:
+        """A timer was not released in time: send the process that took it what it asked for, if it
+        is a worker or was started by one.
+        """
+        if self.supervisor is None:
+            return
+        workers = self.supervisor.workers
+        local_rank = workers.worker_of(pid)
+        if local_rank is None:
+            return
+        if workers.pids.get(local_rank) == pid:
+            workers.evidence[local_rank] = f"its timer {scope} ran out"
+            workers.signal([local_rank], number)
+            return
+        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} has started"
+        name = signal_name(number)
+        self._equipment.journal.say(
+            f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out"
+        )
+        try:
+            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
+        except OSError:
+            pass  # it has just ended, or has become another user's
+
+    def _tell_arrivals(self) -> None:
+        """Say for whom init_process_group waits, if it does."""
+        from relight.host.arrivals import explain
+
+        if self.supervisor is not None:
+            text = explain(self.supervisor.workers, self.form, self._store)
+            if text:
+                self._equipment.journal.say(f"after {_ARRIVED_AFTER_S} s, {text}")
+
+
+def _unwritable(error: OSError, local_rank: int) -> MachineError:
+    hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
+    pipe = f"make a pipe for the output of local rank {local_rank}"
+    what = f"write logs to {error.filename}" if error.filename else pipe
+    return MachineError(f"can't {what}: {error.strerror}", hint=hint)
