@@ -21,12 +21,12 @@ from typing import Any, NoReturn
 
 from relight import env
 from relight.core import fields
-from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import EXIT_INTERNAL, RelightError, mistake, signal_name
-from relight.events import Event, SignalReceived, Tick, WorkerExited, WorkerStarted
+from relight.events import SignalReceived, WorkerExited, WorkerStarted
 from relight.host.descriptors import raise_limit
-from relight.host.loop import Loop, Timer
-from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.loop import Loop
+from relight.host.process import ProcessEvent, WorkerPlan
+from relight.host.supervisor import Supervisor
 from relight.job import records
 from relight.schedulers.causes import cause
 from relight.schedulers.processes.orders import Order
@@ -103,9 +103,8 @@ class Executor:
         # With it nobody else on this machine joins the job, and jobs of one user share an endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
-        self._supervision: Supervision | None = None
-        self._workers: Workers | None = None
-        self._timer: Timer | None = None
+        self._supervisor: Supervisor | None = None
+        """There during a try."""
         self._stopped = self._lost = ""
         self._streams: list[tuple[Stream, Stream]] = []
         self._first: int | None = None
@@ -149,16 +148,22 @@ class Executor:
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
         self._streams = list(zip(streams[::2], streams[1::2], strict=True))
-        self._supervision = Supervision(len(plans), self._order.grace_s)
-        self._workers = Workers(self._loop, plans, range(len(plans)), "", self._on_process)
+        supervisor = self._supervisor = Supervisor(
+            self._loop,
+            plans,
+            range(len(plans)),
+            "",
+            self._order.grace_s,
+            self._on_process,
+            patient=True,
+        )
         for stream in streams:
             os.close(stream.writer)
             self._loop.on_readable(stream.reader, lambda s=stream: self._copy(s))  # type: ignore[misc]
-        supervision = self._supervision
         if self._stopped:
-            self._step(SignalReceived(signal.SIGTERM))
-        self._loop.run_until(lambda: supervision.state is State.ENDED)
-        self._workers.close()
+            supervisor.step(SignalReceived(signal.SIGTERM))
+        self._loop.run_until(lambda: supervisor.has_ended)
+        supervisor.workers.close()
         for stream in streams:
             # All that could write to it is gone, but on macOS a daemon may have stayed.
             while stream.reader in self._loop and stream.is_ready():
@@ -168,9 +173,8 @@ class Executor:
             self._lost = self._lost or stream.lost
         for fd in files:
             os.close(fd)
-        failed = supervision.failed
-        self._supervision = None
-        return failed
+        self._supervisor = None
+        return supervisor.core.failed
 
     def _plan(self, number: int, stdout: int, stderr: int) -> WorkerPlan:
         replica = self._replicas[number]
@@ -186,22 +190,18 @@ class Executor:
 
     # What happens.
 
-    def _on_process(self, event: ProcessEvent, at: float) -> None:
-        del at
+    def _on_process(self, event: ProcessEvent) -> None:
         if isinstance(event, WorkerStarted):
             self._states[event.local_rank].update(state="RUNNING", pid=event.pid)
             self._write("RUNNING")
             if all(state["state"] != "PENDING" for state in self._states):
                 self._say_started()
-            return
-        self._step(event)
-        if isinstance(event, WorkerExited):
-            self._bury(event.local_rank, event.exitcode)
+        elif isinstance(event, WorkerExited) and self._supervisor is not None:
+            self._bury(self._supervisor, event.local_rank, event.exitcode)
 
-    def _bury(self, number: int, exitcode: int) -> None:
-        assert self._supervision is not None and self._workers is not None
-        state, asked = self._states[number], self._supervision.ends[number].asked
-        name = "SUCCEEDED" if exitcode == 0 else "CANCELLED" if asked else "FAILED"
+    def _bury(self, supervisor: Supervisor, number: int, exitcode: int) -> None:
+        state, unasked = self._states[number], supervisor.ended_unasked(number)
+        name = "SUCCEEDED" if exitcode == 0 else "FAILED" if unasked else "CANCELLED"
         state.update(state=name, exitcode=exitcode)
         for stream in self._streams[number]:  # who follows it reads no further once it is over
             if stream.reader in self._loop and stream.is_ready():
@@ -209,26 +209,11 @@ class Executor:
             stream.end_line()  # also if something that it has started may go on with that
         if name == "FAILED":
             self._first = number if self._first is None else self._first
-            replica, known = self._replicas[number], self._workers.evidence.get(number)
+            replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             state["error"] = known or cause(error_file, replica.stderr, exitcode)
         self._write("RUNNING")
         self._say_started()
-
-    def _step(self, event: Event) -> None:
-        assert self._supervision is not None and self._workers is not None
-        for effect in self._supervision.step(event, self._loop.now()):
-            match effect:
-                case Signal(local_ranks, number):
-                    self._workers.signal(local_ranks, number)
-                case Kill():
-                    self._workers.kill()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        due = self._supervision.deadline()
-        if due is not None:
-            self._timer = self._loop.call_at(due, lambda: self._step(Tick()))
 
     def _on_signal(self, number: int) -> None:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
@@ -242,8 +227,8 @@ class Executor:
 
     def _stop(self, why: str) -> None:
         self._stopped = self._stopped or why
-        if self._supervision is not None:
-            self._step(SignalReceived(signal.SIGTERM))
+        if self._supervisor is not None:
+            self._supervisor.step(SignalReceived(signal.SIGTERM))
 
     # What others see.
 

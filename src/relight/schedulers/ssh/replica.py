@@ -27,13 +27,13 @@ from typing import IO, NoReturn
 from relight import env
 from relight.core import fields
 from relight.core.fields import Malformed
-from relight.core.supervision import Kill, Signal, State, Supervision
 from relight.errors import EXIT_INTERNAL, MachineError, RelightError, UsageError, mistake
-from relight.events import Event, SignalReceived, Tick, WorkerExited
+from relight.events import SignalReceived
 from relight.host import files
 from relight.host.loop import Loop, Timer
-from relight.host.process import ProcessEvent, WorkerPlan, Workers
+from relight.host.process import ProcessEvent, WorkerPlan
 from relight.host.scratch import Scratch
+from relight.host.supervisor import Supervisor
 from relight.job import macros, records
 from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.orders import Check, Remove, Run
@@ -65,11 +65,9 @@ class Session:
         )
         self._order: Run | Check | Remove | None = None
         self._archive: IO[bytes] | None = None
-        self._supervision: Supervision | None = None
-        self._workers: Workers | None = None
+        self._supervisor: Supervisor | None = None
         self._streams: dict[int, bytes] = {}
         self._paused = False
-        self._due: Timer | None = None
         self._silence: Timer | None = None
         self._over = False
         self._end = frames.Ended()
@@ -81,9 +79,11 @@ class Session:
             self._loop.on_signal(number, lambda _: self._stop())
         self._hear()
         self._channel.send_raw(frames.GREETING)
-        self._loop.run_until(lambda: self._over)
-        if self._workers is not None:
-            self._workers.close()
+        self._loop.run_until(lambda: self._over or self._has_ended())
+        if self._supervisor is not None:
+            self._supervisor.workers.close()
+            if not self._over:  # otherwise it was refused
+                self._note_end(self._supervisor)
             # All that could write is gone: what it has written is finite.
             self._loop.run_until(lambda: not self._streams or self._channel.ended)
             self._note_report()
@@ -130,10 +130,10 @@ class Session:
         self._silence = self._loop.call_after(silence_s, self._channel.give_up)
 
     def _stop(self) -> None:
-        if self._supervision is None:
+        if self._supervisor is None:
             self._over = True
         else:
-            self._step(SignalReceived(signal.SIGTERM))
+            self._supervisor.step(SignalReceived(signal.SIGTERM))
 
     # What is ordered.
 
@@ -189,8 +189,9 @@ class Session:
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
-        self._supervision = Supervision(1, order.grace_s)
-        self._workers = Workers(self._loop, [plan], (0,), self._scratch.path, self._on_process)
+        self._supervisor = Supervisor(
+            self._loop, [plan], (0,), self._scratch.path, order.grace_s, _ignore, patient=True
+        )
         for reader, writer, kind in zip(readers, writers, (frames.OUT, frames.ERR), strict=True):
             os.close(writer)
             self._streams[reader] = kind
@@ -217,32 +218,17 @@ class Session:
             for each in self._streams:
                 self._loop.on_readable(each, lambda r=each: self._copy(r))  # type: ignore[misc]
 
-    def _on_process(self, event: ProcessEvent, at: float) -> None:
-        del at
-        self._step(event)
+    def _has_ended(self) -> bool:
+        return self._supervisor is not None and self._supervisor.has_ended
 
-    def _step(self, event: Event) -> None:
-        supervision, workers = self._supervision, self._workers
-        if supervision is None or workers is None:
-            return
-        for effect in supervision.step(event, self._loop.now()):
-            match effect:
-                case Signal(local_ranks, number):
-                    workers.signal(local_ranks, number)
-                case Kill():
-                    workers.kill()
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
-        due = supervision.deadline()
-        if due is not None:
-            self._due = self._loop.call_at(due, lambda: self._step(Tick()))
-        if isinstance(event, WorkerExited):
-            self._end = frames.Ended(event.exitcode, workers.evidence.get(0, ""))
-        self._over = supervision.state is State.ENDED
-        if self._over and self._end == frames.Ended():
-            error = workers.evidence.get(0, "the system does not let go of it")
-            self._end = frames.Ended(-signal.SIGKILL, error)
+    def _note_end(self, supervisor: Supervisor) -> None:
+        """Note how the replica ended, if it did."""
+        evidence = supervisor.workers.evidence.get(0, "")
+        for end in supervisor.ends:
+            self._end = frames.Ended(end.exitcode, evidence)
+        if supervisor.has_ended and supervisor.alive:
+            reason = evidence or "the system does not let go of it"
+            self._end = frames.Ended(-signal.SIGKILL, reason)
 
     @property
     def _report(self) -> str:
@@ -257,6 +243,10 @@ class Session:
                 self._end = self._end._replace(error_file=text)
         except OSError:
             pass  # it has written none
+
+
+def _ignore(event: ProcessEvent) -> None:
+    del event
 
 
 def _place(order: Run | Remove) -> str:
