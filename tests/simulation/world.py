@@ -236,7 +236,7 @@ class World:
         self.rejected: set[tuple[int, int]] = set()
         self.holes: set[int] = set()
         """Machines whose packets, in and out, arrive only if they are small (a wrong MTU)."""
-        self.lines: deque[str] = deque(maxlen=150)
+        self.lines: deque[str] = deque(maxlen=400)
         self.digest = 0
         self.steps = 0
         self.watch: Watch
