@@ -61,12 +61,12 @@ def until(pid: int, holds: Callable[[agents.Running | None], bool]) -> agents.Ru
         ("", False),
     ],
 )
-def test_command_lines_of_agents(line: str, expected: bool) -> None:
+def test_an_agent_is_recognised_by_its_command_line(line: str, expected: bool) -> None:
     assert (agents.arguments(line.split()) is not None) is expected
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=["cold", "warm"])
-def test_an_agent_with_its_workers(
+def test_an_agent_is_listed_with_its_workers_and_their_memory(
     start: Start, script: Callable[[str], Path], flags: tuple[str, ...]
 ) -> None:
     """Its run id, its workers, the memory of all, and of that what preloaded modules take."""
@@ -93,7 +93,7 @@ def test_an_agent_with_its_workers(
     until(job.pid, lambda agent: agent is None)
 
 
-def test_an_agent_that_waits_for_other_nodes(
+def test_an_agent_that_waits_for_other_nodes_is_listed(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     meet = ("--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}", "--rdzv-id=late")
@@ -107,7 +107,7 @@ def test_an_agent_that_waits_for_other_nodes(
     assert agents.arguments(found.command) == [*meet, str(tmp_path / "train.py")]
 
 
-def test_what_a_worker_leaves_behind_is_no_worker(
+def test_a_process_that_a_worker_leaves_behind_is_no_worker(
     start: Start, script: Callable[[str], Path]
 ) -> None:
     text = "import os, time\nos.system('sleep 600 & sleep 600 &')\n" + SLEEPS
@@ -119,7 +119,7 @@ def test_what_a_worker_leaves_behind_is_no_worker(
     assert len(found.workers) == 1
 
 
-def test_a_job_of_the_local_scheduler_is_its_agents(
+def test_a_job_of_the_local_scheduler_is_listed_as_its_agents(
     start: Start, script: Callable[[str], Path], tmp_path: Path
 ) -> None:
     """The process that holds them is none."""
@@ -137,7 +137,7 @@ def test_a_job_of_the_local_scheduler_is_its_agents(
     assert not [agent for agent in everything if found.pid in agent.workers]
 
 
-def test_an_agent_that_a_program_has_started(tmp_path: Path) -> None:
+def test_an_agent_that_a_program_has_started_is_listed(tmp_path: Path) -> None:
     """`relight.launch` is known by the process that holds its workers."""
     path = tmp_path / "x.py"
     path.write_text(LAUNCHES)

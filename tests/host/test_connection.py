@@ -185,8 +185,8 @@ def test_a_slow_reader_gets_everything(ends: Ends) -> None:
     ends.until(lambda: ends.server.messages)
 
 
-def test_a_message_that_is_too_large_is_the_senders_error(ends: Ends) -> None:
-    """A message above the limit raises, and the connection goes on."""
+def test_a_message_above_the_limit_raises_at_the_sender(ends: Ends) -> None:
+    """The connection goes on."""
     ends.listen()
     connection, _, _ = ends.pair()
     with pytest.raises(ValueError, match="above the limit"):
@@ -206,8 +206,7 @@ def test_a_hello_that_is_too_large_opens_nothing(ends: Ends) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_dialling_times_out(ends: Ends) -> None:
-    """Where nobody answers the owner hears so within the time it gave."""
+def test_dialling_ends_after_its_time_limit_where_nobody_answers(ends: Ends) -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)  # never accepts: the queue is full after a connection or two
@@ -222,7 +221,7 @@ def test_dialling_times_out(ends: Ends) -> None:
     assert not any(connection.refused for connection, _ in dialled)
 
 
-def test_ipv6_has_brackets(ends: Ends) -> None:
+def test_an_ipv6_peer_is_reached_and_written_with_brackets(ends: Ends) -> None:
     """Connections over IPv6 work, and their peers are written as people write them."""
     sock = socket.create_server(("::1", 0), family=socket.AF_INET6)
     ends.address = sock.getsockname()[:2]
@@ -343,7 +342,7 @@ def test_a_slow_name_does_not_stop_the_loop(ends: Ends, monkeypatch: pytest.Monk
     os.close(release)
 
 
-def test_what_is_not_asked_for_is_not_loaded() -> None:
+def test_hashes_ssl_and_threads_are_loaded_only_where_they_are_needed() -> None:
     """Without a token or TLS neither hashes nor ssl are loaded, and threads are never."""
     script = (
         "import socket, sys\n"
@@ -383,8 +382,7 @@ def test_small_messages_are_not_held_back(ends: Ends) -> None:
         assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_bytes_may_come_one_by_one(ends: Ends) -> None:
-    """A peer whose bytes come singly is understood like any other."""
+def test_a_peer_whose_bytes_come_one_by_one_is_understood(ends: Ends) -> None:
     ends.listen()
     client = ends.raw()
     for byte in _hello() + wire.encode({"type": "x"}):
@@ -442,7 +440,7 @@ def test_the_last_words_of_the_peer_are_read_after_a_failed_write(ends: Ends) ->
     assert ends.server.reasons == ["the peer closed the connection"]
 
 
-def test_json_of_a_message_is_plain(ends: Ends) -> None:
+def test_messages_are_plain_json_on_the_wire(ends: Ends) -> None:
     """What goes over the wire is the greeting and JSON that anybody can read."""
     ends.listen()
     client = ends.raw(_hello())

@@ -59,10 +59,10 @@ def greeting(**hello: object) -> bytes:
         (b"relight 2\n", "version 2 of the protocol"),
     ],
 )
-def test_what_is_no_greeting_is_turned_away(
+def test_a_peer_without_the_greeting_gets_no_answer(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
-    """Who does not speak the protocol gets no byte in answer, and the owner does not hear of it."""
+    """And the owner does not hear of it."""
     ends.listen(security)
     client = ends.raw(data)
     assert read_all(client, ends) == b""
@@ -114,7 +114,7 @@ def test_a_stranger_has_a_limited_time(ends: Ends, short: None) -> None:
         read_all(client, ends)
 
 
-def test_an_open_connection_has_no_such_limit(ends: Ends, short: None) -> None:
+def test_an_open_connection_has_no_time_limit(ends: Ends, short: None) -> None:
     """The deadline of strangers ends with the proof."""
     ends.listen(TOKEN)
     connection, log, other = ends.pair(TOKEN)
@@ -311,7 +311,7 @@ def no_descriptor_left() -> Iterator[None]:
             os.close(fd)
 
 
-def test_without_descriptors_strangers_go_first(ends: Ends) -> None:
+def test_without_descriptors_a_stranger_makes_room_for_who_comes_next(ends: Ends) -> None:
     """When no descriptor is left, a stranger's is taken for who comes next."""
     ends.listen()
     connection, _, _ = ends.pair()
@@ -358,8 +358,7 @@ def test_a_reset_is_an_end_like_any_other(ends: Ends) -> None:
     ends.pair()
 
 
-def test_a_proof_is_no_use_elsewhere(ends: Ends) -> None:
-    """A man in the middle who swaps a hello's content gets neither side to open."""
+def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> None:
     ends.listen(TOKEN)
     client = ends.raw(greeting(token=True, run="mine"))
     client.settimeout(0.05)

@@ -51,7 +51,7 @@ def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
     prefixed=st.booleans(),
     tiny=st.booleans(),
 )
-def test_lines_are_never_mixed(
+def test_lines_of_several_streams_are_never_mixed(
     steps: list[tuple], count: int, prefixed: bool, tiny: bool
 ) -> None:  # fmt: skip
     """Each line has bytes of one stream, and each stream's bytes arrive, all and in order."""
@@ -150,7 +150,9 @@ def test_a_lone_stream_is_not_held_back(screen: Screen) -> None:
     assert screen.read() == b"Enter: "
 
 
-def test_a_quiet_owner_is_broken_for_others(loop: FastLoop, screen: Screen) -> None:
+def test_a_quiet_stream_in_mid_line_delays_others_half_a_second_at_most(
+    loop: FastLoop, screen: Screen
+) -> None:
     """Who stops in mid-line keeps others waiting for half a second, not longer."""
     first, other = Stream(screen.console, b"[a]"), Stream(screen.console, b"[b]")
     first.feed(b"stuck")
@@ -173,8 +175,10 @@ def test_a_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -
     assert screen.read() == b"." * 20
 
 
-def test_dots_without_an_end_do_not_starve_others(loop: FastLoop, screen: Screen) -> None:
-    """A line that grows for ever is broken after some seconds if others wait."""
+def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
+    loop: FastLoop, screen: Screen
+) -> None:
+    """After some seconds."""
     dots, other = Stream(screen.console), Stream(screen.console)
     dots.feed(b".")
     loop.sleep(0.2)
@@ -202,8 +206,9 @@ def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: byte
     assert (before[:-1] + after) == b"".join(bar % percent for percent in range(10, 20))
 
 
-def test_a_carriage_return_and_newline_cut_in_two(loop: FastLoop, screen: Screen) -> None:
-    """A line end of two bytes that come one by one gets one prefix, not two."""
+def test_a_line_end_of_two_bytes_that_come_one_by_one_gets_one_prefix(
+    loop: FastLoop, screen: Screen
+) -> None:
     stream = Stream(screen.console, b"[a]")
     stream.feed(b"one\r")
     loop.sleep(0.2)
@@ -305,7 +310,7 @@ def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: S
     assert shown.count(b"\n") == 3
 
 
-def test_the_end_of_a_line_lets_in_who_waited_before_it(small_screen: Screen) -> None:
+def test_the_stream_that_waited_longest_comes_at_the_end_of_a_line(small_screen: Screen) -> None:
     """Who has waited for longer than the owner of the line comes right after that line."""
     screen = small_screen
     owner, other = Stream(screen.console), Stream(screen.console)
@@ -387,10 +392,10 @@ def test_a_full_disk_is_a_broken_console(
     assert console.broken
 
 
-def test_other_kinds_of_console(
+def test_a_file_and_dev_null_take_everything_that_is_shown(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
-    """A regular file and /dev/null take everything; what a file had before stays."""
+    """What the file had before stays."""
     path = tmp_path / "out.txt"
     path.write_bytes(b"before\n")
     file_fd = descriptors(os.open(path, os.O_WRONLY | os.O_APPEND))
@@ -457,7 +462,7 @@ def test_a_slow_reader_never_blocks_the_loop(
     assert os.get_blocking(ours) != shared_nonblocking, "the flag belongs to those who share it"
 
 
-def test_stdout_and_stderr_that_lead_to_the_same_place(
+def test_stdout_and_stderr_to_one_place_are_one_console(
     loop: FastLoop, tmp_path: Path, descriptors: Callable[[int], int]
 ) -> None:
     """`2>&1` gives one console, so that lines of the two are not mixed; two pipes give two."""

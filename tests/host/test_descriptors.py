@@ -24,7 +24,9 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE))
 @pytest.mark.parametrize(
     ("hard", "later", "expected"), [(200, 200, "64 200"), (200, 50, "50 50"), (64, 64, "64 64")]
 )
-def test_workers_have_the_limit_that_was_there(hard: int, later: int, expected: str) -> None:
+def test_workers_have_the_descriptor_limit_that_relight_was_given(
+    hard: int, later: int, expected: str
+) -> None:
     """Also where somebody has lowered the other one meanwhile (prlimit(1))."""
     found = subprocess.run(
         [sys.executable, "-c", PROBE, str(hard), str(later)],
@@ -37,7 +39,7 @@ def test_workers_have_the_limit_that_was_there(hard: int, later: int, expected: 
 
 
 @pytest.mark.parametrize("flags", [(), ("--preload=json",)], ids=str)
-def test_what_is_wanted_of_too_few_descriptors_is_named(
+def test_with_too_few_descriptors_the_error_says_for_what_one_is_missing(
     flags: tuple[str, ...], tmp_path: Path
 ) -> None:
     """`ulimit -n` of little more than the standard streams ends with 4, and says for what there is

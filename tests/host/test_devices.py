@@ -75,8 +75,10 @@ def places(found: list[devices.Device]) -> list[str]:
         ("gpu-00", []),
     ],
 )
-def test_cuda_visible_devices(nvidia: str, text: str | None, expected: list[int]) -> None:
-    """CUDA_VISIBLE_DEVICES chooses and orders the GPUs, which are numbered by PCI address."""
+def test_cuda_visible_devices_chooses_and_orders_the_gpus(
+    nvidia: str, text: str | None, expected: list[int]
+) -> None:
+    """They are numbered by PCI address."""
     variables = {} if text is None else {"CUDA_VISIBLE_DEVICES": text}
     assert places(gpus(Environment(variables), nvidia)) == [PCI[index] for index in expected]
 
@@ -99,7 +101,7 @@ def test_the_one_gpu_of_a_container_has_the_mig_instance(tmp_path: Path) -> None
     assert places(gpus(visible, str(tmp_path))) == [PCI[3]]
 
 
-def test_names_that_the_driver_does_not_know_yet(tmp_path: Path) -> None:
+def test_a_gpu_that_the_driver_gives_no_uuid_yet_counts_by_its_name(tmp_path: Path) -> None:
     """A GPU that was never used has no UUID in the driver's file: as many names count as GPUs."""
     for minor, pci in enumerate(PCI[:2]):
         fake.add_nvidia(tmp_path, pci, minor, uuid="GPU-????????-????-????-????-????????????")
@@ -117,10 +119,10 @@ def test_a_container_has_the_gpus_whose_device_files_it_has(tmp_path: Path) -> N
     assert places(gpus(env(CUDA_VISIBLE_DEVICES="1"), str(tmp_path))) == [PCI[3]]
 
 
-def test_a_batch_system_may_forbid_device_files(
+def test_a_gpu_that_the_device_cgroup_forbids_does_not_count(
     nvidia: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU that the device cgroup forbids does not count, and the others are numbered from 0."""
+    """The others are numbered from 0."""
     access = os.access
 
     def ask(path: str, mode: int) -> bool:
@@ -139,7 +141,7 @@ def test_device_files_alone_are_gpus(tmp_path: Path) -> None:
     assert len(gpus(env(CUDA_VISIBLE_DEVICES="GPU-1,GPU-2"), str(tmp_path))) == 2
 
 
-def test_excluded_and_far_away_gpus(tmp_path: Path) -> None:
+def test_an_excluded_gpu_is_none_and_long_pci_domains_come_last(tmp_path: Path) -> None:
     """A GPU that the driver was told to leave alone is none; long PCI domains come last."""
     fake.add_nvidia(tmp_path, "10000:01:00.0", minor=0)
     fake.add_nvidia(tmp_path, "2000:00:00.0", minor=1)
@@ -169,8 +171,8 @@ def test_rocm_hides_in_two_steps(amd: str, variables: dict[str, str], expected: 
     assert places(found) == [f"0000:{0x40 + number:02x}:00.0" for number in expected]
 
 
-def test_amd_gpus_that_may_not_be_used(amd: str) -> None:
-    """An AMD GPU needs /dev/kfd, its render node, and a readable entry in the topology."""
+def test_an_amd_gpu_counts_only_if_its_files_may_be_used(amd: str) -> None:
+    """It needs /dev/kfd, its render node, and a readable entry in the topology."""
     (Path(amd) / "dev/dri/renderD130").unlink()
     (Path(amd) / "sys/class/kfd/kfd/topology/nodes/3/gpu_id").unlink()
     assert [gpu.number for gpu in gpus(env(), amd)] == [*range(4, 12)]
@@ -199,10 +201,10 @@ def test_partitions_of_an_amd_gpu_share_its_address(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("driver", ["xe", "i915"])
-def test_intel_tiles(
+def test_each_intel_tile_is_a_device_unless_the_hierarchy_is_composite(
     tmp_path: Path, driver: str, variables: dict[str, str], expected: list[int]
 ) -> None:
-    """Each tile is a device unless the hierarchy is COMPOSITE; ZE_AFFINITY_MASK chooses."""
+    """ZE_AFFINITY_MASK chooses."""
     fake.add_intel(tmp_path, 129, "0000:18:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 128, "0000:3a:00.0", driver=driver, tiles=2)
     fake.add_intel(tmp_path, 130, "0000:03:00.0", driver="ast")
@@ -211,8 +213,10 @@ def test_intel_tiles(
     assert places(found) == [f"0000:{bus:02x}:00.0" for bus in expected]
 
 
-def test_the_gpu_inside_an_intel_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is an xpu where there is no other, with one tile, and never what `auto` means."""
+def test_the_gpu_inside_an_intel_processor_counts_only_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an xpu with one tile then, and never what `auto` means."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
     root = str(tmp_path)
     fake.add_intel(tmp_path, 128, "0000:00:02.0", driver="i915", tiles=2)
@@ -304,8 +308,9 @@ def test_cpus_are_the_mask_or_the_quota(
     assert cpus(str(tmp_path)) == expected
 
 
-def test_a_cgroup_with_a_strange_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes in a cgroup's name that are not UTF-8 do no harm."""
+def test_a_cgroup_name_that_is_not_utf_8_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
@@ -350,8 +355,8 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 @pytest.mark.slow
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
-def test_torch_counts_the_same(text: str) -> None:
-    """The reading of CUDA_ and HIP_VISIBLE_DEVICES by torch, for the same GPUs, leaves as many."""
+def test_torch_counts_as_many_gpus(text: str) -> None:
+    """By its reading of CUDA_ and HIP_VISIBLE_DEVICES, for the same GPUs."""
     import torch.cuda
 
     listed = [devices.Device(n, pci, fake.uuid_of(3 - n)) for n, pci in enumerate(PCI)]
@@ -379,8 +384,8 @@ def test_torch_counts_the_same(text: str) -> None:
 @pytest.mark.slow
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
-def test_torch_reads_the_affinity_mask_the_same(mask: str) -> None:
-    """The reading of ZE_AFFINITY_MASK by torch, of the devices that are there, is ours."""
+def test_torch_reads_ze_affinity_mask_in_the_same_way(mask: str) -> None:
+    """For the devices that are there."""
     import torch.xpu
 
     listed = [devices.Device(n, pci) for n, pci in enumerate(PCI)]

@@ -22,8 +22,8 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
     return str(path / "bin" / "python")
 
 
-def test_the_facts_of_this_machine(tmp_path: Path) -> None:
-    """Versions, the script's hash and its arguments are those of this interpreter and file."""
+def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> None:
+    """Versions, the script's hash and its arguments."""
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
     facts = collect(script=str(script), arguments=["--lr", "0.1"], is_file=True)
@@ -63,24 +63,23 @@ def test_neither_torch_nor_the_metadata_module_is_loaded(tmp_path: Path) -> None
         ((), None),
     ],
 )
-def test_torch_of_another_interpreter(
+def test_torchs_version_is_that_of_the_workers_interpreter(
     tmp_path: Path, names: tuple[str, ...], version: str | None
 ) -> None:
-    """Torch's version is that of the workers' interpreter, and left out where it is not clear."""
+    """It is left out where it is not clear."""
     python = environment_with(tmp_path / "venv", *names)
     facts = collect(script="x", arguments=[], is_file=False, python=python)
     assert facts.get("torch") == version
     assert "Python" not in facts
 
 
-def test_two_versions_of_python_in_one_place(tmp_path: Path) -> None:
-    """An interpreter with two package directories says nothing about torch."""
+def test_an_interpreter_with_two_package_folders_says_nothing_about_torch(tmp_path: Path) -> None:
     environment_with(tmp_path, "torch", "torch-2.12.0.dist-info")
     python = environment_with(tmp_path, "torch", "torch-2.13.0.dist-info", version="3.12")
     assert "torch" not in collect(script="x", arguments=[], is_file=False, python=python)
 
 
-def test_another_environment_of_the_same_python(tmp_path: Path) -> None:
+def test_a_linked_environment_has_this_python_and_its_own_torch(tmp_path: Path) -> None:
     """A virtual environment that links to this interpreter has its Python and its own torch."""
     python = environment_with(tmp_path, "torch", "torch-1.0.dist-info")
     Path(python).symlink_to(os.path.realpath(sys.executable))
@@ -100,8 +99,8 @@ def test_the_first_torch_on_the_path_counts(
 
 
 @pytest.mark.timeout(20)
-def test_what_is_no_ordinary_file(tmp_path: Path) -> None:
-    """A FIFO, a directory, a missing file, a module: no hash, no error, nothing is used up."""
+def test_a_script_that_is_no_ordinary_file_has_no_hash_and_no_error(tmp_path: Path) -> None:
+    """A FIFO, a directory, a missing file, a module: nothing is used up."""
     os.mkfifo(tmp_path / "fifo")
     for name in ("fifo", ".", "missing", "nul\0byte"):
         facts = collect(script=str(tmp_path / name), arguments=[], is_file=True)
@@ -110,8 +109,8 @@ def test_what_is_no_ordinary_file(tmp_path: Path) -> None:
     assert "script" not in collect(script=str(tmp_path / "package"), arguments=[], is_file=False)
 
 
-def test_arguments_can_be_told_apart() -> None:
-    """Two different lists of arguments never look the same, and any byte can be sent as text."""
+def test_different_lists_of_arguments_never_look_the_same() -> None:
+    """Any byte can be sent as text."""
     lists = [["a b"], ["a", "b"], ["'a", "b'"], ["a", "", "b"], ["a\nb"], ["'a b'"], ["\udcff"], [r"\udcff"]]  # fmt: skip  # noqa: E501
     texts = [collect(script="x", arguments=a, is_file=False)["arguments"] for a in lists]
     assert len(set(texts)) == len(lists)
@@ -119,8 +118,7 @@ def test_arguments_can_be_told_apart() -> None:
     assert json.loads(json.dumps(texts).encode()) == texts
 
 
-def test_long_arguments_are_a_hash() -> None:
-    """More than 200 characters of arguments are compared by their hash."""
+def test_arguments_of_more_than_200_characters_are_compared_by_hash() -> None:
     just = collect(script="x", arguments=["y" * 200], is_file=False)["arguments"]
     assert just == "y" * 200
     long = collect(script="x", arguments=["y" * 201], is_file=False)["arguments"]

@@ -9,7 +9,9 @@ from relight.core.failures import Failure
 from relight.host import files, reports
 
 
-def test_no_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_link_at_the_name_of_the_file_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A link that somebody has put at the name of the file, or at the one that is guessed for its
     temporary, is replaced or refused: what it leads to stays.
     """
@@ -29,8 +31,8 @@ def test_no_link_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a link to /dev/null"])
-def test_what_is_no_file_stays(kind: str, tmp_path: Path) -> None:
-    """A device or a directory at the place is not replaced, and a FIFO keeps nobody waiting."""
+def test_a_device_or_directory_at_the_name_of_the_file_stays(kind: str, tmp_path: Path) -> None:
+    """A FIFO keeps nobody waiting."""
     path = tmp_path / "error.json"
     if kind == "a FIFO":
         os.mkfifo(path)

@@ -34,7 +34,7 @@ def run_generations(loop: FastLoop, leftovers: Leftovers, consoles: Consoles, fl
 
 
 @pytest.mark.parametrize("flags", [[], ["-t1"]], ids=["raw", "tee'd"])
-def test_what_is_left_is_shown_or_told(
+def test_leftover_output_is_shown_or_counted(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
 ) -> None:
     """Generations go on; what could not be kept for the console is counted in a line. What is shown
@@ -56,7 +56,7 @@ def test_what_is_left_is_shown_or_told(
     assert screen.read().count(b"\n") == len(said)
 
 
-def test_a_second_signal_ends_the_wait(
+def test_a_second_signal_ends_the_wait_for_the_console(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path
 ) -> None:
     """A line says how much is not shown."""

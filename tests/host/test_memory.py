@@ -36,8 +36,8 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_version_2(machine: Machine) -> None:
-    """A kill in the cgroup is named with the smallest limit on the way up."""
+def test_a_kill_in_a_cgroup_of_version_2_is_named_with_its_limit(machine: Machine) -> None:
+    """The smallest limit on the way up."""
     machine.write("proc/self/cgroup", "0::/user/job\n")
     machine.write("cgroup/user/job/memory.events", "low 0\noom 9\noom_kill 2\n")
     machine.write("cgroup/user/job/memory.max", "max\n")
@@ -53,8 +53,7 @@ def test_version_2(machine: Machine) -> None:
     assert "killed 2 processes in cgroup" in counters.evidence()
 
 
-def test_long_names(machine: Machine) -> None:
-    """Of a long path the end is shown."""
+def test_of_a_long_cgroup_path_the_end_is_shown(machine: Machine) -> None:
     path = f"/kubepods.slice/{'a' * 64}/{'b' * 20}.scope"
     machine.write("proc/self/cgroup", f"0::{path}\n")
     machine.write(f"cgroup{path}/memory.events", "oom_kill 0\n")
@@ -63,7 +62,7 @@ def test_long_names(machine: Machine) -> None:
     assert counters.evidence().endswith(f" in cgroup …{'a' * 12}/{'b' * 20}.scope")
 
 
-def test_version_1(machine: Machine) -> None:
+def test_a_kill_in_a_cgroup_of_version_1_is_named_with_its_limit(machine: Machine) -> None:
     """The memory controller has a hierarchy of its own, and numbers for `no limit`."""
     machine.write("proc/self/cgroup", "9:name=systemd:/x\n4:memory:/job\n0::/\nnonsense\n")
     control = "oom_kill_disable 0\nunder_oom 0\noom_kill {}\n"
@@ -74,7 +73,7 @@ def test_version_1(machine: Machine) -> None:
     assert counters.evidence() == "out of memory: the kernel killed one process in cgroup /job"
 
 
-def test_container(machine: Machine) -> None:
+def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> None:
     """In a container the path is the host's, and the mount is the container's own root."""
     machine.write("proc/self/cgroup", "0::/kubepods/pod1\n")
     machine.write("cgroup/memory.events", "oom_kill 0\n")
@@ -97,7 +96,7 @@ def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
     )
 
 
-def test_without_a_cgroup(machine: Machine) -> None:
+def test_without_a_cgroup_the_text_says_perhaps(machine: Machine) -> None:
     """Where only the machine counts, the text says perhaps; where nothing counts, nothing."""
     counters = machine.counters()
     assert counters.evidence() == NONE_SENT
@@ -158,7 +157,7 @@ def cgroup() -> Iterator[tuple[Path, str]]:
     directory.rmdir()
 
 
-def test_out_of_memory_is_named(
+def test_a_worker_killed_for_lack_of_memory_is_reported_so(
     cgroup: tuple[Path, str], launch: Launch, script: Callable[[str], Path]
 ) -> None:
     """A worker that the kernel kills for lack of memory is reported so, with the limit."""

@@ -79,22 +79,22 @@ NODE = ["0-7,32-39", "8-15,40-47", "16-23,48-55", "24-31,56-63"]
         ("core-complex", [node for node in NODE for _ in range(2)]),
     ],
 )
-def test_two_sockets_with_two_nodes_and_eight_gpus(
+def test_every_mode_binds_as_promised_on_a_server_with_eight_gpus(
     tmp_path: Path, mode: str, expected: list[str]
 ) -> None:
-    """A server with 4 NUMA nodes, SMT and 2 GPUs a node: every mode gives what it promises."""
+    """It has 4 NUMA nodes, SMT and 2 GPUs a node."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1, 1, 2, 2, 3, 3))
     assert masks(mode, 8, DUAL_SOCKET, root) == expected
 
 
-def test_the_gpus_decide_not_the_ranks(tmp_path: Path) -> None:
-    """A worker goes where its GPU is, in whatever order the GPUs are on the nodes."""
+def test_a_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
+    """In whatever order the GPUs are on the nodes."""
     root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
     assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
 
 
-def test_visible_devices_decide_which_gpu_a_worker_has(tmp_path: Path) -> None:
-    """CUDA_VISIBLE_DEVICES by number, by UUID, and by the name of an old MIG instance."""
+def test_cuda_visible_devices_decides_which_gpu_a_worker_has(tmp_path: Path) -> None:
+    """By number, by UUID, and by the name of an old MIG instance."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1, 2, 3))
     for text, expected in (
         ("3,1", [NODE[3], NODE[1]]),
@@ -105,8 +105,7 @@ def test_visible_devices_decide_which_gpu_a_worker_has(tmp_path: Path) -> None:
         assert masks("node", len(expected), DUAL_SOCKET, root, env) == expected
 
 
-def test_gpus_of_other_makers(tmp_path: Path) -> None:
-    """AMD and Intel GPUs lead to their NUMA nodes as well."""
+def test_amd_and_intel_gpus_lead_to_their_numa_nodes(tmp_path: Path) -> None:
     root = machine(tmp_path, DUAL_SOCKET)
     fake.add_intel(tmp_path, 128, "0000:18:00.0", tiles=2, node=1)
     fake.add_intel(tmp_path, 129, "0000:9a:00.0", tiles=1, node=2)
@@ -142,7 +141,7 @@ def test_core_complexes_are_taken_in_turns_the_largest_first(tmp_path: Path) -> 
     assert bound == (frozenset({8, 9, 28, 29}), frozenset({0, 1, 20}))
 
 
-def test_the_last_cache_that_holds_data_counts(tmp_path: Path) -> None:
+def test_the_largest_cache_that_is_shown_and_holds_data_counts(tmp_path: Path) -> None:
     """Where a virtual machine shows the first level alone, the instruction cache is left out."""
     fake.add_cpus(tmp_path, SMALL)
     for cpu in range(4):
@@ -169,10 +168,10 @@ def test_an_unknown_node_is_node_0(tmp_path: Path) -> None:
         ("core-complex", [{2, 3, 34}, {2, 3, 34}, {8}]),
     ],
 )
-def test_a_container_with_a_part_of_the_cpus(
+def test_masks_hold_only_cpus_that_the_launcher_itself_may_use(
     tmp_path: Path, mode: str, expected: list[set[int]]
 ) -> None:
-    """Masks have no CPU that the launcher itself may not use; half a core is a core."""
+    """Half a core is a core."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 0, 1))
     allowed = frozenset({2, 3, 34, 8, 99})
     assert [set(mask) for mask in bind(mode, 3, NOTHING_SET, root, allowed)] == expected
@@ -203,7 +202,7 @@ def test_the_socket_counts_where_the_node_itself_may_not_be_used(tmp_path: Path)
         bind("socket", 1, NOTHING_SET, root, frozenset({16}))
 
 
-def test_a_node_that_has_only_memory(tmp_path: Path) -> None:
+def test_a_node_without_cpus_takes_no_workers(tmp_path: Path) -> None:
     """A node without CPUs takes no workers, and does not disturb the sockets of the others."""
     root = str(tmp_path)
     fake.add_cpus(tmp_path, SMALL)
@@ -279,7 +278,9 @@ def lose(path: str, root: Path) -> None:
         ("core-complex", partial(lose, f"{CPU}0/cache"), "can't be read"),
     ],
 )
-def test_refusals(tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str) -> None:
+def test_what_cannot_be_done_is_one_line_with_the_flag_and_a_hint(
+    tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
+) -> None:
     """What can't be done is one line that names the flag and the thing, and a hint."""
     fake.add_cpus(tmp_path, SMALL)
     harm(tmp_path)
@@ -292,7 +293,7 @@ def test_refusals(tmp_path: Path, mode: str, harm: Callable[[Path], None], messa
     assert caught.value.hint
 
 
-def test_more_workers_than_cores(tmp_path: Path) -> None:
+def test_more_workers_than_cores_can_only_share_them(tmp_path: Path) -> None:
     """5 workers can't have a core each of 4, but they can share them."""
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match=r"fewer physical cores \(4\) than workers \(5\)"):
@@ -300,7 +301,7 @@ def test_more_workers_than_cores(tmp_path: Path) -> None:
     assert masks("node", 5, SMALL, root) == ["0-3"] * 5
 
 
-def test_a_cache_folder_without_caches(tmp_path: Path) -> None:
+def test_a_cache_folder_without_caches_is_refused(tmp_path: Path) -> None:
     """Some virtual machines show the folder and nothing in it: refused as well."""
     fake.add_cpus(tmp_path, SMALL)
     lose(f"{CPU}0/cache", tmp_path)
@@ -309,8 +310,7 @@ def test_a_cache_folder_without_caches(tmp_path: Path) -> None:
         masks("core-complex", 2, SMALL, str(tmp_path))
 
 
-def test_cpus_that_are_on_no_node(tmp_path: Path) -> None:
-    """An affinity mask that the topology does not know is refused."""
+def test_an_affinity_mask_outside_the_topology_is_refused(tmp_path: Path) -> None:
     root = machine(tmp_path, SMALL)
     with pytest.raises(UsageError, match="none of the CPUs that may be used is on a NUMA node"):
         bind("node", 1, NOTHING_SET, root, frozenset({77}))
@@ -345,7 +345,7 @@ def machines(draw: st.DrawFn) -> tuple[Layout, tuple[int, ...], frozenset[int]]:
 
 @settings(max_examples=60)
 @given(machines(), st.sampled_from(MODES), st.integers(1, 8))
-def test_every_mask_is_sound(
+def test_every_mask_is_within_what_is_allowed(
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]], mode: str, nproc: int
 ) -> None:
     """Whatever the machine, a mask is not empty and within what is allowed, and exclusive ones have
@@ -372,8 +372,8 @@ def test_every_mask_is_sound(
 
 @settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
-def test_nothing_is_left_idle(layout: Layout, each: int) -> None:
-    """With as many workers on every node, all CPUs are used: by `exclusive`, exactly once."""
+def test_with_as_many_workers_on_every_node_all_cpus_are_used(layout: Layout, each: int) -> None:
+    """By `exclusive`, exactly once."""
     root = built(layout, ())
     nproc = min(each, layout.cores) * len(layout.all_nodes())
     for mode in ("node", "socket", "exclusive"):
@@ -430,7 +430,7 @@ def torch_binding() -> object:
     st.sampled_from(MODES),
     st.data(),
 )
-def test_torch_binds_the_same(
+def test_masks_are_those_of_torchrun(
     torch_binding: object,
     drawn: tuple[Layout, tuple[int, ...], frozenset[int]],
     mode: str,
@@ -479,8 +479,10 @@ def test_workers_run_where_they_were_bound(
     assert sorted(result.stdout.splitlines()) == lines
 
 
-def test_a_refusal_is_exit_code_2(launch: Launch, script: Callable[[str], Path]) -> None:
-    """More workers than cores with `exclusive` ends the command with one line and a hint."""
+def test_more_workers_than_cores_end_the_command_with_exit_code_2(
+    launch: Launch, script: Callable[[str], Path]
+) -> None:
+    """With `exclusive`: one line and a hint."""
     cpus = len(os.sched_getaffinity(0))
     result = launch(
         "run",

@@ -36,7 +36,7 @@ def test_a_terminal_gives_what_was_written_before_it_closed(
     assert reader.tail == data
 
 
-def test_without_a_descriptor_for_what_terminals_need(
+def test_without_a_descriptor_for_the_terminal_modules_output_has_no_colours(
     loop: FastLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A module that can't be loaded, for want of a descriptor, costs the colours."""
@@ -51,8 +51,8 @@ def test_without_a_descriptor_for_what_terminals_need(
     reader.close()
 
 
-def test_the_end_of_a_stream_is_kept(loop: FastLoop) -> None:
-    """The last 64 KB that a worker wrote are there for the report, and not much more."""
+def test_the_last_64_kb_of_a_stream_are_kept(loop: FastLoop) -> None:
+    """For the report; not much more is."""
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     for number in range(400):
@@ -135,7 +135,7 @@ def test_without_inotify_files_are_polled(
     assert loop.idle
 
 
-def test_changes_that_inotify_forgot(
+def test_changes_that_inotify_lost_are_shown_all_the_same(
     loop: FastLoop, screen: Screen, tailed: TailedFile, tmp_path: Path
 ) -> None:
     """When the kernel's queue overflows, the last changes are seen all the same."""
@@ -154,7 +154,7 @@ def test_changes_that_inotify_forgot(
     assert shown.count(b"a\n") == shown.count(b"b\n") == limit // 2 + 10
 
 
-def test_a_file_that_is_truncated_meanwhile(
+def test_a_file_that_is_truncated_meanwhile_is_shown_from_its_new_start(
     loop: FastLoop, screen: Screen, tailed: TailedFile
 ) -> None:
     """After logrotate's copytruncate new lines are shown, without a hole and without the old."""
@@ -245,7 +245,7 @@ def test_a_filter_sees_whole_lines(data: st.DataObject, tmp_path_factory: object
     assert path.read_bytes() == b"".join(b"[p]:" + line + b"\n" for line in wanted)
 
 
-def test_a_filter_keeps_no_endless_line(
+def test_a_filter_holds_a_line_without_an_end_up_to_a_limit(
     filtered: tuple[logs_module._FilteredFile, Path],
 ) -> None:
     """A line without an end is held up to a limit; the end of it still counts."""
@@ -279,7 +279,7 @@ def test_filters_go_on_when_nobody_reads(
     assert b"".join(got) == b"line 0\nline 1\nline 2\n"
 
 
-def test_descriptors_are_not_passed_on_by_chance() -> None:
+def test_descriptors_of_relight_are_closed_by_exec() -> None:
     """What this package opens is closed by exec: both ends of a channel."""
     ours, theirs = channel(-1)
     try:

@@ -14,7 +14,7 @@ from relight.host.spawner import WorkerPlan
 
 
 @pytest.mark.parametrize("farewell", [b"", b"end\n"])
-def test_who_cleans_up(tmp_path: Path, farewell: bytes) -> None:
+def test_workers_end_when_the_agents_socket_ends(tmp_path: Path, farewell: bytes) -> None:
     """When the socket ends, the workers do. Unless the agent has said that it lives, its directory
     goes as well: the socket of one that is killed ends before anything else shows that it is.
     """

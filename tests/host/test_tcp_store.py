@@ -67,7 +67,7 @@ WAKING = {
 
 
 @pytest.mark.parametrize("query", WAKING)
-def test_what_makes_a_key_wakes_who_waits_for_it(store: int, query: str) -> None:
+def test_each_operation_that_makes_a_key_wakes_who_waits_for_it(store: int, query: str) -> None:
     """A wait ends with the first thing that is done to its last missing key."""
     with Peer(store) as waiter, Peer(store) as other, Peer(store) as setter:
         setter.set(b"there", b"")
@@ -421,9 +421,7 @@ print("trained", rank)
 
 
 @pytest.mark.slow
-def test_training_finds_in_it_all_that_it_needs(
-    launch: Launch, script: Callable[[str], Path]
-) -> None:
+def test_training_works_with_the_store(launch: Launch, script: Callable[[str], Path]) -> None:
     """Groups, barriers, objects and checkpoints of 4 workers work, and a second process group."""
     result = launch("run", "--nproc-per-node=4", script(TRAINING), timeout=110)
     assert result.returncode == 0, result.stderr

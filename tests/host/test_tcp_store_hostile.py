@@ -143,7 +143,7 @@ def shared() -> Iterator[StoreServer]:
 
 
 @pytest.mark.parametrize("attack", REFUSED)
-def test_what_is_no_request_ends_its_connection(shared: StoreServer, attack: str) -> None:
+def test_bytes_that_are_no_request_end_their_connection(shared: StoreServer, attack: str) -> None:
     """A peer that breaks the protocol is dropped at once, and only that peer."""
     with Peer(shared.port) as friend, Peer(shared.port, greet=False) as peer:
         peer.send(REFUSED[attack])
@@ -192,7 +192,7 @@ def test_500_idle_connections_hinder_nobody(serve: Serve) -> None:
         peer.close()
 
 
-def test_who_does_not_greet_is_sent_away(serve: Serve) -> None:
+def test_a_client_that_does_not_greet_is_sent_away(serve: Serve) -> None:
     """A connection without the magic number is closed after a while, one with it stays."""
     server = serve(_MAX_SILENT_S=0.5)
     with (

@@ -116,8 +116,8 @@ def test_nothing_is_readable_on_the_wire(ends: Ends, node: Node) -> None:
     assert log.reasons == ["the peer closed the connection"]
 
 
-def test_version_1_2_is_enough(ends: Ends, node: Node) -> None:
-    """A peer whose library knows TLS 1.2 only is let in; older versions are not."""
+def test_a_peer_that_knows_tls_1_2_only_is_let_in(ends: Ends, node: Node) -> None:
+    """Older versions are not."""
     ends.listen(node("a"))
     old = node("b")
     assert old.tls_client is not None
@@ -191,8 +191,10 @@ def test_a_plain_listener_names_a_dialler_with_tls(ends: Ends, node: Node) -> No
 
 
 @pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello"])
-def test_what_is_no_tls_is_turned_away(ends: Ends, node: Node, data: bytes) -> None:
-    """Bytes that are no handshake end the connection, and the next node gets in."""
+def test_bytes_that_are_no_handshake_end_the_connection(
+    ends: Ends, node: Node, data: bytes
+) -> None:
+    """The next node gets in."""
     ends.listen(node("a"))
     read_all(ends.raw(data), ends)
     assert len(ends.refused) == 1
@@ -200,7 +202,7 @@ def test_what_is_no_tls_is_turned_away(ends: Ends, node: Node, data: bytes) -> N
     ends.until(lambda: connection.is_open)
 
 
-def test_a_handshake_cut_short_is_an_end(ends: Ends, node: Node) -> None:
+def test_a_handshake_cut_short_harms_nobody(ends: Ends, node: Node) -> None:
     """Closing or resetting in the middle of a handshake harms nobody."""
     ends.listen(node("a"))
     for _ in range(3):
@@ -244,13 +246,15 @@ def test_a_client_of_the_store_needs_no_tls(ends: Ends, node: Node) -> None:
         ("a.crt", "locked.key", "ca.crt", "tls_key: .*locked.key is locked with a password"),
     ],
 )
-def test_a_wrong_file_is_named(files: Path, cert: str, key: str, ca: str, words: str) -> None:
+def test_a_missing_or_wrong_tls_file_is_named_with_its_option(
+    files: Path, cert: str, key: str, ca: str, words: str
+) -> None:
     """Each file that is missing or holds something else is named with its option."""
     with pytest.raises(UsageError, match=words):
         contexts(str(files / cert), str(files / key), str(files / ca))
 
 
-def test_reading_that_must_write_first_waits_for_that(
+def test_tls_that_must_write_before_it_reads_waits_for_that(
     ends: Ends, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If TLS has to write before it can read on, the loop waits for that moment, and no longer."""

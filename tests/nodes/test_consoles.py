@@ -32,7 +32,7 @@ def is_old(path: Path) -> bool:
     return path.exists() and time.time() - path.stat().st_mtime > 0.5
 
 
-def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
+def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) -> None:
     """The job restarts when a worker of another node fails, and one signal ends the stuck node."""
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
     (tmp_path / "loud.py").write_text(LOUD)

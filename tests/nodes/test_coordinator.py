@@ -35,7 +35,9 @@ def coordinate(lab: Lab, path: Path, *flags: str) -> "subprocess.Popen[bytes]":
     return process
 
 
-def test_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
+def test_workers_run_on_while_the_head_is_killed_and_started_again(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Kill -9 of the head's process: workers run on, without a pause, into its next life."""
     first = coordinate(lab, tmp_path / "first.txt")
     job = Job(lab, tmp_path, *c10d("node4", "3"))
@@ -59,7 +61,9 @@ def test_killed_and_started_again(lab: Lab, tmp_path: Path) -> None:
     assert second.wait(20) == 0
 
 
-def test_a_node_that_two_coordinators_have_missed(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_two_coordinators_have_missed_is_not_taken_for_a_member(
+    lab: Lab, tmp_path: Path
+) -> None:
     """What it was in has the number, size and a free place of what runs, and is not taken for it:
     its worker does not go on beside those of a group that it was never in.
     """
@@ -85,7 +89,7 @@ def test_a_node_that_two_coordinators_have_missed(lab: Lab, tmp_path: Path) -> N
     assert (away.wait(), stays.wait()) == (0, 0)
 
 
-def test_it_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
+def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
     """Two jobs with ids of their own at one head, beside each other and one after the other."""
     path = tmp_path / "head.txt"
     head = coordinate(lab, path)
@@ -108,7 +112,7 @@ def test_it_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
     assert head.wait(20) == 0
 
 
-def test_a_token_is_needed(lab: Lab, tmp_path: Path) -> None:
+def test_a_head_with_a_token_turns_away_agents_without_it(lab: Lab, tmp_path: Path) -> None:
     """A head with a token turns away agents without it, and says so."""
     token = tmp_path / "token"
     token.write_text("secret\n")
@@ -120,7 +124,9 @@ def test_a_token_is_needed(lab: Lab, tmp_path: Path) -> None:
     assert "turned away" in path.read_text()
 
 
-def test_bad_command_lines(launch: Launch) -> None:
+def test_bad_command_lines_of_the_coordinator_are_refused_before_anything_is_bound(
+    launch: Launch,
+) -> None:
     """Refused before anything is bound, with what to write instead."""
     for flags, message in (
         (["x"], "takes flags only"),

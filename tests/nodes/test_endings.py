@@ -25,8 +25,7 @@ def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
     assert [agent.wait() for agent in agents] == [0] * len(agents), job.report()
 
 
-def test_with_a_register(tmp_path: Path) -> None:
-    """The one that coordinates does not take those that are done for lost."""
+def test_the_coordinator_does_not_take_nodes_that_are_done_for_lost(tmp_path: Path) -> None:
     with OneMachine() as here:
         meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
         job = Job(here, tmp_path, *meet, "--nnodes=3", CONF)
@@ -35,7 +34,7 @@ def test_with_a_register(tmp_path: Path) -> None:
         end_one_by_one(job, agents)
 
 
-def test_with_several_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_a_host_of_the_endpoint_that_is_done_goes_on_voting(lab: Lab, tmp_path: Path) -> None:
     """A host of the endpoint whose workers are done goes on voting for the others' coordinator."""
     job = Job(lab, tmp_path, *c10d("node1,node2,node3", "3", CONF))
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]

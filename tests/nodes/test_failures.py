@@ -24,7 +24,7 @@ def begin(
     return job, agents
 
 
-def test_a_worker_fails(lab: Lab, tmp_path: Path) -> None:
+def test_when_a_worker_fails_all_nodes_restart_together(lab: Lab, tmp_path: Path) -> None:
     """All nodes restart together, with the same count, and say why; ranks stay."""
     job, agents = begin(lab, tmp_path, "3", 3, "--max-restarts=1", "--nproc-per-node=2")
     job.tell("fail.3")
@@ -54,7 +54,7 @@ def test_a_restart_below_the_maximum_waits_for_nobody(lab: Lab, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("how", ["kill", "cut", "freeze"])
-def test_a_node_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
+def test_when_a_node_is_lost_the_survivors_go_on(lab: Lab, tmp_path: Path, how: str) -> None:
     """The survivors go on, at no cost for the budget, and keep their order."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
     lost, others = agents[2], [agents[0], agents[1], agents[3]]
@@ -81,7 +81,9 @@ def test_a_node_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
         assert job.stop() == [0, 0, -9, 0]
 
 
-def test_a_one_way_block(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_cannot_hear_stops_its_workers_and_is_left_out(
+    lab: Lab, tmp_path: Path
+) -> None:
     """A node that can speak but not hear stops its workers, and the others go on without it."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     lab.block("node1", "node3")
@@ -92,8 +94,8 @@ def test_a_one_way_block(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_below_the_minimum(lab: Lab, tmp_path: Path) -> None:
-    """Too few survivors say what they wait for; a replacement takes the hole, and on it goes."""
+def test_below_the_minimum_survivors_wait_for_a_replacement(lab: Lab, tmp_path: Path) -> None:
+    """They say what they wait for; the replacement takes the place of the lost node."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
     job.until_says(agents[0], r"2 of 3 nodes have joined: node1, node3; waiting for 1 more")
@@ -106,8 +108,8 @@ def test_below_the_minimum(lab: Lab, tmp_path: Path) -> None:
     assert [agent.wait() for agent in together] == [0, 0, 0]
 
 
-def test_too_few_for_too_long(lab: Lab, tmp_path: Path) -> None:
-    """After the join timeout the job ends with exit code 3 on all nodes."""
+def test_with_too_few_nodes_the_job_ends_after_the_join_timeout(lab: Lab, tmp_path: Path) -> None:
+    """With exit code 3 on all nodes."""
     job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -116,7 +118,7 @@ def test_too_few_for_too_long(lab: Lab, tmp_path: Path) -> None:
     assert "gave up after 3 s: 1 of 2 nodes have joined: node1" in agents[0].text
 
 
-def test_a_node_leaves(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_is_terminated_leaves_and_the_others_go_on(lab: Lab, tmp_path: Path) -> None:
     """SIGTERM to one agent: it ends with 143, the others go on at once, the budget is untouched."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.kill(agents[1], signal.SIGTERM)
@@ -128,7 +130,7 @@ def test_a_node_leaves(lab: Lab, tmp_path: Path) -> None:
     assert (agents[0].wait(), agents[2].wait()) == (0, 0)
 
 
-def test_the_coordinator_process_dies_and_comes_back(lab: Lab, tmp_path: Path) -> None:
+def test_workers_of_other_nodes_outlive_the_coordinators_process(lab: Lab, tmp_path: Path) -> None:
     """Workers of other nodes run on; the new agent at the endpoint takes the hole."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[0])
@@ -143,7 +145,7 @@ def test_the_coordinator_process_dies_and_comes_back(lab: Lab, tmp_path: Path) -
     assert [agent.wait() for agent in together] == [0, 0, 0]
 
 
-def test_the_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
+def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
     """Workers that hear nothing freeze, and go on where they were when the cable is back."""
     job, agents = begin(lab, tmp_path, "3", 3)
     lab.cut("node1")
@@ -154,7 +156,7 @@ def test_the_coordinator_host_is_cut_off(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_partition_has_one_live_side(lab: Lab, tmp_path: Path) -> None:
+def test_of_a_partition_one_side_runs(lab: Lab, tmp_path: Path) -> None:
     """The side of the coordinator goes on; the other, though as large, stands still."""
     job, agents = begin(lab, tmp_path, "1:4", 4)
     lab.partition(["node1", "node2"], ["node3", "node4"])
@@ -167,7 +169,7 @@ def test_a_partition_has_one_live_side(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_a_node_is_done_and_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_is_done_leaves_when_another_fails_for_good(lab: Lab, tmp_path: Path) -> None:
     """The one that is done leaves at once with the exit code of the failure (torchrun: 300 s)."""
     job, agents = begin(lab, tmp_path, "2", 2)
     job.tell("finish.0")
@@ -179,7 +181,7 @@ def test_a_node_is_done_and_another_fails_for_good(lab: Lab, tmp_path: Path) -> 
     assert "rank 1 raised ValueError" in agents[0].text
 
 
-def test_a_missing_script_on_one_node(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_without_the_script_fails_alone(lab: Lab, tmp_path: Path) -> None:
     """That node fails alone, before it joins; the others wait for a right one."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -192,7 +194,7 @@ def test_a_missing_script_on_one_node(lab: Lab, tmp_path: Path) -> None:
     assert (first.wait(), second.wait()) == (0, 0)
 
 
-def test_different_numbers_of_nodes(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_started_for_another_number_of_nodes_is_refused(lab: Lab, tmp_path: Path) -> None:
     """A node that was started for another size is refused, with both sizes."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1")
@@ -245,7 +247,9 @@ def test_a_worker_that_saves_nothing_is_stopped_in_the_end(lab: Lab, tmp_path: P
     assert job.stop() == [0, 0]
 
 
-def test_the_coordinator_host_stays_away(lab: Lab, tmp_path: Path) -> None:
+def test_without_the_endpoints_host_nodes_end_after_the_join_timeout(
+    lab: Lab, tmp_path: Path
+) -> None:
     """With one endpoint whose host is gone, the others wait for the join timeout, then end with
     exit code 3 and leave no worker behind.
     """

@@ -15,7 +15,7 @@ from nodes.jobs import Job, c10d
     "endpoint",
     ["10.77.0.1:29400", "node1", "node1:1234", "[fd77::1]:29400"],
 )
-def test_the_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
+def test_nodes_meet_at_an_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> None:
     """An address, a name that only /etc/hosts knows, IPv6: the nodes meet, and end together."""
     job = Job(lab, tmp_path, *c10d(endpoint, "3", "--nproc-per-node=2"))
     agents = [job.start(host) for host in ("node3", "node1", "node2")]
@@ -28,7 +28,7 @@ def test_the_endpoint_by_any_name(lab: Lab, tmp_path: Path, endpoint: str) -> No
     assert job.stop() == [0, 0, 0]
 
 
-def test_nodes_of_different_sizes_and_roles(lab: Lab, tmp_path: Path) -> None:
+def test_nodes_of_different_sizes_and_roles_have_the_right_ranks(lab: Lab, tmp_path: Path) -> None:
     """Ranks, role ranks and local sizes are right where nodes differ."""
     job = Job(lab, tmp_path, *c10d("node1", "3"))
     agents = [
@@ -51,8 +51,8 @@ def test_nodes_of_different_sizes_and_roles(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_static(lab: Lab, tmp_path: Path) -> None:
-    """--node-rank decides the order, and workers meet at the port that was given."""
+def test_node_rank_decides_the_order_of_nodes(lab: Lab, tmp_path: Path) -> None:
+    """Workers meet at the port that was given."""
     flags = ("--nnodes=3", "--master-addr=10.77.0.2", "--master-port=29501")
     job = Job(lab, tmp_path, *flags)
     agents = [
@@ -66,7 +66,7 @@ def test_static(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_node_rank_twice(lab: Lab, tmp_path: Path) -> None:
+def test_a_second_node_with_the_same_rank_is_refused(lab: Lab, tmp_path: Path) -> None:
     """The second node with a rank is refused by name; the job goes on when the right one comes."""
     job = Job(lab, tmp_path, "--nnodes=2", "--master-addr=10.77.0.1")
     first = job.start("node1", "--node-rank=0")
@@ -92,7 +92,7 @@ def test_waiting_is_explained(lab: Lab, tmp_path: Path) -> None:
         assert "gave up after 3 s" in agent.text
 
 
-def test_no_coordinator(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_gives_up_where_nobody_hosts_the_endpoint(lab: Lab, tmp_path: Path) -> None:
     """Where nobody hosts the endpoint, a node says so, and gives up with exit code 3."""
     job = Job(lab, tmp_path, *c10d("node4", "2", "--rdzv-conf=join_timeout=2"))
     agent = job.start("node1")
@@ -100,7 +100,7 @@ def test_no_coordinator(lab: Lab, tmp_path: Path) -> None:
     assert "no coordinator at node4:29400" in agent.text
 
 
-def test_a_stranger_on_the_port(lab: Lab, tmp_path: Path) -> None:
+def test_a_stranger_on_the_endpoints_port_is_named(lab: Lab, tmp_path: Path) -> None:
     """A program that accepts and says nothing is named as such; nobody hangs."""
     script = "import socket, time; s = socket.create_server(('10.77.0.1', 29400)); time.sleep(100)"
     lab["node1"].start([sys.executable, "-c", script])
@@ -143,7 +143,7 @@ def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path)
     assert [agent.wait() for agent in (first, more[1], spare)] == [0, 0, 0]
 
 
-def test_two_jobs_at_one_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_two_jobs_at_one_endpoint_do_not_see_each_other(lab: Lab, tmp_path: Path) -> None:
     """Jobs with different ids share an endpoint and do not see each other."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

@@ -63,7 +63,7 @@ def group_ranks(agents: list[AgentOn]) -> list[int]:
     return [agent.workers[-1].group_rank for agent in agents]
 
 
-def test_equal_hostnames(tmp_path: Path) -> None:
+def test_two_hosts_of_one_name_are_two_nodes(tmp_path: Path) -> None:
     """Two hosts of one name are two nodes; the loss of one is not that of the other."""
     with named({"node1": "trainer", "node2": "trainer"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2:3", "--rdzv-conf=last_call_timeout=9"))
@@ -76,7 +76,9 @@ def test_equal_hostnames(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", ["node1", "node2"])
-def test_the_endpoint_is_a_name_of_two_hosts(tmp_path: Path, first: str) -> None:
+def test_of_two_hosts_of_the_endpoints_name_the_one_with_its_address_coordinates(
+    tmp_path: Path, first: str
+) -> None:
     """Where a second host bears the endpoint's name, the one with its address coordinates, also if
     the other is there before it.
     """
@@ -89,8 +91,8 @@ def test_the_endpoint_is_a_name_of_two_hosts(tmp_path: Path, first: str) -> None
         assert job.stop() == [0, 0]
 
 
-def test_equal_pids(lab: Lab, tmp_path: Path) -> None:
-    """Agents of one pid, in containers of one host or of several, are different nodes."""
+def test_agents_of_one_pid_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
+    """In containers of one host or of several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
     job.until_runs(agents, 3)
@@ -101,7 +103,7 @@ def test_equal_pids(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
-def test_a_hostname_that_does_not_resolve(tmp_path: Path, host: str) -> None:
+def test_a_hostname_that_does_not_resolve_does_no_harm(tmp_path: Path, host: str) -> None:
     """On the endpoint's host or on another: nobody looks it up."""
     with named({host: "no-such-name"}) as lab:
         job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
@@ -115,7 +117,7 @@ def test_a_hostname_that_does_not_resolve(tmp_path: Path, host: str) -> None:
 
 
 @pytest.mark.parametrize("order", [("node2", "node1", "node3"), ("node1", "node1", "node2")])
-def test_the_endpoint_resolves_to_loopback_on_its_own_host(
+def test_the_endpoint_may_resolve_to_loopback_on_its_own_host(
     lab: Lab, tmp_path: Path, order: tuple[str, ...]
 ) -> None:
     """Debian gives a host's own name 127.0.1.1: others come in all the same, and the workers get
@@ -134,7 +136,9 @@ def test_the_endpoint_resolves_to_loopback_on_its_own_host(
     assert job.stop() == [0, 0, 0]
 
 
-def test_several_addresses(lab: Lab, tmp_path: Path) -> None:
+def test_with_several_networks_workers_use_the_one_of_the_endpoint(
+    lab: Lab, tmp_path: Path
+) -> None:
     """On machines with several networks the workers use the one of the endpoint."""
     for number, name in enumerate(HOSTS, 1):
         check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
@@ -147,7 +151,7 @@ def test_several_addresses(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_local_addr(lab: Lab, tmp_path: Path) -> None:
+def test_local_addr_of_the_first_node_is_what_the_others_are_told(lab: Lab, tmp_path: Path) -> None:
     """--local-addr is what the others are told, if this node is the first."""
     check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
@@ -158,7 +162,7 @@ def test_local_addr(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shift", ["20", "-600", "600"])
-def test_clocks_apart(lab: Lab, tmp_path: Path, shift: str) -> None:
+def test_clocks_that_differ_do_no_harm(lab: Lab, tmp_path: Path, shift: str) -> None:
     """With a clock that is seconds or minutes off, a group forms, a lost node is noticed, and the
     failure that came first is called first.
     """
@@ -189,8 +193,7 @@ def test_clocks_apart(lab: Lab, tmp_path: Path, shift: str) -> None:
         assert abs(told - float(shift)) < 60, report  # as it was there
 
 
-def test_localhost(lab: Lab, tmp_path: Path) -> None:
-    """Three agents on one host that meet at localhost."""
+def test_three_agents_on_one_host_meet_at_localhost(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("localhost", "3", "--nproc-per-node=2"))
     agents = [job.start("node1") for _ in range(3)]
     job.until_runs(agents, 3)
@@ -199,7 +202,7 @@ def test_localhost(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_other_scripts_and_arguments(lab: Lab, tmp_path: Path) -> None:
+def test_another_script_or_other_arguments_are_reported(lab: Lab, tmp_path: Path) -> None:
     """A node with another script, or other arguments, is reported where it joins and where the
     first node is, with the names of both.
     """
@@ -223,8 +226,7 @@ def test_other_scripts_and_arguments(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_equal_nodes_differ_in_nothing(lab: Lab, tmp_path: Path) -> None:
-    """Nothing is reported where all is the same."""
+def test_nothing_is_reported_of_equal_nodes(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -232,7 +234,7 @@ def test_equal_nodes_differ_in_nothing(lab: Lab, tmp_path: Path) -> None:
     assert not any("differ" in agent.text for agent in agents)
 
 
-def test_different_restart_budgets(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_with_another_restart_budget_is_told_whose_counts(lab: Lab, tmp_path: Path) -> None:
     """The job has one budget: a node that asks for another one is told whose counts."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")

@@ -58,7 +58,7 @@ def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_a_minute_of_loss_and_jitter(lab: Lab, tmp_path: Path) -> None:
+def test_a_minute_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None:
     """5 % of the packets lost, 200 ms of jitter, all cores busy: no node is lost, no worker stands
     still.
     """
@@ -67,13 +67,12 @@ def test_a_minute_of_loss_and_jitter(lab: Lab, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(4200)
-def test_an_hour_of_loss_and_jitter(lab: Lab, tmp_path: Path) -> None:
-    """The same for an hour."""
+def test_an_hour_of_loss_and_jitter_loses_no_node(lab: Lab, tmp_path: Path) -> None:
     endure(lab, tmp_path, 3600)
 
 
-def test_a_long_way(lab: Lab, tmp_path: Path) -> None:
-    """150 ms each way: a group forms, restarts, and notices an agent that was killed."""
+def test_nodes_far_from_each_other_form_restart_and_notice_a_loss(lab: Lab, tmp_path: Path) -> None:
+    """150 ms each way; the agent that is lost was killed."""
     lab.set(delay_ms=150)
     job, agents = begin(lab, tmp_path, "2:3", 3)
     job.tell("fail.2")
@@ -84,7 +83,9 @@ def test_a_long_way(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, -9, 0]
 
 
-def test_far_electors_lose_packets(lab: Lab, tmp_path: Path) -> None:
+def test_far_hosts_of_an_endpoint_that_lose_packets_keep_their_coordinator(
+    lab: Lab, tmp_path: Path
+) -> None:
     """10 % of the packets lost and 200 ms each way: three hosts of an endpoint keep their
     coordinator, and their workers run nearly all the time.
     """
@@ -104,7 +105,7 @@ def test_far_electors_lose_packets(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_short_cut(lab: Lab, tmp_path: Path) -> None:
+def test_a_cut_shorter_than_the_lease_is_not_noticed(lab: Lab, tmp_path: Path) -> None:
     """0.6 s without a network are less than the lease of the workers: nobody even notices."""
     job, agents = begin(lab, tmp_path, "2:3", 3)
     for host in ("node1", "node2"):
@@ -120,7 +121,9 @@ def test_a_short_cut(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("host", ["node1", "node2"])
-def test_a_cut_as_long_as_the_lease(lab: Lab, tmp_path: Path, host: str) -> None:
+def test_after_a_cut_as_long_as_the_lease_all_nodes_run_again(
+    lab: Lab, tmp_path: Path, host: str
+) -> None:
     """1.1 s without a network are about as long as the lease: the workers may stand still for a
     moment, and go on, in the same generation; or the node is lost, and comes back.
     """
@@ -162,10 +165,10 @@ def live_groups(job: Job, agents: list[AgentOn], pause: float) -> set[str]:
 
 
 @pytest.mark.parametrize("hosts", [("node2", "node3"), ("node1",)], ids=["nodes", "coordinator"])
-def test_a_flapping_link(lab: Lab, tmp_path: Path, hosts: tuple[str, ...]) -> None:
-    """A cable that comes and goes for 10 s, with ever longer cuts: never two live groups, and a
-    full one in the end.
-    """
+def test_a_flapping_link_never_leads_to_two_live_groups(
+    lab: Lab, tmp_path: Path, hosts: tuple[str, ...]
+) -> None:
+    """A cable that comes and goes for 10 s, with ever longer cuts: the group is full in the end."""
     job, agents = begin(lab, tmp_path, "2:4", 4)
     begun = time.monotonic()
     while (elapsed := time.monotonic() - begun) < 10:
@@ -179,7 +182,7 @@ def test_a_flapping_link(lab: Lab, tmp_path: Path, hosts: tuple[str, ...]) -> No
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_without_udp(lab: Lab, tmp_path: Path) -> None:
+def test_without_udp_nodes_are_kept_and_a_lost_one_is_noticed(lab: Lab, tmp_path: Path) -> None:
     """Where only TCP passes, a clean network keeps all nodes, and a lost one is noticed."""
     for name in ("node1", "node2", "node3", "node4"):
         command = ["ip", "rule", "add", "ipproto", "udp", "prohibit"]

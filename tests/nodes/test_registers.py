@@ -46,7 +46,7 @@ def registered(backend: str, where: str, job: str) -> tuple[str, ...]:
     return (f"--rdzv-backend={backend}", f"--rdzv-endpoint={where}", f"--rdzv-id={job}")
 
 
-def test_nodes_meet(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
+def test_nodes_meet_by_a_register(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) -> None:
     """Three nodes find each other, train and end; the same id can be used again at once."""
     job = Job(here, tmp_path, *flags, "--nnodes=3", "--nproc-per-node=2")
     for _ in range(2):
@@ -57,7 +57,7 @@ def test_nodes_meet(flags: tuple[str, ...], here: OneMachine, tmp_path: Path) ->
         (tmp_path / "stop").unlink()
 
 
-def test_the_coordinator_is_killed(
+def test_the_others_go_on_without_a_killed_coordinator(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """Kill -9 of the node that coordinates: the others go on without it, at no restart."""
@@ -74,10 +74,10 @@ def test_the_coordinator_is_killed(
     assert [agent.wait() for agent in others] == [0, 0]
 
 
-def test_coordinators_of_their_own(
+def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """Of two `relight coordinator`, one is killed; the other takes over, and no worker notices."""
+    """Of two `relight coordinator`, the other takes over."""
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=is_host=0")
     first = coordinator(here, tmp_path, "first", *flags)
     until(lambda: "coordinating job" in first[1].read_text())
@@ -98,10 +98,10 @@ def test_coordinators_of_their_own(
     assert second[0].wait(30) == 0
 
 
-def test_a_frozen_coordinator_finds_out(
+def test_a_coordinator_paused_past_its_lease_can_not_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """Paused past its lease, replaced and continued, it can't act: its group has ended."""
+    """It was replaced and then continued: its group has ended."""
     conf = "--rdzv-conf=last_call_timeout=9,lease_ttl=4"
     job = Job(here, tmp_path, *flags, "--nnodes=2:3", conf)
     agents = [job.start("agent0")]
@@ -143,7 +143,9 @@ def test_a_register_that_is_away_stops_nobody(
     assert job.stop() == [0, 0, 0]
 
 
-def test_a_cluster_loses_its_leader(here: OneMachine, tmp_path: Path) -> None:
+def test_workers_and_newcomers_do_not_notice_the_loss_of_etcds_leader(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """Of three members of etcd the leader is killed: nobody stands still, and nodes still come."""
     reason = etcd_unavailable()
     if reason:
@@ -164,7 +166,9 @@ def test_a_cluster_loses_its_leader(here: OneMachine, tmp_path: Path) -> None:
         assert job.stop() == [0, 0, 0]
 
 
-def test_hosts_that_share_a_disk(lab: Lab, tmp_path: Path) -> None:
+def test_hosts_that_share_nothing_but_a_disk_meet_and_survive_a_loss(
+    lab: Lab, tmp_path: Path
+) -> None:
     """On hosts of their own, with nothing in common but a directory, nodes find each other's
     addresses; when the coordinator's machine is cut off, the others go on after `lease_ttl`.
     """
@@ -188,7 +192,7 @@ def test_hosts_that_share_a_disk(lab: Lab, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("where", "kind"), [("OUTPUT", "tcp-reset"), ("INPUT", "icmp-port-unreachable")]
 )
-def test_a_firewall_refuses(
+def test_a_node_refused_by_a_firewall_takes_nothing_over(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path, where: str, kind: str
 ) -> None:
     """A node to which a firewall refuses the coordinator's port takes nothing over: it says that
@@ -215,7 +219,7 @@ def test_a_firewall_refuses(
     assert all(re.findall("generation [0-9]", a.text)[-1] == "generation 1" for a in agents)
 
 
-def test_a_firewall_shuts_the_coordinator_in(
+def test_a_coordinator_that_a_firewall_shuts_in_stands_still(
     lab: Lab, flags_in_lab: tuple[str, ...], tmp_path: Path
 ) -> None:
     """A host that coordinates begins to refuse everything, and the register's answers with it: it
@@ -234,7 +238,9 @@ def test_a_firewall_shuts_the_coordinator_in(
     assert [agent.wait() for agent in agents[1:]] == [0, 0]
 
 
-def test_another_token(here: OneMachine, tmp_path: Path) -> None:
+def test_a_node_with_another_token_says_that_it_was_turned_away(
+    here: OneMachine, tmp_path: Path
+) -> None:
     """A node with another token says that it was turned away, also when the others have ended."""
     flags = registered("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
@@ -248,8 +254,10 @@ def test_another_token(here: OneMachine, tmp_path: Path) -> None:
     assert re.search("error: .* the last one turned us away: .*token", bad.text)
 
 
-def test_a_register_that_is_not_there(here: OneMachine, tmp_path: Path) -> None:
-    """Who waits for it, and why, is said; after the join timeout the job ends with exit code 3."""
+def test_a_register_that_is_not_there_ends_the_job_after_the_join_timeout(
+    here: OneMachine, tmp_path: Path
+) -> None:
+    """Who waits for it, and why, is said; the exit code is 3."""
     flags = registered("etcd", "127.0.0.1:1", "job")
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=join_timeout=4")
     agent = job.start("agent0")

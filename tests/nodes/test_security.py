@@ -127,8 +127,8 @@ def undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
 
 
 @pytest.mark.parametrize("theirs", ["wrong", ""])
-def test_a_token(lab: Lab, tmp_path: Path, theirs: str) -> None:
-    """Nodes with the token meet; one with another or none hears why it can't, and ends."""
+def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -> None:
+    """One with another or none hears why it can't, and ends."""
     job, agents = begin(lab, tmp_path, RELIGHT_TOKEN="right")
     variables = {"RELIGHT_TOKEN": theirs} if theirs else {}
     stranger = job.start("node3", GIVE_UP, **variables)
@@ -144,7 +144,7 @@ def test_a_token(lab: Lab, tmp_path: Path, theirs: str) -> None:
     assert [agent.wait() for agent in [*agents, newcomer]] == [0, 0, 0]
 
 
-def test_no_token_where_others_have_one(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_with_a_token_does_not_join_a_job_without_one(lab: Lab, tmp_path: Path) -> None:
     """A node with a token does not join a job without one: it would be anybody's."""
     job, agents = begin(lab, tmp_path)
     careful = job.start("node3", GIVE_UP,
@@ -155,7 +155,7 @@ def test_no_token_where_others_have_one(lab: Lab, tmp_path: Path) -> None:
     assert job.stop()[:2] == [0, 0]
 
 
-def test_a_token_in_a_file(lab: Lab, tmp_path: Path) -> None:
+def test_a_token_in_a_file_is_as_good_as_the_variable(lab: Lab, tmp_path: Path) -> None:
     """token_file is as good as RELIGHT_TOKEN, and white space around it does not count."""
     (tmp_path / "token").write_text("  right\n")
     job = Job(lab, tmp_path, *c10d("node1", "2"))
@@ -168,8 +168,8 @@ def test_a_token_in_a_file(lab: Lab, tmp_path: Path) -> None:
     assert not any("no token" in agent.text for agent in agents)
 
 
-def test_the_warning(lab: Lab, tmp_path: Path) -> None:
-    """Without a token there is one line, and none where the endpoint is of this machine only."""
+def test_a_job_of_several_hosts_without_a_token_is_warned_once(lab: Lab, tmp_path: Path) -> None:
+    """None where the endpoint is of this machine only."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
@@ -202,10 +202,8 @@ def certificates(directory: Path, authority: str, *names: str) -> None:
                 "-CAcreateserial")  # fmt: skip
 
 
-def test_tls(lab: Lab, tmp_path: Path) -> None:
-    """Nodes with certificates of one authority meet; one without TLS, or with a certificate of
-    another authority, is told so.
-    """
+def test_only_nodes_with_certificates_of_one_authority_meet(lab: Lab, tmp_path: Path) -> None:
+    """One without TLS, or with a certificate of another authority, is told so."""
     certificates(tmp_path, "ca", "node")
     certificates(tmp_path, "other-ca", "other")
     tls = "last_call_timeout=0.1,tls_ca=ca.pem,tls_cert={0}.pem,tls_key={0}.key"
@@ -225,7 +223,7 @@ def test_tls(lab: Lab, tmp_path: Path) -> None:
     assert job.stop()[:2] == [0, 0]
 
 
-def test_strangers_do_not_disturb(lab: Lab, tmp_path: Path) -> None:
+def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     """Noise, silence, floods and lies from another host, all at once: the workers run on, nobody is
     lost, and who is right still joins.
     """
@@ -337,7 +335,7 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     assert lab["node4"].start(command).wait(60) == 0
 
 
-def test_lies(lab: Lab, tmp_path: Path) -> None:
+def test_a_peer_that_talks_nonsense_does_not_disturb_the_group(lab: Lab, tmp_path: Path) -> None:
     """A peer that is let in and talks nonsense does not disturb the group; the next one joins."""
     job, agents = begin(lab, tmp_path)
     for what, messages in LIES.items():
@@ -364,10 +362,8 @@ RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind"
     ],
     ids=["records", "a long reason", "no text", "several in one", "another place"],
 )
-def test_a_member_that_lies(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
-    """A peer that joins properly and then talks nonsense is a node that is lost; the others go on
-    without it.
-    """
+def test_a_member_that_talks_nonsense_is_lost(lab: Lab, tmp_path: Path, lies: list[object]) -> None:
+    """It joined properly; the others go on without it."""
     job, agents = begin(lab, tmp_path)
     # The group with the liar is generation 1. It may be over before an agent has told of it.
     lie(lab, tmp_path, [JOIN, READY, "until formed", *lies, 0.3])
@@ -377,7 +373,7 @@ def test_a_member_that_lies(lab: Lab, tmp_path: Path, lies: list[object]) -> Non
     assert job.stop() == [0, 0]
 
 
-def test_who_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
     """A node with a wrong token does not take over the endpoint when the job is done, and runs
     nothing.
     """
@@ -394,8 +390,10 @@ def test_who_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) -> None:
     assert "generation" not in wrong.text
 
 
-def test_a_job_that_went_before(lab: Lab, tmp_path: Path) -> None:
-    """While another job with another token holds the endpoint, a job waits, and then has it."""
+def test_a_job_waits_while_another_with_another_token_holds_the_endpoint(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Then it has it."""
     first, agents = begin(lab, tmp_path, RELIGHT_TOKEN="first")
     place = tmp_path / "second"
     place.mkdir()

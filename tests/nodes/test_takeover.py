@@ -22,8 +22,10 @@ def begin(lab: Lab, tmp_path: Path, nodes: str, *flags: str) -> tuple[Job, list[
 
 
 @pytest.mark.parametrize("how", ["kill", "cut"])
-def test_the_coordinator_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
-    """Another host takes over, and the survivors go on as one group."""
+def test_another_host_takes_over_when_the_coordinator_is_lost(
+    lab: Lab, tmp_path: Path, how: str
+) -> None:
+    """The survivors go on as one group."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
     if how == "kill":
@@ -44,7 +46,7 @@ def test_the_coordinator_is_lost(lab: Lab, tmp_path: Path, how: str) -> None:
         assert [agent.wait() for agent in others] == [0, 0, 0]
 
 
-def test_a_frozen_coordinator_comes_back(lab: Lab, tmp_path: Path) -> None:
+def test_a_frozen_coordinator_that_comes_back_resigns(lab: Lab, tmp_path: Path) -> None:
     """Stopped, replaced and continued, it finds out that it is out: never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]
@@ -56,7 +58,7 @@ def test_a_frozen_coordinator_comes_back(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_a_minority_stands_still(lab: Lab, tmp_path: Path) -> None:
+def test_a_minority_with_the_former_coordinator_stands_still(lab: Lab, tmp_path: Path) -> None:
     """The part with one of three hosts does not run, though the coordinator was there."""
     job, agents, coordinator = begin(lab, tmp_path, "1:4")
     lonely = [coordinator.host, "node4"]
@@ -70,15 +72,16 @@ def test_a_minority_stands_still(lab: Lab, tmp_path: Path) -> None:
     assert job.stop() == [0, 0, 0, 0]
 
 
-def test_a_host_that_never_comes(lab: Lab, tmp_path: Path) -> None:
-    """Two hosts of three are enough to begin."""
+def test_two_hosts_of_three_are_enough_to_begin(lab: Lab, tmp_path: Path) -> None:
     job = Job(lab, tmp_path, *c10d("node4,node1,node2", "2"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)
     assert job.stop() == [0, 0]
 
 
-def test_another_job_goes_on(lab: Lab, tmp_path: Path) -> None:
+def test_a_second_job_outlives_the_one_whose_node_coordinated_both(
+    lab: Lab, tmp_path: Path
+) -> None:
     """The job whose node coordinates two jobs ends at once; the other runs on without a restart."""
     jobs, started = [], []
     for name in ("first", "second"):
