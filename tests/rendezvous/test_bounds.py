@@ -24,14 +24,13 @@ from relight.values import MOST_SECONDS
         "lease_ttl=1e9",
     ],
 )
-def test_what_is_too_much(text: str) -> None:
+def test_a_number_that_no_clock_could_count_is_refused(text: str) -> None:
     """A number that no clock could count is refused by the name of its key."""
     with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
         parse((tuple(text.split("=")),), "file")
 
 
-def test_products_are_bounded() -> None:
-    """Two values that are good by themselves may be too much together."""
+def test_two_values_that_are_too_much_together_are_refused() -> None:
     pairs = (("keep_alive_interval", f"{MOST_SECONDS:.0f}"), ("keep_alive_max_attempt", "2"))
     with pytest.raises(UsageError, match="it can be at most 2000000 s"):
         parse(pairs, "file")
@@ -41,14 +40,14 @@ def run(launch: Launch, *flags: str) -> "subprocess.CompletedProcess[str]":
     return launch("run", "--nnodes=2", *flags, "--no-python", "true")
 
 
-def test_a_path_for_the_static_rendezvous(launch: Launch) -> None:
+def test_a_path_is_refused_for_the_static_rendezvous(launch: Launch) -> None:
     """Only some backends meet in a directory; the static one says so."""
     result = run(launch, "--rdzv-endpoint=/tmp/x")
     assert result.returncode == 2
     assert "the static rendezvous meets at HOST:PORT" in result.stderr
 
 
-def test_without_an_id(launch: Launch, tmp_path: Path) -> None:
+def test_a_job_without_an_id_is_told_whom_it_may_meet(launch: Launch, tmp_path: Path) -> None:
     """A job without an id is told that others without one are the same job to the register, and
     what to look at when nobody comes.
     """
@@ -67,10 +66,9 @@ def test_without_an_id(launch: Launch, tmp_path: Path) -> None:
         (["nosuchscript.py"], "there is no file nosuchscript.py"),
     ],
 )
-def test_the_doctor_s_command_line(
+def test_relight_doctor_refuses_what_relight_run_would_refuse(
     launch: Callable[..., object], argv: list[str], says: str
 ) -> None:
-    """`relight doctor` refuses what `relight run` would refuse."""
     result = launch("doctor", *argv)
     assert result.returncode == 2
     assert says in result.stderr

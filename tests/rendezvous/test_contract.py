@@ -149,8 +149,7 @@ def test_one_of_many_processes_wins(hold_in_process: Callable[..., Holder]) -> N
 
 
 @pytest.mark.slow
-def test_renewals_keep_it(new: New) -> None:
-    """Who renews in time keeps the register beyond its time to live."""
+def test_renewals_keep_the_register_beyond_its_time_to_live(new: New) -> None:
     holder, other = new(), new()
     ttl_s = 3.0  # the machine may be slow for a second
     mine = holder.hold("a", ttl_s)
@@ -162,7 +161,7 @@ def test_renewals_keep_it(new: New) -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [0.7, 1.5])
-def test_it_is_free_after_its_time_and_not_before(new: New, ttl_s: float) -> None:
+def test_a_register_is_free_after_its_time_to_live_and_not_before(new: New, ttl_s: float) -> None:
     """A register that is not renewed goes to another, never before its time to live is over."""
     first, second = new(), new()
     first.hold("first", ttl_s)
@@ -181,7 +180,7 @@ def test_a_lapsed_record_shows_nobody(new: New) -> None:
     wait_for(lambda: second.hold("", SHORT_S) == NOBODY, "the end of the record", PATIENCE_S)
 
 
-def test_it_stays_held_after_close(new: New) -> None:
+def test_a_register_stays_held_after_close(new: New) -> None:
     """Closing gives nothing back: a holder's workers may still run."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -189,7 +188,7 @@ def test_it_stays_held_after_close(new: New) -> None:
     assert second.hold("second", LONG_S).value == "first"
 
 
-def test_release_gives_it_back(new: New) -> None:
+def test_release_gives_the_register_back(new: New) -> None:
     """After a release the register is free at once, and what comes next has another revision."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -200,8 +199,7 @@ def test_release_gives_it_back(new: New) -> None:
     assert again.revision != before.revision
 
 
-def test_release_of_what_is_another_s(new: New) -> None:
-    """Who does not hold the register can't give it back."""
+def test_a_register_of_another_cannot_be_released(new: New) -> None:
     first, second = new(), new()
     mine = first.hold("first", LONG_S)
     second.release()
@@ -210,8 +208,8 @@ def test_release_of_what_is_another_s(new: New) -> None:
     assert first.hold("", LONG_S) == mine
 
 
-def test_evict(new: New) -> None:
-    """An evicted record is gone at once; its holder learns it when it asks next."""
+def test_an_evicted_holder_learns_it_when_it_asks_next(new: New) -> None:
+    """The record is gone at once."""
     first, second = new(), new()
     dead = first.hold("first", LONG_S)
     second.evict(second.hold("", LONG_S))
@@ -221,7 +219,7 @@ def test_evict(new: New) -> None:
     assert first.hold("first", LONG_S) == taken._replace(ours=False)
 
 
-def test_evicted_and_back(new: New) -> None:
+def test_an_evicted_holder_that_is_back_has_another_revision(new: New) -> None:
     """A holder that was evicted and takes the register again sees that by its revision."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -231,8 +229,8 @@ def test_evicted_and_back(new: New) -> None:
     assert after.revision != before.revision
 
 
-def test_evict_of_one_who_is_gone(new: New) -> None:
-    """An eviction never hits a successor, also if that is the same with the same value."""
+def test_an_eviction_never_hits_a_successor(new: New) -> None:
+    """Also if that is the same with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
     dead = first.hold("first", LONG_S)
@@ -286,8 +284,7 @@ def test_a_new_value_is_no_new_holder(new: New) -> None:
     assert second.hold("", LONG_S) == NOBODY
 
 
-def test_a_shorter_time_counts(new: New) -> None:
-    """A holder that renews for a shorter time is replaced after that time."""
+def test_a_holder_that_renews_for_a_shorter_time_is_replaced_after_it(new: New) -> None:
     first, second = new(), new()
     first.hold("first", LONG_S)
     first.hold("first", SHORT_S)
@@ -305,7 +302,9 @@ def test_values_come_back_whole(new: New, value: str) -> None:
     assert first.hold(value, LONG_S).ours
 
 
-def test_ids_of_jobs_that_look_alike(place: Place, registers: Callable[[Place], Register]) -> None:
+def test_every_id_is_a_register_of_its_own(
+    place: Place, registers: Callable[[Place], Register]
+) -> None:
     """Every id is a register of its own, whatever is in it."""
     ids = ["a b", "a%20b", "a+b", "a_b", "..", ".", "ä", "a\udcff", "%", "a?b", "a#b", "a;b", "☃",
            "a\nb", "x" * 300, "x" * 301, "lock", "A", "a"]  # fmt: skip
@@ -321,7 +320,9 @@ def test_ids_of_jobs_that_look_alike(place: Place, registers: Callable[[Place], 
         register.release()
 
 
-def test_kill_9_of_the_holder(new: New, hold_in_process: Callable[..., Holder]) -> None:
+def test_a_killed_holder_is_replaced_after_its_time(
+    new: New, hold_in_process: Callable[..., Holder]
+) -> None:
     """A holder that is killed is replaced after its time; nothing that it left is in the way."""
     holder = hold_in_process("dead", SHORT_S)
     wait_for(lambda: len(holder.claims()) >= 3, "some renewals")
@@ -333,7 +334,9 @@ def test_kill_9_of_the_holder(new: New, hold_in_process: Callable[..., Holder]) 
 
 
 @pytest.mark.slow
-def test_never_two_holders(place: Place, hold_in_process: Callable[..., Holder]) -> None:
+def test_never_two_holders_may_act_at_once(
+    place: Place, hold_in_process: Callable[..., Holder]
+) -> None:
     """However holders are killed and replaced, no two may act at once, and some one does soon."""
     rng = random.Random(5)
     holders = [hold_in_process(f"p{number}", SHORT_S) for number in range(3)]

@@ -125,10 +125,10 @@ def without(variables: dict[str, str], *names: str) -> dict[str, str]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_a_job_without_a_flag(
+def test_a_job_without_a_flag_takes_all_from_the_cluster(
     variables: dict[str, str], nodes: int, rank: int, place: str, job: str
 ) -> None:
-    """Nodes, the rank of this one, where they meet and the job's id are those of the cluster."""
+    """Nodes, the rank of this one, where they meet and the job's id."""
     spec, _ = asked(variables)
     host, _, port = place.partition(":")
     assert (spec.nnodes.least, spec.nnodes.most) == (nodes, nodes)
@@ -173,7 +173,9 @@ def test_a_job_without_a_flag(
         (RANKS, "--standalone", "nnodes=1:1 addr=127.0.0.1"),
     ],
 )  # fmt: skip
-def test_flags_go_before(variables: dict[str, str], flags: str, expected: str) -> None:
+def test_flags_take_precedence_over_the_cluster(
+    variables: dict[str, str], flags: str, expected: str
+) -> None:
     """What the user wrote, in a PET_ variable too, is kept; the rest is filled in around it."""
     spec, _ = asked(variables, *flags.split())
     endpoint = spec.rdzv_endpoint
@@ -215,7 +217,7 @@ def test_flags_go_before(variables: dict[str, str], flags: str, expected: str) -
           "OMPI_MCA_orte_num_nodes": "1"}, ""),
     ],
 )  # fmt: skip
-def test_one_node(variables: dict[str, str], note: str) -> None:
+def test_a_cluster_of_one_node_changes_nothing(variables: dict[str, str], note: str) -> None:
     """A job of one node, a worker's environment, or half of one changes nothing."""
     plain, before = asked({})
     spec, notes = asked(variables)
@@ -270,15 +272,16 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
         ({**INDEXED, "NNODES": "2"}, "", "JOB_COMPLETION_INDEX=3 is not below NNODES=2"),
     ],
 )  # fmt: skip
-def test_contradictions(variables: dict[str, str], flags: str, message: str) -> None:
+def test_variables_that_contradict_each_other_are_an_error(
+    variables: dict[str, str], flags: str, message: str
+) -> None:
     """Variables that contradict each other, or can't be, are an error that names them."""
     with pytest.raises(UsageError) as caught:
         asked(variables, *flags.split())
     assert message in caught.value.message
 
 
-def test_several_agents_have_a_remedy() -> None:
-    """Who starts one agent a GPU is told how to start one a node."""
+def test_who_starts_one_agent_a_gpu_is_told_how_to_start_one_a_node() -> None:
     for variables, remedy in (
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
          "srun --ntasks-per-node=1 relight run"),
@@ -299,30 +302,29 @@ def test_several_agents_have_a_remedy() -> None:
         "--nnodes=4 --master-addr=x --node-rank=1",
     ],
 )
-def test_who_says_all_is_not_told_of_contradictions(flags: str) -> None:
-    """Where flags say all, a broken environment is at most a note."""
+def test_where_flags_say_all_a_broken_environment_is_at_most_a_note(flags: str) -> None:
     broken = {**STEP, "SLURM_NODEID": "nonsense"}
     spec, _ = asked(broken, *flags.split())
     plain, _ = asked({}, *flags.split())
     assert spec == plain
 
 
-def test_the_first_pod_of_an_old_operator() -> None:
+def test_a_master_told_localhost_is_reached_at_its_own_name() -> None:
     """A master that is told `localhost` is reached by the others at its own name."""
     variables = {**PYTORCHJOB, "MASTER_ADDR": "localhost", "RANK": "0"}
     assert asked(variables)[0].master_addr == "train-3"
     assert asked(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
 
 
-def test_a_pod_without_a_service(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a domain, other pods can't be found, and the user is told what is missing."""
+def test_a_pod_without_a_domain_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, other pods can't be found."""
     monkeypatch.setattr("socket.getfqdn", lambda: "train-3")
     spec, notes = asked(INDEXED, "--nnodes=4")
     assert spec.master_addr == "train-0"
     assert any("headless Service" in note for note in notes)
 
 
-def test_verbose_says_what_is_from_where() -> None:
+def test_verbose_says_where_each_value_comes_from() -> None:
     """-v has a line for each value, those of flags and PET_ variables too."""
     _, notes = asked({**STEP, "PET_NNODES": "2:4"}, "-v", "--rdzv-id=mine")
     lines = [note for note in notes if ", from " in note]
@@ -351,8 +353,7 @@ def test_workers_are_not_counted_as_nodes() -> None:
     assert not any("goes before" in note for note in notes)
 
 
-def test_all_nodes_have_the_same_port_and_jobs_have_others() -> None:
-    """The port depends on the job alone."""
+def test_the_port_depends_on_the_job_alone() -> None:
     ports = {}
     for job in range(100):
         variables = {**STEP, "SLURM_JOB_ID": str(job)}
@@ -370,7 +371,7 @@ def test_all_nodes_have_the_same_port_and_jobs_have_others() -> None:
         st.one_of(st.sampled_from(["0", "1", "4", "a[1-4]", "1(x4)", ""]), st.text(max_size=8)),
     )
 )
-def test_no_environment_is_a_crash(variables: dict[str, str]) -> None:
+def test_no_environment_makes_relight_crash(variables: dict[str, str]) -> None:
     """Whatever is in the variables: an answer or an error for the user."""
     try:
         detect(variables, set(), "node1")
@@ -388,8 +389,7 @@ def test_no_environment_is_a_crash(variables: dict[str, str]) -> None:
         ("gpu-a100-[9-11],login", ["gpu-a100-9", "gpu-a100-10", "gpu-a100-11", "login"]),
     ],
 )
-def test_host_lists(text: str, hosts: list[str]) -> None:
-    """Slurm's lists of hosts."""
+def test_slurms_lists_of_hosts_are_read(text: str, hosts: list[str]) -> None:
     assert hostlist.expand(text) == hosts
 
 
@@ -413,7 +413,7 @@ def test_host_lists(text: str, hosts: list[str]) -> None:
         "a[1[2]]",
     ],
 )
-def test_no_host_lists(text: str) -> None:
+def test_text_that_is_no_list_of_hosts_is_refused(text: str) -> None:
     """What is no list of hosts, or one of absurd length, is refused at once."""
     with pytest.raises(ValueError):
         hostlist.expand(text)
@@ -428,13 +428,11 @@ def test_no_host_lists(text: str) -> None:
         ("gpu-a[3:100]-07,gpu-b@0(2)", ["gpu-a100-07", "gpu-b"]),
     ],
 )
-def test_host_patterns_of_open_mpi(text: str, hosts: list[str]) -> None:
-    """Open MPI's lists of hosts."""
+def test_open_mpis_lists_of_hosts_are_read(text: str, hosts: list[str]) -> None:
     assert hostlist.expand_orte(text) == hosts
 
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9-]{0,8}", fullmatch=True), min_size=1, max_size=9))
-def test_plain_names(names: Iterable[str]) -> None:
-    """Names without brackets are themselves."""
+def test_names_without_brackets_are_themselves(names: Iterable[str]) -> None:
     names = list(names)
     assert hostlist.expand(",".join(names)) == names

@@ -69,7 +69,7 @@ def hold(register: Register, value: str, ttl_s: float = LONG_S) -> Record:
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(6))
-def test_one_lost_answer(
+def test_one_lost_answer_changes_no_holder(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """Whichever answer is lost once: the holder is known as such, and nobody else is."""
@@ -85,7 +85,7 @@ def test_one_lost_answer(
 
 @pytest.mark.parametrize("how", [Fate(lose_reply=True), Fate(lose_request=True)])
 @pytest.mark.parametrize("number", range(5))
-def test_all_answers_lost_from_one_on(
+def test_a_register_that_answers_again_knows_what_is_its_own(
     place: Place, proxy: Proxy, registers: New, number: int, how: Fate
 ) -> None:
     """A register that can't be asked says so; once it can again, it knows what is its own."""
@@ -105,7 +105,9 @@ def test_all_answers_lost_from_one_on(
     assert second.hold("second", LONG_S).ours
 
 
-def test_a_change_whose_answer_is_lost(place: Place, proxy: Proxy, registers: New) -> None:
+def test_a_change_whose_answer_is_lost_is_not_lost(
+    place: Place, proxy: Proxy, registers: New
+) -> None:
     """A new value or time whose answer is lost leaves the holder the same, and is not lost."""
     first, second = registers(place._replace(endpoint=proxy.endpoint)), registers(place)
     mine = first.hold("one", LONG_S)
@@ -118,8 +120,10 @@ def test_a_change_whose_answer_is_lost(place: Place, proxy: Proxy, registers: Ne
         assert second.hold("other", LONG_S) == mine._replace(value=value, ours=False)
 
 
-def test_an_eviction_whose_answer_is_lost(place: Place, proxy: Proxy, registers: New) -> None:
-    """An eviction that is repeated because its answer was lost does not hit the successor."""
+def test_a_repeated_eviction_does_not_hit_the_successor(
+    place: Place, proxy: Proxy, registers: New
+) -> None:
+    """The answer to the first one was lost."""
     first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
     dead = first.hold("first", LONG_S)
     assert second.hold("second", LONG_S) == dead._replace(ours=False)
@@ -133,7 +137,9 @@ def test_an_eviction_whose_answer_is_lost(place: Place, proxy: Proxy, registers:
     assert second.hold("second", LONG_S) == alive._replace(ours=False)
 
 
-def test_an_eviction_that_is_overtaken(place: Place, proxy: Proxy, registers: New) -> None:
+def test_an_eviction_that_is_overtaken_does_not_hit_the_new_hold(
+    place: Place, proxy: Proxy, registers: New
+) -> None:
     """An eviction on whose way the same holder takes the register anew does not hit that."""
     first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
     dead = first.hold("first", LONG_S)
@@ -150,7 +156,9 @@ def test_an_eviction_that_is_overtaken(place: Place, proxy: Proxy, registers: Ne
     assert second.hold("second", LONG_S) == again[0]._replace(ours=False)
 
 
-def test_a_request_that_arrives_late(place: Place, proxy: Proxy, registers: New) -> None:
+def test_a_request_that_arrives_late_takes_the_register_for_its_time_at_most(
+    place: Place, proxy: Proxy, registers: New
+) -> None:
     """A request that arrives after its sender gave up and released does not take the register for
     longer than its time.
     """
@@ -217,7 +225,9 @@ def test_never_two_holders_on_a_bad_network(
 
 
 @pytest.mark.slow
-def test_a_member_is_lost(cluster: EtcdCluster, backend: str, registers: New) -> None:
+def test_the_holder_stays_the_holder_when_a_member_is_lost(
+    cluster: EtcdCluster, backend: str, registers: New
+) -> None:
     """Whichever member is lost and comes back, the holder stays the holder and can tell."""
     place = Place(backend, cluster.endpoint, f"member {random.random()}")
     first, second = registers(place), registers(place)
@@ -232,8 +242,10 @@ def test_a_member_is_lost(cluster: EtcdCluster, backend: str, registers: New) ->
 
 
 @pytest.mark.slow
-def test_the_leader_is_lost(cluster: EtcdCluster, backend: str, registers: New) -> None:
-    """Loss of the leader changes nothing for the holder, and the next election works."""
+def test_the_holder_stays_the_holder_when_the_leader_is_lost(
+    cluster: EtcdCluster, backend: str, registers: New
+) -> None:
+    """And the next election works."""
     place = Place(backend, cluster.endpoint, f"leader {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
@@ -247,7 +259,9 @@ def test_the_leader_is_lost(cluster: EtcdCluster, backend: str, registers: New) 
 
 
 @pytest.mark.slow
-def test_a_member_is_frozen(cluster: EtcdCluster, backend: str, registers: New) -> None:
+def test_a_frozen_member_costs_one_time_out(
+    cluster: EtcdCluster, backend: str, registers: New
+) -> None:
     """A member that is there and does not answer costs one time-out, then another is asked."""
     place = Place(backend, cluster.endpoint, f"frozen {random.random()}")
     first = registers(place)
@@ -266,7 +280,9 @@ def test_a_member_is_frozen(cluster: EtcdCluster, backend: str, registers: New) 
 
 
 @pytest.mark.slow
-def test_all_members_are_lost_and_back(cluster: EtcdCluster, backend: str, registers: New) -> None:
+def test_the_holder_stays_the_holder_when_all_members_come_back(
+    cluster: EtcdCluster, backend: str, registers: New
+) -> None:
     """While etcd is gone every call says so; back within its time the holder is the same."""
     place = Place(backend, cluster.endpoint, f"all {random.random()}")
     first, second = registers(place), registers(place)
@@ -288,7 +304,9 @@ def test_all_members_are_lost_and_back(cluster: EtcdCluster, backend: str, regis
 
 
 @pytest.mark.slow
-def test_a_minority_knows_nothing(cluster: EtcdCluster, backend: str, registers: New) -> None:
+def test_a_member_without_a_majority_decides_nothing(
+    cluster: EtcdCluster, backend: str, registers: New
+) -> None:
     """A member without a majority neither gives the register away nor says who holds it."""
     place = Place(backend, cluster.endpoint, f"minority {random.random()}")
     first = registers(place)
@@ -324,7 +342,9 @@ def test_the_two_names_meet_where_there_is_only_v2(
     assert not [request for request in proxy.requests if b"/v3" in request]
 
 
-def test_the_gateway_of_version_3_3(server: EtcdServer, proxy: Proxy, registers: New) -> None:
+def test_the_other_path_of_the_gateway_of_version_3_3_is_found(
+    server: EtcdServer, proxy: Proxy, registers: New
+) -> None:
     """In a cluster of version 3.3 the gateway has another path, and the keys are the same."""
     proxy.rewrite = lambda reply: reply.replace(b'cluster":"3.4.0"', b'cluster":"3.3.0"')
     older = registers(Place("etcd", proxy.endpoint, "3.3"))
@@ -334,7 +354,7 @@ def test_the_gateway_of_version_3_3(server: EtcdServer, proxy: Proxy, registers:
     assert any(b"/v3beta/" in request for request in proxy.requests)
 
 
-def test_a_cluster_that_is_starting(proxy: Proxy, registers: New) -> None:
+def test_nothing_is_decided_while_a_cluster_is_starting(proxy: Proxy, registers: New) -> None:
     """As long as the members have not agreed on a version, nothing is decided."""
     proxy.rewrite = lambda reply: reply.replace(
         b'Content-Length: 45\r\n\r\n{"etcdserver":"3.4.23","etcdcluster":"3.4.0"}',
@@ -348,15 +368,18 @@ def test_a_cluster_that_is_starting(proxy: Proxy, registers: New) -> None:
     assert all(b"/version" in r or b"/v3/" in r for r in proxy.requests), proxy.requests
 
 
-def test_own_address(server: EtcdServer, backend: str, registers: New) -> None:
-    """The address from which etcd was reached is known once it was."""
+def test_the_address_from_which_etcd_was_reached_is_known(
+    server: EtcdServer, backend: str, registers: New
+) -> None:
     register = registers(Place(backend, server.endpoint, "address"))
     assert register.own_address == ""
     register.hold("", LONG_S)
     assert register.own_address == "127.0.0.1"
 
 
-def test_the_prefix(server: EtcdServer, registers: New) -> None:
+def test_keys_stand_below_etcd_prefix_and_go_with_the_record(
+    server: EtcdServer, registers: New
+) -> None:
     """Keys stand below etcd_prefix, readable for operators, and go with the record."""
     register = registers(Place("etcd", server.endpoint, "my job"), etcd_prefix="/my/jobs/")
     register.hold("10.0.0.1:29400", LONG_S)
@@ -367,7 +390,7 @@ def test_the_prefix(server: EtcdServer, registers: New) -> None:
     assert server.ctl("get", "--prefix", "/my/") == ""
 
 
-def test_no_lease_is_left(server: EtcdServer, registers: New) -> None:
+def test_leases_that_are_no_longer_used_are_given_back(server: EtcdServer, registers: New) -> None:
     """Leases that are no longer used are given back, not left to pile up."""
     before = server.ctl("lease", "list").count("\n")
     register = registers(Place("etcd", server.endpoint, "leases"))
@@ -378,8 +401,10 @@ def test_no_lease_is_left(server: EtcdServer, registers: New) -> None:
     assert server.ctl("lease", "list").count("\n") == before
 
 
-def test_a_lease_that_is_taken_away(server: EtcdServer, registers: New) -> None:
-    """A holder whose lease was revoked by others takes the register anew if nobody has it."""
+def test_a_holder_whose_lease_was_revoked_takes_the_register_again(
+    server: EtcdServer, registers: New
+) -> None:
+    """If nobody has it."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
     before = first.hold("first", LONG_S)
@@ -391,7 +416,9 @@ def test_a_lease_that_is_taken_away(server: EtcdServer, registers: New) -> None:
     assert second.hold("second", LONG_S) == after._replace(ours=False)
 
 
-def test_a_key_of_somebody_else(server: EtcdServer, backend: str, registers: New) -> None:
+def test_a_key_of_somebody_else_is_an_error_and_stays(
+    server: EtcdServer, backend: str, registers: New
+) -> None:
     """What is no record in the key's place is an error that names the key, and stays."""
     key, api = "/torchelastic/p2p/foreign/coordinator", 3 if backend == "etcd" else 2
     register = registers(Place(backend, server.endpoint, "foreign"))

@@ -83,7 +83,7 @@ def impostor() -> Iterator[Callable[[bytes], str]]:
 
 @pytest.mark.parametrize("with_version", [False, True])
 @pytest.mark.parametrize("name", list(REPLIES))
-def test_nonsense(
+def test_nonsense_in_etcds_place_is_an_error_that_names_the_endpoint(
     impostor: Callable[[bytes], str], name: str, with_version: bool, backend: str, registers: New
 ) -> None:
     """Whatever answers in etcd's place, it is an error of one line that names the endpoint."""
@@ -96,7 +96,7 @@ def test_nonsense(
         assert len(str(caught.value)) < 500
 
 
-def test_nobody_listens(backend: str, registers: New) -> None:
+def test_each_endpoint_that_was_tried_is_in_the_error(backend: str, registers: New) -> None:
     """Each endpoint that was tried is in the error, with its reason."""
     with socket.create_server(("127.0.0.1", 0)) as full:
         silent = f"127.0.0.1:{full.getsockname()[1]}"
@@ -122,19 +122,22 @@ def test_nobody_listens(backend: str, registers: New) -> None:
         ("[::1", "expected"),
     ],
 )
-def test_an_endpoint_that_can_t_be(backend: str, endpoint: str, says: str) -> None:
-    """An endpoint that can't be read is found before anything starts."""
+def test_an_unreadable_endpoint_is_refused_before_anything_starts(
+    backend: str, endpoint: str, says: str
+) -> None:
     with pytest.raises(UsageError, match=says):
         OPEN[backend](endpoint, "job", {})
 
 
-def test_urls_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
+def test_urls_of_members_are_accepted(server: EtcdServer, registers: New, backend: str) -> None:
     """Members may be given as the URLs that etcd itself prints."""
     place = Place(backend, f"http://{server.endpoint}/,http://127.0.0.1:1", "urls")
     assert registers(place).hold("value", 20).ours
 
 
-def test_ipv6_and_names(server: EtcdServer, registers: New, backend: str) -> None:
+def test_an_endpoint_may_be_a_name_or_an_ipv6_address(
+    server: EtcdServer, registers: New, backend: str
+) -> None:
     """An endpoint may be a name, or an address in brackets."""
     port = server.ports[0]
     assert registers(Place(backend, f"localhost:{port}", "names")).hold("", LONG_S) == NOBODY
@@ -143,7 +146,7 @@ def test_ipv6_and_names(server: EtcdServer, registers: New, backend: str) -> Non
     assert registers(Place(backend, f"[::1]:1,127.0.0.1:{port}", "names")).hold("", 9) == NOBODY
 
 
-def test_settings_reach_the_register() -> None:
+def test_wrong_settings_are_refused_when_the_register_is_opened() -> None:
     """What is wrong in --rdzv-conf is refused when the register is opened."""
     with pytest.raises(UsageError, match="protocol=ftp"):
         etcd.open("host", "job", {"protocol": "ftp"})
@@ -154,7 +157,9 @@ def test_settings_reach_the_register() -> None:
 @pytest.mark.parametrize(
     "head", [b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n", b"HTTP/1.1 200"]
 )
-def test_an_answer_that_drips(backend: str, registers: New, head: bytes) -> None:
+def test_a_member_that_sends_a_byte_now_and_then_is_given_up(
+    backend: str, registers: New, head: bytes
+) -> None:
     """A member that sends a byte now and then is given up as one that is silent."""
     ended = threading.Event()
 
@@ -188,7 +193,7 @@ def test_an_answer_that_drips(backend: str, registers: New, head: bytes) -> None
             thread.join()
 
 
-def test_nothing_stays_of_a_job(server: EtcdServer, registers: New) -> None:
+def test_no_directory_of_a_job_stays_in_etcd_v2(server: EtcdServer, registers: New) -> None:
     """After a release etcd-v2 has no directory of the job any more."""
 
     def jobs() -> str:

@@ -59,7 +59,9 @@ def pairs(backend: str, files: Certificates, *, client: bool = True) -> dict[str
 # TLS.
 
 
-def test_tls_both_ways(tls: EtcdServer, files: Certificates, backend: str, registers: New) -> None:
+def test_a_node_with_a_certificate_holds_the_register_over_tls(
+    tls: EtcdServer, files: Certificates, backend: str, registers: New
+) -> None:
     """With the authority and a certificate of its own a node holds the register over TLS."""
     place = Place(backend, tls.endpoint, "tls")
     first, second = (registers(place, **pairs(backend, files)) for _ in range(2))
@@ -72,16 +74,15 @@ def test_tls_both_ways(tls: EtcdServer, files: Certificates, backend: str, regis
     assert named.hold("", LONG_S).value == "first"
 
 
-def test_tls_of_the_server_alone(
+def test_a_server_that_asks_for_no_certificates_is_verified(
     tmp_path: Path, files: Certificates, backend: str, registers: New
 ) -> None:
-    """A server that asks for no certificates is verified all the same."""
     with EtcdServer(tmp_path / "etcd", v2=True, certificates=files) as server:
         place = Place(backend, server.endpoint, "tls")
         assert registers(place, **pairs(backend, files, client=False)).hold("a", LONG_S).ours
 
 
-def test_a_server_of_another_authority(
+def test_a_server_of_another_authority_is_never_talked_to(
     tls: EtcdServer, strangers: Certificates, backend: str, registers: New
 ) -> None:
     """A server whose certificate another authority signed is never talked to."""
@@ -91,14 +92,15 @@ def test_a_server_of_another_authority(
     assert f"{NAMES[backend]['ca']}=FILE" in e.value.hint
 
 
-def test_the_system_s_authorities(tls: EtcdServer, backend: str, registers: New) -> None:
-    """Without an authority of one's own those of the system decide."""
+def test_without_an_authority_those_of_the_system_decide(
+    tls: EtcdServer, backend: str, registers: New
+) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"), protocol="https")
     with pytest.raises(UsageError, match="its certificate is not accepted"):
         register.hold("a", LONG_S)
 
 
-def test_a_server_of_another_name(
+def test_a_certificate_for_another_host_is_refused(
     tls: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A certificate of the right authority for another host is refused."""
@@ -109,7 +111,7 @@ def test_a_server_of_another_name(
 
 
 @pytest.mark.parametrize("of_whom", ["nobody", "strangers"])
-def test_a_client_that_is_refused(
+def test_a_node_without_a_good_certificate_is_told_so(
     tls: EtcdServer,
     files: Certificates,
     strangers: Certificates,
@@ -140,25 +142,25 @@ def _refusal(register: Register) -> UsageError:
     raise AssertionError("no refusal")
 
 
-def test_tls_where_there_is_none(
+def test_tls_to_a_server_without_it_is_an_error_that_names_the_setting(
     server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
-    """TLS to a server that has none is an error that names the setting."""
     register = registers(Place(backend, server.endpoint, "tls"), **pairs(backend, files))
     with pytest.raises(UsageError, match=f"{server.endpoint} does not use TLS") as caught:
         register.hold("a", LONG_S)
     assert caught.value.hint == "--rdzv-conf=protocol=http"
 
 
-def test_no_tls_where_there_is_some(tls: EtcdServer, backend: str, registers: New) -> None:
-    """Plain HTTP to a server that uses TLS is an error that names the setting."""
+def test_plain_http_to_a_tls_server_is_an_error_that_names_the_setting(
+    tls: EtcdServer, backend: str, registers: New
+) -> None:
     register = registers(Place(backend, tls.endpoint, "tls"))
     with pytest.raises(UsageError, match=f"{tls.endpoint} uses TLS") as caught:
         register.hold("a", LONG_S)
     assert caught.value.hint == "--rdzv-conf=protocol=https"
 
 
-def test_one_bad_member_of_several(
+def test_one_bad_member_of_several_does_no_harm(
     tls: EtcdServer, server: EtcdServer, files: Certificates, backend: str, registers: New
 ) -> None:
     """A member that can't be talked to does no harm as long as another can."""
@@ -168,10 +170,10 @@ def test_one_bad_member_of_several(
     assert register.hold("a", LONG_S).ours
 
 
-def test_files_that_are_no_certificates(
+def test_files_that_are_no_certificates_are_refused_by_their_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
-    """Wrong files are found before anything starts, by the name of their setting."""
+    """Before anything starts."""
     text = tmp_path / "text"
     text.write_text("no certificate")
     names = NAMES[backend]
@@ -217,10 +219,9 @@ def user(tmp_path: Path, backend: str) -> Callable[..., dict[str, str]]:
     return settings
 
 
-def test_a_user_with_a_password(
+def test_a_user_with_the_password_holds_evicts_and_releases(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A user with the right password holds, evicts and releases the register."""
     place = Place(backend, users[backend].endpoint, "user")
     first, second = (registers(place, **user("user", "userpw")) for _ in range(2))
     mine = first.hold("first", LONG_S)
@@ -232,7 +233,7 @@ def test_a_user_with_a_password(
 
 
 @pytest.mark.slow
-def test_sessions_end(
+def test_a_session_that_has_ended_is_replaced_unseen(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A session that is over, or that a restarted server has forgotten, is begun anew unseen."""
@@ -249,7 +250,7 @@ def test_sessions_end(
     assert register.hold("a", LONG_S) == mine
 
 
-def test_a_wrong_password(
+def test_a_wrong_password_is_an_error_that_does_not_show_it(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A wrong password or an unknown user is an error at once, without the password in it."""
@@ -262,17 +263,16 @@ def test_a_wrong_password(
         assert "guessed" not in caught.value.message + caught.value.hint
 
 
-def test_nobody_where_users_are_wanted(
+def test_without_a_user_the_error_names_the_missing_settings(
     users: dict[str, EtcdServer], backend: str, registers: New
 ) -> None:
-    """Without a user the error names the settings that are missing."""
     register = registers(Place(backend, users[backend].endpoint, "nobody"))
     with pytest.raises(UsageError, match="wants a user and a password") as caught:
         register.hold("a", LONG_S)
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
-def test_a_user_without_permission(
+def test_a_user_without_permission_is_told_which_key(
     users: dict[str, EtcdServer], registers: New, tmp_path: Path
 ) -> None:
     """A user who may not write the keys of jobs is told which key, for either API."""
@@ -291,7 +291,7 @@ def test_a_user_without_permission(
         register.hold("a", LONG_S)
 
 
-def test_a_user_where_none_is_wanted(
+def test_a_server_without_users_takes_everybody(
     server: EtcdServer, backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
     """A server without users takes everybody, also one with a password."""
@@ -299,8 +299,8 @@ def test_a_user_where_none_is_wanted(
     assert register.hold("a", LONG_S).ours
 
 
-def test_a_password_file_that_can_t_be(backend: str, tmp_path: Path) -> None:
-    """A password file that is missing or empty is found before anything starts."""
+def test_a_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Path) -> None:
+    """Before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):
@@ -312,7 +312,7 @@ def test_a_password_file_that_can_t_be(backend: str, tmp_path: Path) -> None:
 # APIs that are switched off.
 
 
-def test_no_v2(tmp_path: Path, registers: New) -> None:
+def test_without_v2_the_error_says_how_to_start_etcd(tmp_path: Path, registers: New) -> None:
     """Without --enable-v2 the error says to start etcd with it, or to use the other backend."""
     with EtcdServer(tmp_path / "etcd") as server:
         register = registers(Place("etcd-v2", server.endpoint, "job"))
@@ -323,7 +323,9 @@ def test_no_v2(tmp_path: Path, registers: New) -> None:
         assert registers(Place("etcd", server.endpoint, "job")).hold("a", LONG_S).ours
 
 
-def test_no_gateway(tmp_path: Path, registers: New) -> None:
+def test_without_the_gateway_the_error_says_how_to_start_etcd(
+    tmp_path: Path, registers: New
+) -> None:
     """Without the JSON gateway the error says to start etcd with it."""
     with EtcdServer(tmp_path / "etcd", flags=["--enable-grpc-gateway=false"]) as server:
         register = registers(Place("etcd", server.endpoint, "job"))

@@ -60,7 +60,9 @@ def python() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
         process.communicate(timeout=60)
 
 
-def test_what_is_in_the_directory(shared: Path, new: Callable[[], Register]) -> None:
+def test_the_directory_is_for_this_user_alone_and_left_with_a_lock(
+    shared: Path, new: Callable[[], Register]
+) -> None:
     """The directory is made for this user alone; after the job only an empty lock is left."""
     register = new()
     register.hold("", LONG_S)
@@ -83,7 +85,9 @@ def test_a_directory_that_is_there_stays_as_it_is(
     assert stat.S_IMODE(shared.stat().st_mode) == 0o755
 
 
-def test_a_new_directory_in_the_middle_of_a_job(shared: Path, new: Callable[[], Register]) -> None:
+def test_a_directory_removed_during_a_job_fails_no_call(
+    shared: Path, new: Callable[[], Register]
+) -> None:
     """Somebody removes everything: whoever asks next takes the register, and no call fails."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
@@ -105,7 +109,7 @@ def test_one_look_frees_nothing(new: Callable[[], Register]) -> None:
     assert third.hold("third", SHORT_S).value == "second"
 
 
-def test_the_longer_time_counts(new: Callable[[], Register]) -> None:
+def test_the_longer_of_two_times_to_live_counts(new: Callable[[], Register]) -> None:
     """A node that was given a shorter time to live than the holder waits for the holder's."""
     first, second = new(), new()
     first.hold("first", LONG_S)
@@ -114,7 +118,7 @@ def test_the_longer_time_counts(new: Callable[[], Register]) -> None:
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_a_stopped_clock_elsewhere(shared: Path, new: Callable[[], Register]) -> None:
+def test_times_of_files_do_not_count(shared: Path, new: Callable[[], Register]) -> None:
     """Times of files are not looked at: a record from the future or the past counts alike."""
     first, second = new(), new()
     for moment in (0, 2**33):
@@ -135,7 +139,9 @@ def test_a_stopped_clock_elsewhere(shared: Path, new: Callable[[], Register]) ->
     ],
     ids=lambda text: repr(text[:70]),
 )  # fmt: skip
-def test_a_record_that_is_none(shared: Path, new: Callable[[], Register], text: str) -> None:
+def test_an_unreadable_record_is_taken_after_the_time_to_live(
+    shared: Path, new: Callable[[], Register], text: str
+) -> None:
     """What can't be read counts as somebody's: taken once it was the same for the whole time."""
     shared.mkdir()
     (shared / "job").write_text(text)
@@ -174,7 +180,7 @@ time.sleep(100)
 """
 
 
-def test_somebody_keeps_the_lock(
+def test_a_lock_that_is_kept_is_an_error_that_names_its_holder(
     shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A lock that is not given back is an error that names its holder; a kill gives it back."""
@@ -190,7 +196,7 @@ def test_somebody_keeps_the_lock(
     assert register.hold("a", LONG_S).ours
 
 
-def test_a_lock_of_this_process(
+def test_a_lock_kept_by_another_thread_is_an_error(
     shared: Path, new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread of this process that does not come back is an error, no hang."""
@@ -214,7 +220,7 @@ while True:
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_moment(
+def test_a_killed_holder_leaves_a_whole_record_and_a_free_lock(
     shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that is killed while it writes leaves a whole record and a free lock."""
@@ -236,7 +242,7 @@ def test_kill_9_at_any_moment(
 
 
 @pytest.mark.slow
-def test_a_stopped_holder(
+def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
     shared: Path, new: Callable[[], Register], python: Callable[..., "subprocess.Popen[bytes]"]
 ) -> None:
     """A holder that was stopped and goes on finds that it is replaced, and does not come back."""
@@ -262,7 +268,7 @@ def test_a_stopped_holder(
     assert register.hold("other", LONG_S) == mine
 
 
-def test_a_freeze_with_the_lock(
+def test_a_holder_frozen_while_it_wrote_does_not_overwrite_the_next(
     new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever was frozen while it wrote does not overwrite what came meanwhile."""
@@ -278,13 +284,13 @@ def test_a_freeze_with_the_lock(
 
 
 @pytest.mark.parametrize("endpoint", ["", "shared", "./shared", "~/shared", "host:29400", "/a\0b"])
-def test_an_endpoint_that_is_no_full_path(endpoint: str) -> None:
+def test_a_relative_path_is_refused_before_anything_starts(endpoint: str) -> None:
     """A path that is another one on each node is refused before anything starts."""
     with pytest.raises(UsageError, match="expected the full path of a directory"):
         file.open(endpoint, "job", {})
 
 
-def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
+def test_only_the_last_directory_of_the_path_is_made(tmp_path: Path) -> None:
     """Only the last directory of the path is made: what is above it is a disk that is missing."""
     register = file.open(str(tmp_path / "disk" / "jobs"), "job", {})
     with pytest.raises(UsageError, match=f"there is no directory {tmp_path}/disk") as caught:
@@ -293,15 +299,14 @@ def test_a_disk_that_is_not_mounted(tmp_path: Path) -> None:
     assert not (tmp_path / "disk").exists()
 
 
-def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
-    """A path that leads to a file is an error that says so."""
+def test_a_path_that_leads_to_a_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(UsageError, match=f"rdzv-endpoint={path}: Not a directory"):
             file.open(str(path), "job", {}).hold("a", LONG_S)
 
 
-def test_a_link_where_a_file_should_be(shared: Path, tmp_path: Path) -> None:
+def test_no_link_in_the_directory_is_followed(shared: Path, tmp_path: Path) -> None:
     """Nothing is read or written through links that somebody has put there."""
     shared.mkdir()
     target = tmp_path / "target"
@@ -340,7 +345,7 @@ def open_directory() -> Iterator[Path]:
         yield path
 
 
-def test_a_directory_that_may_not_be_written(open_directory: Path) -> None:
+def test_a_directory_that_may_not_be_written_can_be_looked_at(open_directory: Path) -> None:
     """Without the permission to write, looking works, and holding says what is missing."""
     shared = open_directory / "shared"
     assert file.open(str(shared), "other", {}).hold("a", LONG_S).ours
@@ -401,7 +406,7 @@ print("whole")
 """
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_old_record_whole(tmp_path: Path) -> None:
     """On a full disk the old record stays whole, the error says it, and room is all it takes."""
     unshare = ("unshare", "--mount", "--map-root-user")
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
@@ -425,7 +430,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     ("number", "never"),
     [(errno.EIO, False), (errno.ESTALE, False), (errno.EROFS, True), (errno.ENOTSUP, True)],
 )
-def test_errors_of_disks(
+def test_passing_errors_of_disks_are_retried_and_lasting_ones_end_the_job(
     new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch, number: int, never: bool
 ) -> None:
     """A disk's trouble of a moment is asked again; what no waiting will change ends the job."""

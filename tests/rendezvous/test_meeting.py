@@ -24,7 +24,9 @@ def met(*flags: str, **variables: str) -> tuple[Meeting, Settings]:
     ("conf", "variable", "seconds"),
     [("", "", 300), ("", "7", 7), ("", "0", 0), ("exit_barrier_timeout=0", "7", 0)],
 )
-def test_the_exit_barrier(conf: str, variable: str, seconds: float) -> None:
+def test_the_exit_barrier_is_that_of_rdzv_conf_or_of_torchruns_variable(
+    conf: str, variable: str, seconds: float
+) -> None:
     """How long a node that is done waits: by --rdzv-conf, else by torchrun's variable, also 0 s."""
     assert met(f"--rdzv-conf={conf}", **{BARRIER: variable})[1].exit_barrier_s == seconds
 
@@ -35,8 +37,7 @@ def test_a_job_without_an_id_has_no_name_for_people() -> None:
     assert met("--rdzv-id=none")[0].who == "the job"
 
 
-def test_an_exit_barrier_that_is_no_time() -> None:
-    """A variable that is no time is refused by its name."""
+def test_an_exit_barrier_that_is_no_time_is_refused() -> None:
     with pytest.raises(UsageError, match=f"{BARRIER}=-1: expected a number of seconds from 0"):
         met(**{BARRIER: "-1"})
 
@@ -44,13 +45,15 @@ def test_an_exit_barrier_that_is_no_time() -> None:
 @pytest.mark.parametrize(
     ("conf", "seconds"), [("", 600), ("join_timeout=9", 9), ("read_timeout=3,join_timeout=9", 6)]
 )
-def test_how_long_an_endpoint_is_looked_for(conf: str, seconds: float) -> None:
+def test_read_timeout_ends_the_search_for_an_endpoint(conf: str, seconds: float) -> None:
     """read_timeout, where it is given, ends the search as in torchrun: after twice that time."""
     assert met(f"--rdzv-conf={conf}")[0].seek_s == seconds
 
 
 @pytest.mark.parametrize("endpoint", ["store", "sub/store"])
-def test_a_store_in_a_file(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_c10d_store_in_a_file_is_the_backend_file(
+    endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A c10d store in a file is the backend `file` at that path, from here if it is relative."""
     monkeypatch.chdir(tmp_path)
     flags = f"--rdzv-endpoint={endpoint}", "--rdzv-conf=store_type=FILE,read_timeout=3"

@@ -43,14 +43,12 @@ def test_unknown_names_list_the_known_ones(launch: Launch) -> None:
     assert "relight.rendezvous" in text
 
 
-def test_a_plug_in_that_can_not_be_loaded(launch: Launch) -> None:
-    """What is wrong with it is said in one line."""
+def test_a_plug_in_that_cannot_be_loaded_is_an_error_of_one_line(launch: Launch) -> None:
     text = refused(launch, "--rdzv-backend=broken", "--rdzv-endpoint=/x")
     assert "the plug-in relight_nowhere:open can't be loaded: ModuleNotFoundError" in text
 
 
-def test_a_plug_in_refuses_an_endpoint(launch: Launch) -> None:
-    """Its own checks come before anything is started."""
+def test_a_plug_in_refuses_an_endpoint_before_anything_starts(launch: Launch) -> None:
     text = refused(launch, "--rdzv-backend=sqlite", "--rdzv-endpoint=/x")
     assert "--rdzv-endpoint=/x: expected the path of a .db file" in text
 

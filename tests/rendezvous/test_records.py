@@ -37,8 +37,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD.values(), ids=BAD.keys())
-def test_what_is_no_record(text: str) -> None:
-    """Anything but a record of ours is refused, whatever it is."""
+def test_anything_but_a_record_is_refused(text: str) -> None:
     assert Contact.of(text) is None
 
 
@@ -96,7 +95,9 @@ def test_garbage_is_waited_out(tmp_path: Path, start: Callable[..., Path]) -> No
     assert "Traceback" not in agent.read_text() + standby.read_text()
 
 
-def test_a_loopback_address_of_another_host(tmp_path: Path, start: Callable[..., Path]) -> None:
+def test_a_refusal_at_a_loopback_address_does_not_evict_another_host(
+    tmp_path: Path, start: Callable[..., Path]
+) -> None:
     """A refusal at an address that is every machine's own says nothing of another machine: its
     record stays until it lapses.
     """
@@ -113,7 +114,7 @@ def test_a_loopback_address_of_another_host(tmp_path: Path, start: Callable[...,
         assert "coordinating job" not in standby.read_text()
 
 
-def test_a_pipe_in_place_of_the_record(tmp_path: Path, launch: Launch) -> None:
+def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path, launch: Launch) -> None:
     """What would block whoever opens it is refused at once."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
@@ -123,8 +124,7 @@ def test_a_pipe_in_place_of_the_record(tmp_path: Path, launch: Launch) -> None:
     assert "job in it is no regular file\nhint: remove it" in result.stderr
 
 
-def test_a_directory_where_no_file_can_be(launch: Launch) -> None:
-    """A directory that takes no files is refused at once."""
+def test_a_directory_that_takes_no_files_is_refused_at_once(launch: Launch) -> None:
     result = launch("run", "--rdzv-backend=file", "--rdzv-endpoint=/proc", "--rdzv-id=job",
                     "--nnodes=2", "--no-python", "true")  # fmt: skip
     assert result.returncode == 2
@@ -172,10 +172,10 @@ def plug_ins(tmp_path: Path) -> str:
         ("none", "Register.hold returned None, and no Record"),
     ],
 )
-def test_a_plug_in_that_is_wrong(
+def test_a_plug_in_that_breaks_its_promise_is_named(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
-    """A plug-in that breaks its promise is named, and nothing is started."""
+    """And nothing is started."""
     flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=/x", "--rdzv-id=job")
     more = ("--nnodes=2", "--no-python", "true") if verb == "run" else ()
     result = launch(verb, *flags, *more, PYTHONPATH=plug_ins)
@@ -185,7 +185,7 @@ def test_a_plug_in_that_is_wrong(
 
 
 @pytest.mark.slow
-def test_a_register_that_blocks(plug_ins: str, launch: Launch) -> None:
+def test_a_register_that_blocks_is_named(plug_ins: str, launch: Launch) -> None:
     """A register that does not come back is named, and the join timeout counts."""
     flags = ("--rdzv-backend=blocks", "--rdzv-endpoint=/x", "--rdzv-id=job", "--nnodes=2")
     result = launch("run", *flags, "--rdzv-conf=join_timeout=7", "--no-python", "true",
