@@ -35,12 +35,12 @@ def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> No
     assert events.describe(event)
 
 
-def test_all_events_are_covered() -> None:
+def test_every_event_has_an_example_here_and_words() -> None:
     """A new event needs an example here, and with it words."""
     assert {type(event) for event in EXAMPLES} == set(events.Event.__args__)
 
 
-def test_each_is_documented_with_its_fields() -> None:
+def test_each_event_is_documented_with_its_fields() -> None:
     """docs/events.md has a row for each event that is written."""
     text = (Path(__file__).parent.parent / "docs" / "events.md").read_text()
     rows = {row.split("`")[1]: row for row in text.splitlines() if row.startswith("| `")}
@@ -57,7 +57,9 @@ def test_each_is_documented_with_its_fields() -> None:
         ("it can't be imported: SystemExit(3)", "it can't be imported: SystemExit(3)"),
     ],
 )
-def test_nobody_imports_what_cannot_be_imported(reason: str, end: str) -> None:
+def test_preloading_is_advised_only_for_modules_that_workers_can_import(
+    reason: str, end: str
+) -> None:
     """What a module costs each worker is told only where a worker can import it."""
     text = events.describe(events.PreloadWithout("wandb", reason, 0.4, True))
     assert text.endswith(end)

@@ -111,8 +111,7 @@ def import_example(path: Path) -> ModuleType:
 
 
 @pytest.mark.parametrize("path", [DIGITS, HELLO], ids=lambda path: path.stem)
-def test_plain_training_scripts(path: Path) -> None:
-    """The training examples import nothing of relight's."""
+def test_the_training_examples_import_nothing_of_relight(path: Path) -> None:
     imported = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -134,12 +133,10 @@ def test_digits_learns_to_read(uninterrupted: tuple[str, Path]) -> None:
     assert len(lines) == EPOCHS + 2
 
 
-def test_digits_killed_worker(
+def test_digits_has_the_same_result_after_a_worker_was_killed(
     start: Start, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """A worker killed in mid-epoch does not change a bit of the result: neither rank 0, which
-    saves, nor another.
-    """
+    """Not a bit differs: be it rank 0, which saves, or another."""
     process = start(
         "run", "--nproc-per-node=2", "--max-restarts=2", "--log-dir=logs", DIGITS,
         stderr=subprocess.STDOUT,
@@ -159,10 +156,9 @@ def test_digits_killed_worker(
     assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_stopped_job(
+def test_digits_has_the_same_result_after_a_stop_and_a_new_start(
     start: Start, launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """A job that was stopped and started anew ends with the result of one that was not."""
     process = start("run", "--nproc-per-node=2", DIGITS)
     read_until(process, rf"epoch +{KILL_AFTER} of ")
     process.send_signal(signal.SIGTERM)
@@ -175,10 +171,10 @@ def test_digits_stopped_job(
     assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
 
 
-def test_digits_other_number_of_workers(
+def test_digits_goes_on_with_another_number_of_workers(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """A checkpoint is taken up by another number of workers, to which the images do not divide."""
+    """The images do not divide to them."""
     arguments = ("--epochs=32", f"--checkpoint={tmp_path / 'new' / 'digits.pt'}")
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "digits.pt").write_bytes(uninterrupted[1].read_bytes())
@@ -190,10 +186,10 @@ def test_digits_other_number_of_workers(
     assert float(lines[-1].split()[-1]) >= 0.95
 
 
-def test_digits_under_torchrun(
+def test_digits_gives_the_same_under_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """digits.py gives under torchrun, unmodified, bit for bit what it gives under relight."""
+    """Unmodified, bit for bit."""
     done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, timeout=LIMIT_S, **OWN_STORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == uninterrupted[0]
@@ -235,10 +231,8 @@ print(seen, *sorted(os.listdir(path.parent)))
 """
 
 
-def test_digits_checkpoint_is_whole(launch: Launch, tmp_path: Path) -> None:
-    """Killed at any moment, digits.py leaves a checkpoint that is whole, and one file next to it at
-    most.
-    """
+def test_digits_leaves_a_whole_checkpoint_at_any_moment(launch: Launch, tmp_path: Path) -> None:
+    """Killed, it leaves one file next to it at most."""
     path = tmp_path / "made" / "digits.pt"
     done = launch("-c", SAVE_AND_DIE, EXAMPLES, path, command=(sys.executable,), timeout=LIMIT_S)
     assert done.returncode == 0, done.stderr
@@ -248,8 +242,10 @@ def test_digits_checkpoint_is_whole(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("launcher", "nproc"), [("relight", 8), ("torchrun", 3)])
-def test_hello_ddp(launcher: str, nproc: int, launch: Launch, tmp_path: Path) -> None:
-    """hello_ddp.py prints the three lines of each rank, under relight and under torchrun."""
+def test_hello_ddp_prints_three_lines_a_rank(
+    launcher: str, nproc: int, launch: Launch, tmp_path: Path
+) -> None:
+    """Under relight and under torchrun."""
     arguments = ("--nnodes=1", f"--nproc-per-node={nproc}", HELLO)
     if launcher == "relight":
         done = launch(*WARM, *arguments, timeout=LIMIT_S)
@@ -283,7 +279,7 @@ def test_hello_ddp(launcher: str, nproc: int, launch: Launch, tmp_path: Path) ->
         (0, None, "cpu"),
     ],
 )
-def test_choice_of_device(
+def test_a_worker_computes_on_its_accelerator_or_all_do_on_the_cpu(
     path: Path,
     devices: int,
     built_for: str | None,
@@ -308,8 +304,8 @@ def test_choice_of_device(
     assert str(import_example(path).choose_device()) == expected
 
 
-def test_demo(start: Start, tmp_path: Path) -> None:
-    """The demo shows the kill, the restart, the resume and the accuracy, and leaves nothing."""
+def test_the_demo_shows_the_kill_the_restart_and_the_accuracy(start: Start, tmp_path: Path) -> None:
+    """And the resume; it leaves nothing."""
     process = start(
         DEMO,
         command=(sys.executable,),
@@ -344,12 +340,10 @@ def test_demo(start: Start, tmp_path: Path) -> None:
     ],
     ids=["INT at the start", "TERM at the start", "HUP at the start", "INT later", "TERM later"],
 )
-def test_demo_interrupted(
+def test_the_demo_cleans_up_when_it_is_interrupted(
     start: Start, tmp_path: Path, number: signal.Signals, moment: str
 ) -> None:
-    """The demo cleans up its files and its processes when it is interrupted, also while relight is
-    being started.
-    """
+    """Its files and its processes, also while relight is being started."""
     process = start(
         DEMO,
         command=(sys.executable,),

@@ -244,10 +244,10 @@ PEER_IS_GONE = "raised RuntimeError: "
     ],
     ids=["raise", "destroy first", "kill", "ddp", "timeout", "loader", "record"],
 )
-def test_torch_fails(
+def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
     text: str, first: str, exit_code: int, says: str, launch: Launch, script: Script
 ) -> None:
-    """In a job of torch the culprit is named, not the peers that lose their connection to it."""
+    """Peers that lose their connection to it."""
     path = script(text)
     result = launch("run", "--nproc-per-node=3", path, timeout=110)
     report = report_of(result.stderr)
@@ -263,8 +263,10 @@ def test_torch_fails(
 RAISES = "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('bad batch')\n"
 
 
-def test_who_started_relight_learns_why(launch: Launch, script: Script, tmp_path: Path) -> None:
-    """The launcher's own error file has torch's schema, without a decorator in the script."""
+def test_the_launchers_own_error_file_has_torchs_schema(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
+    """Without a decorator in the script."""
     file = tmp_path / "made" / "error.json"
     launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
     record = json.loads(file.read_text())
@@ -284,10 +286,10 @@ def test_who_started_relight_learns_why(launch: Launch, script: Script, tmp_path
     assert os.listdir(file.parent) == ["error.json"]
 
 
-def test_an_error_file_that_cannot_be_written(
+def test_an_error_file_that_cannot_be_written_changes_nothing(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """It changes neither the report nor the exit code, and leaves nothing behind."""
+    """Neither the report nor the exit code, and nothing is left behind."""
     taken = tmp_path / "taken"
     taken.mkdir()
     result = launch("run", script(RAISES), TORCHELASTIC_ERROR_FILE=str(taken))
@@ -306,10 +308,9 @@ sys.exit(3)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", [RECORDED, TEXT_RECORD], ids=["record", "text"])
-def test_the_same_error_file_as_torchrun(
+def test_the_error_file_is_the_one_that_torchrun_would_write(
     text: str, launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Whoever reads the launcher's error file finds what torchrun would have written."""
     path = script(text)
     records = {}
     for name, command in {"torchrun": TORCHRUN, "relight": (*RELIGHT, "run")}.items():

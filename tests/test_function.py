@@ -45,8 +45,8 @@ def call(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
 Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
-def test_results_by_rank(call: Call) -> None:
-    """What each rank returns comes back in the order of ranks; arguments reach it."""
+def test_results_come_back_in_the_order_of_ranks(call: Call) -> None:
+    """Arguments reach each rank."""
     result = call("""
         import os, relight
         factor = 10
@@ -58,8 +58,8 @@ def test_results_by_rank(call: Call) -> None:
 
 
 @pytest.mark.slow
-def test_torch_workers_of_two_nodes(call: Call) -> None:
-    """Workers of two agents on this machine are one group."""
+def test_torch_workers_of_two_agents_are_one_group(call: Call) -> None:
+    """Both are on this machine."""
     result = call("""
         import relight
         def work():
@@ -117,8 +117,7 @@ def test_a_restart_counts_from_its_last_attempt(call: Call) -> None:
     assert result.stdout == "[1]\n2\n", result.stderr
 
 
-def test_a_worker_that_is_killed(call: Call) -> None:
-    """A worker that leaves no exception is an error of its own."""
+def test_a_worker_that_leaves_no_exception_is_an_error_of_its_own(call: Call) -> None:
     result = call("""
         import os, relight
         from relight.errors import WorkersFailedError
@@ -130,8 +129,7 @@ def test_a_worker_that_is_killed(call: Call) -> None:
     assert result.stdout.startswith("failed: relight run ended with exit code 137"), result.stderr
 
 
-def test_what_can_not_travel(call: Call) -> None:
-    """An argument that can't be pickled is refused before anything starts."""
+def test_an_argument_that_cannot_be_pickled_is_refused_before_anything_starts(call: Call) -> None:
     result = call("""
         import threading, relight
         from relight.errors import UsageError
@@ -154,8 +152,10 @@ def no_cloudpickle(tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("installed", [True, False], ids=["cloudpickle", "no cloudpickle"])
-def test_a_result_that_can_not_travel(call: Call, installed: bool, no_cloudpickle: str) -> None:
-    """Which rank's, and why, in one line and without a traceback of relight's own."""
+def test_a_result_that_cannot_be_pickled_is_an_error_of_one_line(
+    call: Call, installed: bool, no_cloudpickle: str
+) -> None:
+    """It says which rank's, and why, without a traceback of relight's own."""
     text = """
         import relight, threading
         from relight.errors import WorkersFailedError
@@ -214,10 +214,10 @@ def test_a_script_needs_no_cloudpickle(tmp_path: Path, no_cloudpickle: str) -> N
         ], result.stderr
 
 
-def test_what_a_worker_can_not_import_is_said(
+def test_a_function_that_workers_cannot_import_is_an_error_of_one_line(
     call: Call, tmp_path: Path, no_cloudpickle: str
 ) -> None:
-    """In one line: a script without the guard, a function below it, a script that is no file."""
+    """A script without the guard, a function below it, a script that is no file."""
     unguarded = """
         import relight
         def train(): ...
@@ -303,14 +303,14 @@ def wait(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def test_importing_relight_costs_nothing() -> None:
-    """`relight.launch` is loaded when it is used."""
+def test_importing_relight_does_not_load_relight_launch() -> None:
+    """It is loaded when it is used."""
     text = "import sys, relight; print('relight.function' in sys.modules, 'pickle' in sys.modules)"
     result = subprocess.run([sys.executable, "-I", "-c", text], capture_output=True, check=True)
     assert result.stdout == b"False False\n"
 
 
-def test_a_rank_that_ends_before_it_returns(call: Call) -> None:
+def test_a_rank_that_ends_before_it_returns_is_named(call: Call) -> None:
     """Results are never those of other ranks: who exits with 0 before it returns is named, also
     when it has returned in an attempt before.
     """
@@ -405,7 +405,7 @@ def test_what_relight_run_refuses_is_in_the_exception(capsys: pytest.CaptureFixt
         relight.launch(os._exit, 2)
 
 
-def test_what_takes_any_argument_is_not_asked() -> None:
+def test_a_function_that_takes_any_option_gets_all_but_near_misses() -> None:
     """A function with **options gets all but what is nearly a name of relight.launch's own; one
     that a decorator has wrapped is asked for what the decorator takes.
     """

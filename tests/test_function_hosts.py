@@ -55,7 +55,7 @@ def left_behind(tmp_path: Path, hosts: Sshd) -> list[str]:
     return [str(path) for path in found if path.name != "token"]
 
 
-def test_results_of_hosts(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+def test_results_of_other_hosts_come_back(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     """Each rank's result comes back, also a large one, and prints appear; nothing stays behind."""
     result = call("""
         def work(size):
@@ -77,8 +77,10 @@ def test_results_of_hosts(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_an_exception_there(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """What a worker on another host raises is raised here, with its traceback."""
+def test_an_exception_on_another_host_is_raised_here(
+    call: Call, tmp_path: Path, hosts: Sshd
+) -> None:
+    """With its traceback."""
     result = call("""
         def work():
             if os.environ["RANK"] == "1":
@@ -93,8 +95,8 @@ def test_an_exception_there(call: Call, tmp_path: Path, hosts: Sshd) -> None:
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_a_host_that_is_not_there(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """It is named, in one line, and nothing has run on the other."""
+def test_a_host_that_is_not_there_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
+    """In one line, and nothing has run on the other."""
     result = call("""
         def work():
             raise SystemExit("it ran")
@@ -108,8 +110,7 @@ def test_a_host_that_is_not_there(call: Call, tmp_path: Path, hosts: Sshd) -> No
     assert left_behind(tmp_path, hosts) == []
 
 
-def test_a_rank_there_that_ends_before_it_returns(call: Call) -> None:
-    """It is named, on other hosts as well."""
+def test_a_rank_on_another_host_that_ends_before_it_returns_is_named(call: Call) -> None:
     result = call("""
         def work():
             if os.environ["RANK"] == "1":

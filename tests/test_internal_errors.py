@@ -66,9 +66,12 @@ def test_an_unwritable_stderr_leaves_the_exit_code(error: str, code: int) -> Non
         ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
     ],
 )  # fmt: skip
-def test_an_exception_that_nobody_catches(error: str, code: int, said: str) -> None:
-    """It ends the command with 70, or 4 if the machine refused something, and without a traceback:
-    a line says what, and where in relight's code.
+def test_an_unexpected_exception_ends_the_command_with_70_and_a_line(
+    error: str, code: int, said: str
+) -> None:
+    """Or with 4 if the machine refused something; without a traceback.
+
+    The line says what, and where in relight's code.
     """
     result = subprocess.run(
         [sys.executable, "-c", BROKEN.format(error=error)],
@@ -94,10 +97,13 @@ entry()
 @pytest.mark.mistakes
 @pytest.mark.parametrize("verb", ["run", "coordinator"])
 @pytest.mark.parametrize("method", ["_look", "received"])
-def test_a_mistake_of_a_coordinator(start: Start, tmp_path: Path, verb: str, method: str) -> None:
-    """It ends a coordinator with 70 and a line, be that an agent or `relight coordinator`. If a
-    message has led to it, only the connection of the node that sent it ends; that node comes again,
-    but not at once, and says so once.
+def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
+    start: Start, tmp_path: Path, verb: str, method: str
+) -> None:
+    """Be that an agent or `relight coordinator`.
+
+    If a message has led to it, only the connection of the node that sent it ends; that node comes
+    again, but not at once, and says so once.
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
@@ -128,8 +134,8 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
         assert line, words
 
 
-def test_no_descriptors(tmp_path: Path) -> None:
-    """However few files may be open, the exit code is 4 and a line says what was refused."""
+def test_without_descriptors_the_exit_code_is_4_and_a_line_says_why(tmp_path: Path) -> None:
+    """However few files may be open."""
     for most in (11, 13, 15, 17):
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
         result = subprocess.run(
@@ -142,8 +148,7 @@ def test_no_descriptors(tmp_path: Path) -> None:
         assert "Traceback" not in result.stderr
 
 
-def test_no_proc(launch: Launch) -> None:
-    """Without /proc, relight says that this is missing."""
+def test_without_proc_relight_says_that_this_is_missing(launch: Launch) -> None:
     inside = f"mount -t tmpfs none /proc && exec {sys.executable} -m relight run --no-python true"
     namespace = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
     if launch("mount -t tmpfs none /proc", command=namespace).returncode:
@@ -195,7 +200,7 @@ def serve(error: Exception, hello: dict[str, Any]) -> tuple[list[str], list[str]
 
 
 @pytest.mark.parametrize("hello", [{}, {"bad": True}], ids=["received", "opened"])
-def test_a_message_that_leads_to_a_mistake(hello: dict[str, Any]) -> None:
+def test_a_message_that_leads_to_a_mistake_ends_its_connection_alone(hello: dict[str, Any]) -> None:
     """The mistake is told, the connection is closed and the process goes on, even if the peer's end
     leads to another one.
     """
@@ -205,8 +210,10 @@ def test_a_message_that_leads_to_a_mistake(hello: dict[str, Any]) -> None:
     assert here == ["the peer closed the connection"]
 
 
-def test_a_mistake_before_the_peer_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends the connection, too; the port goes on to be served."""
+def test_a_mistake_before_the_peer_is_known_ends_the_connection_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The port goes on to be served."""
 
     def broken(*_: Any) -> None:
         raise KeyError("x")
@@ -217,14 +224,14 @@ def test_a_mistake_before_the_peer_is_known(monkeypatch: pytest.MonkeyPatch) -> 
     assert here == ["the peer closed the connection instead of a greeting (is it relight?)"]
 
 
-def test_a_message_that_is_none() -> None:
-    """Malformed is the peer's mistake, and no other."""
+def test_a_malformed_message_is_the_peers_mistake() -> None:
+    """Malformed is, and no other exception."""
     mistakes, there, _ = serve(Malformed("no rank"), {})
     assert there == ["it sent nonsense: no rank"]
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
 
 
-def test_an_elector_that_sends_nonsense() -> None:
+def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
     """Its connection ends, and the other elector says who it was and why."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
@@ -273,7 +280,7 @@ def test_who_says_hello_and_joins_nothing_makes_room() -> None:
             each.close()
 
 
-def test_what_is_meant_for_the_user_is_no_mistake() -> None:
+def test_a_refusal_of_the_machine_during_a_message_is_no_mistake() -> None:
     """What this machine refuses while a message is taken ends the command as ever."""
     with pytest.raises(MachineError):
         serve(MachineError("no socket is to be had"), {})
@@ -291,7 +298,9 @@ def test_without_a_log_a_mistake_is_raised() -> None:
     loop.close()
 
 
-def test_beats_and_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mistake_on_a_datagram_or_in_the_store_harms_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Datagrams and requests to the workers' store are taken in the same way."""
     loop, mistakes = Loop(), list[str]()
     loop.on_mistake = lambda what, error: mistakes.append(what)

@@ -90,19 +90,19 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         ({"VIRTUAL_ENV": "/gone", "CONDA_PREFIX": "{mine}"}, "", "mine"),
     ],
 )
-def test_the_active_environment(
+def test_workers_run_python_exec_or_the_active_environment(
     machine: Machine, variables: Mapping[str, str], path: str, expected: str
 ) -> None:
     """PYTHON_EXEC, then the environment that is active; of two, the one first on PATH."""
     assert machine.where(path=path, **variables) == expected
 
 
-def test_warm_workers_too(machine: Machine) -> None:
+def test_warm_workers_run_the_same_python(machine: Machine) -> None:
     """With --preload the same Python imports and forks."""
     assert machine.where("--preload=json", VIRTUAL_ENV="{mine}") == "mine"
 
 
-def test_verbose_tells_which(machine: Machine) -> None:
+def test_verbose_tells_which_python_workers_run(machine: Machine) -> None:
     """-v says which Python the workers run, and from where that is known; without it, nothing."""
     place = machine.place
     done = machine.run("-v", VIRTUAL_ENV="{mine}")
@@ -111,7 +111,7 @@ def test_verbose_tells_which(machine: Machine) -> None:
     assert "note" not in machine.run(VIRTUAL_ENV="{mine}").stderr
 
 
-def test_relight_beside_torch(tmp_path: Path) -> None:
+def test_relight_installed_beside_torch_runs_its_own_python(tmp_path: Path) -> None:
     """Where torch is installed beside relight, its own Python runs, as under torchrun, whatever is
     active; so it does where it was named by `python -m relight`.
     """
@@ -126,7 +126,7 @@ def test_relight_beside_torch(tmp_path: Path) -> None:
     assert "workers run relight's own Python, not that of" in done.stderr
 
 
-def test_torch_is_missing(machine: Machine) -> None:
+def test_a_missing_module_is_reported_with_the_python_that_lacks_it(machine: Machine) -> None:
     """A module that the workers' Python lacks: the report says which Python that was, and how to
     choose another one; nothing of it where it is the one that the shell has, too.
     """
@@ -140,7 +140,7 @@ def test_torch_is_missing(machine: Machine) -> None:
     assert "PYTHON_EXEC" not in done.stderr
 
 
-def test_launch_keeps_its_interpreter(machine: Machine) -> None:
+def test_relight_launch_keeps_the_callers_interpreter(machine: Machine) -> None:
     """`relight.launch` calls the function by the Python that called it, whatever is active."""
     text = "import relight, sysconfig; print(*relight.launch(sysconfig.get_path, 'data'))"
     done = subprocess.run(

@@ -91,14 +91,12 @@ def layer_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def test_every_layer_is_there() -> None:
-    """The list of layers names no module or package that does not exist."""
+def test_every_module_in_the_list_of_layers_exists() -> None:
     assert not {name for name in RANK if not is_module(f"relight.{name}")}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_go_to_the_left(path: Path) -> None:
-    """No module imports one of a layer to its right."""
+def test_no_module_imports_one_of_a_layer_to_its_right(path: Path) -> None:
     own = layer_of(path)
     assert own in RANK, f"{own} is in no layer"
     for name in imports(path):
@@ -108,7 +106,7 @@ def test_imports_go_to_the_left(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
-def test_nothing_imports_names_from_the_faces(path: Path) -> None:
+def test_no_module_imports_names_from_relight_or_relight_job(path: Path) -> None:
     """`relight` and `relight.job` are for users: who is inside takes a name from its module."""
     for name in imports(path):
         face, _, _ = name.rpartition(".")
@@ -138,7 +136,7 @@ def file_of(name: str) -> Path | None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
-def test_the_core_is_pure(path: Path) -> None:
+def test_the_core_touches_neither_machine_nor_clock_nor_chance(path: Path) -> None:
     """core/ imports nothing that touches the machine, the clock or chance."""
     for name in imports(path):
         top = name.split(".")[0]

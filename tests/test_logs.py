@@ -40,8 +40,10 @@ def files_of(directory: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("tee", range(4))
 @pytest.mark.parametrize("redirects", range(4))
-def test_redirects_and_tee(launch: Launch, tmp_path: Path, redirects: int, tee: int) -> None:
-    """A bit of --redirects sends a stream to a file, a bit of --tee to file and console."""
+def test_redirects_sends_streams_to_files_and_tee_to_both(
+    launch: Launch, tmp_path: Path, redirects: int, tee: int
+) -> None:
+    """A bit for each stream."""
     output = say(launch, f"-r{redirects}", f"-t{tee}", "--log-dir=logs")
     expected = {}
     for bit, name, text, shown in ((1, "stdout", "out", output.stdout),
@@ -57,7 +59,7 @@ def test_redirects_and_tee(launch: Launch, tmp_path: Path, redirects: int, tee: 
     assert files_of(tmp_path / "logs") == expected
 
 
-def test_maps_by_local_rank(launch: Launch, tmp_path: Path) -> None:
+def test_redirects_and_tee_take_a_value_a_rank(launch: Launch, tmp_path: Path) -> None:
     """--redirects and --tee take a value a rank; ranks that are not named stay on the console."""
     output = say(launch, "--redirects=0:3,2:1", "--tee=1:2", "--log-dir=logs", count=4)
     assert output.stdout == ["out 1", "out 3"]
@@ -71,8 +73,10 @@ def test_maps_by_local_rank(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("-r3",), ("-t3",), ("-r1", "-t2")])
-def test_the_filter_of_local_ranks(launch: Launch, tmp_path: Path, flags: tuple[str, ...]) -> None:
-    """--local-ranks-filter takes the console from the other ranks, not their files."""
+def test_the_filter_of_local_ranks_takes_their_console_not_their_files(
+    launch: Launch, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    """From the ranks that it does not name."""
     everybody = say(launch, *flags, "--log-dir=all", count=3)
     filtered = say(launch, *flags, "--log-dir=some", "--local-ranks-filter=0,2", count=3)
     for all_lines, some_lines in zip(everybody, filtered, strict=True):
@@ -80,7 +84,7 @@ def test_the_filter_of_local_ranks(launch: Launch, tmp_path: Path, flags: tuple[
     assert files_of(tmp_path / "some") == files_of(tmp_path / "all")
 
 
-def test_dev_null_as_log_dir(launch: Launch, tmp_path: Path) -> None:
+def test_dev_null_as_log_dir_switches_redirects_and_tee_off(launch: Launch, tmp_path: Path) -> None:
     """--log-dir=/dev/null switches redirects, tee and filter off: all output is raw."""
     output = say(launch, "-r1", "-t2", "--local-ranks-filter=0", "--log-dir=/dev/null")
     assert output.stdout == ["out 0", "out 1"]
@@ -121,14 +125,18 @@ def test_each_attempt_has_its_directory(launch: Launch, tmp_path: Path, script: 
         ("", "[trainer1]:"),
     ],
 )
-def test_the_prefix_template(launch: Launch, template: str, prefix: str) -> None:
+def test_the_prefix_template_replaces_the_beginning_of_teed_lines(
+    launch: Launch, template: str, prefix: str
+) -> None:
     """TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE replaces what tee'd lines begin with."""
     output = say(launch, "-t1", "--role=trainer", "--log-dir=logs",
                  TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE=template)  # fmt: skip
     assert f"{prefix}out 1" in output.stdout
 
 
-def test_duplicate_filters(launch: Launch, tmp_path: Path, script: Script) -> None:
+def test_lines_with_a_filters_text_are_also_in_one_file_for_all_ranks(
+    launch: Launch, tmp_path: Path, script: Script
+) -> None:
     """Tee'd lines with one of the texts are also in one file for all ranks, prefix included."""
     train = script(
         "import sys, time\n"
@@ -202,7 +210,7 @@ def test_a_killed_worker_loses_nothing(
 
 
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_what_a_worker_left_behind_holds_nothing_up(
+def test_a_process_that_a_worker_left_behind_holds_nothing_up(
     launch: Launch, script: Script, flags: tuple[str, ...]
 ) -> None:
     """A grandchild that has the worker's stdout open is ended, and the output is complete."""
@@ -221,7 +229,9 @@ def test_what_a_worker_left_behind_holds_nothing_up(
     assert "child" in result.stdout
 
 
-def test_anything_passes_through(launch: Launch, tmp_path: Path, script: Script) -> None:
+def test_bytes_that_are_no_text_pass_through_unchanged(
+    launch: Launch, tmp_path: Path, script: Script
+) -> None:
     """Bytes that are no text, also without a line end, reach console and file unchanged."""
     train = script(
         "import os, random\n"
@@ -268,7 +278,7 @@ for number in range(count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("flags", [(), ("-t1",)], ids=["raw", "tee'd"])
-def test_a_million_lines(
+def test_each_of_a_million_lines_is_shown_once_and_whole(
     launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
     """Every line of four workers is shown once, whole and in its rank's order."""
@@ -320,7 +330,7 @@ SAYS_NOTHING = "import os\nos._exit(1)"
     ],
     ids=["full", "with room", "of no known size"],
 )
-def test_a_failure_whose_log_found_no_room(
+def test_a_report_says_that_the_log_found_no_room(
     launch: Launch, script: Script, tmp_path: Path, disk_type: str, text: str, says: str
 ) -> None:
     """The report says that what the worker printed may be lost, and why."""

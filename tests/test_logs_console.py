@@ -128,7 +128,9 @@ def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, scri
     assert filtered.read_text().count("\n") == 2
 
 
-def test_a_full_disk_behind_the_console(launch: Launch, tmp_path: Path, script: Script) -> None:
+def test_a_full_disk_behind_the_console_costs_the_console_not_the_job(
+    launch: Launch, tmp_path: Path, script: Script
+) -> None:
     """`-t … > /dev/full` costs the console, not the job, and is said once; a reader that has gone
     is no news.
     """
@@ -140,7 +142,7 @@ def test_a_full_disk_behind_the_console(launch: Launch, tmp_path: Path, script: 
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_standard_descriptors(
+def test_an_agent_with_closed_standard_descriptors_works(
     launch: Launch, tmp_path: Path, script: Script, closed: str
 ) -> None:
     """An agent without stdin, stdout or stderr works, and workers have nothing odd there."""
@@ -236,7 +238,9 @@ sys.stderr.write("\\n")
 """
 
 
-def test_a_progress_bar_on_a_terminal(start: Start, terminal: Terminal, script: Script) -> None:
+def test_a_progress_bar_of_one_rank_is_on_the_terminal_as_written(
+    start: Start, terminal: Terminal, script: Script
+) -> None:
     """With one rank, a bar's bytes are on the terminal as the worker wrote them."""
     agent = start("run", "--nproc-per-node=1", script(BAR),
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
@@ -245,7 +249,7 @@ def test_a_progress_bar_on_a_terminal(start: Start, terminal: Terminal, script: 
 
 
 @pytest.mark.parametrize("flags", [(), ("-t2",)], ids=["raw", "tee'd"])
-def test_progress_bars_of_several_ranks(
+def test_each_line_has_the_moves_of_one_progress_bar(
     start: Start, terminal: Terminal, script: Script, flags: tuple[str, ...]
 ) -> None:
     """Each line has the moves of one bar; none is lost; --tee puts the prefix before each."""
@@ -274,7 +278,7 @@ def test_a_killed_worker_loses_nothing_on_a_terminal(
     assert agent.returncode == 128 + signal.SIGKILL
 
 
-def test_one_stream_on_the_terminal_and_one_not(
+def test_a_stream_that_goes_to_a_pipe_is_no_terminal(
     start: Start, terminal: Terminal, script: Script
 ) -> None:
     """Stderr is a pipe where it goes to one, also if stdout is a terminal."""

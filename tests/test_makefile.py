@@ -27,14 +27,14 @@ def commands(target: str) -> str:
     return done.stdout
 
 
-def test_demo_installs_what_it_needs() -> None:
+def test_make_demo_installs_what_the_examples_import_and_no_tools() -> None:
     """`make demo` installs what the examples import, with its progress, and no tools."""
     (extras,) = re.findall(r"pip install (.*) -e '\.\[(.*)\]'", commands("demo"))
     assert extras[1] == "examples"
     assert "-q" not in extras[0]
 
 
-def test_make_test_completes_the_demo() -> None:
+def test_make_test_completes_the_environment_of_make_demo() -> None:
     """`make test` adds the tools to the environment of `make demo`, and makes no other."""
     text = commands("test")
     assert text.count("-m venv") == 1

@@ -124,7 +124,7 @@ def bystanders() -> Iterator[list["subprocess.Popen[bytes]"]]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("life", ["long", "restarting"])
-def test_no_orphans_at_random_moments(
+def test_nothing_outlives_an_agent_killed_at_any_moment(
     life: str, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     """SIGKILL for the agent at any moment leaves nothing of it alive after a second."""
@@ -151,7 +151,7 @@ def test_no_orphans_at_random_moments(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGABRT])
-def test_no_orphans_when_the_agent_ends(
+def test_nothing_outlives_the_agent_however_it_ends(
     number: int, tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     """However the agent ends, descendants that left its session and ignore SIGTERM go too."""
@@ -166,7 +166,7 @@ def test_no_orphans_when_the_agent_ends(
     wait_until_gone(marker, LIMIT_S)
 
 
-def test_no_orphans_after_a_good_end(
+def test_nothing_outlives_a_job_that_ended_well(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
     """What workers leave behind in the background is gone when a job has ended well."""
@@ -177,7 +177,7 @@ def test_no_orphans_after_a_good_end(
     assert marked(marker) == []
 
 
-def test_no_orphans_when_the_spawner_is_killed(
+def test_nothing_outlives_a_killed_spawner(
     tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
     """SIGKILL for the process that holds the workers ends them all; the report names it."""
@@ -197,7 +197,7 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 
 @pytest.mark.skipif(PORTABLE, reason="tests/portable kills the two processes that there are")
 @pytest.mark.parametrize("kind", ["cold", "warm"])
-def test_no_orphans_when_two_are_killed_at_once(
+def test_nothing_outlives_any_two_of_relights_processes_killed_at_once(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
     """Whichever two of the agent, the process that holds the workers and the guard above it are
@@ -234,7 +234,7 @@ def test_no_orphans_when_two_are_killed_at_once(
             time.sleep(0.01)
 
 
-def test_no_directory_is_left_behind(
+def test_no_directory_of_a_job_is_left_behind(
     tmp_path: Path, start: Start, launch: Launch, marker: str
 ) -> None:
     """The directory of a job that keeps no logs goes too, also when the agent is killed; if all

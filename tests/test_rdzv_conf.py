@@ -38,7 +38,7 @@ def conf(text: str, backend: str = "c10d") -> tuple[Conf, list[str]]:
 
 
 @pytest.mark.parametrize("backend", TORCHRUN)
-def test_torchrun_s_keys_are_known(backend: str) -> None:
+def test_torchruns_keys_are_known(backend: str) -> None:
     """Every key that torchrun has with a backend is taken, and says so if it does nothing."""
     for name in TORCHRUN[backend].split():
         given = f"protocol=https,cert=c,ssl_cert=c,{name}={GOOD.get(name, '7')}"
@@ -48,7 +48,7 @@ def test_torchrun_s_keys_are_known(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_torchrun_s_keys_of_other_backends_give_a_note(backend: str) -> None:
+def test_torchruns_keys_of_other_backends_give_a_note(backend: str) -> None:
     """A key that torchrun would ignore with this backend is a note of one line that says why."""
     for name in {key for keys in TORCHRUN.values() for key in keys.split()} - set(keys_of(backend)):
         values, notes = conf(f"{name}=7", backend)
@@ -58,7 +58,7 @@ def test_torchrun_s_keys_of_other_backends_give_a_note(backend: str) -> None:
         assert "\n" not in notes[0]
 
 
-def test_defaults() -> None:
+def test_defaults_notice_a_lost_node_after_1250_ms() -> None:
     """Nothing given: a lost node is noticed after 1.25 s, and acts on its own after 1 s."""
     values, notes = conf("")
     assert notes == []
@@ -68,7 +68,7 @@ def test_defaults() -> None:
     assert (values.is_host, values.rank, values.takeover) == (None, None, "majority")
 
 
-def test_values_arrive() -> None:
+def test_each_value_arrives_in_the_field_of_its_key() -> None:
     """A value is found in the field of its key; fractions of a second count."""
     values, notes = conf("join_timeout=2.5,keep_alive_max_attempt=8,takeover=alone,is_host=F")
     assert notes == []
@@ -77,15 +77,14 @@ def test_values_arrive() -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "true", "T", "yes", "Y"])
-def test_yes_in_torchrun_s_words(word: str) -> None:
+def test_every_yes_of_torchrun_is_understood(word: str) -> None:
     """is_host understands every word for yes that torchrun does."""
     assert conf(f"is_host={word}")[0].is_host is True
 
 
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "nan", "inf", "-0.0"])
-def test_times_are_above_zero(name: str, value: str) -> None:
-    """A time that is no number above 0 is refused by the name of its key."""
+def test_a_time_that_is_not_above_0_is_refused_by_its_key(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=f"{name}={value}: expected a number of seconds"):
         conf(f"{name}={value}")
 
@@ -110,7 +109,7 @@ def test_times_are_above_zero(name: str, value: str) -> None:
         ("etcd_password_file=a", "etcd-v2", "etcd_user and etcd_password_file go together"),
     ],
 )
-def test_what_is_refused(text: str, backend: str, says: str) -> None:
+def test_a_value_that_cannot_work_is_refused_by_its_key(text: str, backend: str, says: str) -> None:
     """A value that can't work is an error that names the key and what was expected."""
     with pytest.raises(UsageError, match=says):
         conf(text, backend)
@@ -139,7 +138,7 @@ def test_an_unknown_key_is_noted(name: str, meant: str) -> None:
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])
-def test_quotes_that_no_shell_has_taken(quote: str) -> None:
+def test_quotes_around_the_whole_text_are_dropped(quote: str) -> None:
     """Quotes around the whole text, as a list of arguments in Python may have them, are dropped."""
     text = f"{quote}join_timeout=5,last_call_timeout=1{quote}"
     assert parse_conf(text) == (("join_timeout", "5"), ("last_call_timeout", "1"))
@@ -159,7 +158,7 @@ def test_timeout_is_join_timeout_where_torchrun_has_it() -> None:
     assert conf("timeout=900", "c10d")[0].join_timeout == 600
 
 
-def test_two_names_of_a_field_of_etcd() -> None:
+def test_the_keys_of_etcd_and_etcd_v2_lead_to_one_field() -> None:
     """The certificates of etcd and etcd-v2 have different keys and one field."""
     legacy = conf("protocol=HTTPS,cert=c,key=k,cacert=a", "etcd")
     newer = conf("protocol=https,ssl_cert=c,ssl_cert_key=k,ca_cert=a", "etcd-v2")
@@ -179,7 +178,7 @@ def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
         assert conf(f"protocol=https,{name}=c", backend)[1] == []
 
 
-def test_a_key_given_twice() -> None:
+def test_of_a_key_given_twice_the_last_counts() -> None:
     """The last of two values counts, as in torchrun, and a note says so."""
     values, notes = conf("join_timeout=1,join_timeout=2")
     assert values.join_timeout == 2
@@ -187,9 +186,7 @@ def test_a_key_given_twice() -> None:
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])
-def test_a_file_that_is_missing(name: str) -> None:
-    """A file that can't be read is found before anything starts, and named."""
-
+def test_an_unreadable_file_is_named_before_anything_starts(name: str) -> None:
     def missing(path: str) -> bytes:
         if path == "/gone":
             raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -201,7 +198,7 @@ def test_a_file_that_is_missing(name: str) -> None:
         parse(pairs, "c10d", missing)
 
 
-def test_the_token_is_read(tmp_path: Path) -> None:
+def test_the_token_is_the_file_without_its_last_newline(tmp_path: Path) -> None:
     """The secret is the file without its last newline; an empty file is no secret."""
     path = tmp_path / "token"
     path.write_text("hush\n")
@@ -212,7 +209,7 @@ def test_the_token_is_read(tmp_path: Path) -> None:
         parse((("token_file", str(path)),), "c10d")
 
 
-def test_the_table_and_the_record_fit() -> None:
+def test_every_key_has_a_field_and_a_row_in_the_documents() -> None:
     """Every key has a field, every field a key, and docs/several-nodes.md has a row for each."""
     assert {key.target for key in KEYS} == set(Conf._fields)
     assert len({key.name for key in KEYS}) == len(KEYS)
@@ -221,7 +218,7 @@ def test_the_table_and_the_record_fit() -> None:
     assert all(key.no_effect for key in KEYS if key.backends != BACKENDS)
 
 
-def test_it_loads_nothing_else() -> None:
+def test_the_table_of_keys_imports_nothing_more() -> None:
     """The table costs no import that the command line does not have already."""
     code = (
         "import sys, relight.spec; before = set(sys.modules); import relight.rendezvous.conf;"

@@ -53,7 +53,7 @@ libc.pthread_mutex_lock(mutex)
     [IGNORES, SYSTEM_CALL, DESTRUCTOR, AT_EXIT, STUCK_IN_C],
     ids=["ignores SIGTERM", "system call", "destructor", "atexit", "native code"],
 )
-def test_who_has_nothing_to_save_is_not_waited_for(
+def test_workers_with_nothing_to_save_are_not_waited_for(
     body: str, launch: Launch, script: Script
 ) -> None:
     """Workers without a SIGTERM handler of their own cost a restart nothing, wherever they are."""
@@ -80,7 +80,7 @@ sys.exit(3)
 
 
 @pytest.mark.slow
-def test_a_collective_is_no_reason_to_wait(launch: Launch, script: Script) -> None:
+def test_a_worker_in_a_collective_is_not_waited_for(launch: Launch, script: Script) -> None:
     """A rank that stands in an all-reduce, for another that will never come, is gone at once."""
     flags = ("--nproc-per-node=3", "--max-restarts=1", LONG)
     result = launch("run", *flags, script(COLLECTIVE), timeout=110, OMP_NUM_THREADS="1")
@@ -113,7 +113,7 @@ time.sleep(1000)
     ],
     ids=["in its handler", "which has taken itself away", "at the interpreter's end"],
 )
-def test_who_saves_is_waited_for(stop: str, launch: Launch, script: Script) -> None:
+def test_a_worker_that_saves_is_waited_for(stop: str, launch: Launch, script: Script) -> None:
     """A worker that handles SIGTERM when it comes has the grace time to finish what it writes,
     whatever becomes of the handler meanwhile.
     """
@@ -123,7 +123,7 @@ def test_who_saves_is_waited_for(stop: str, launch: Launch, script: Script) -> N
     assert len(list(path.parent.glob("saved.*"))) == 8
 
 
-def test_one_grace_time_for_all(launch: Launch, script: Script) -> None:
+def test_all_workers_have_one_grace_time_together(launch: Launch, script: Script) -> None:
     """Eight workers whose handlers never run are killed together, not one after the other."""
     text = FAIL + "signal.signal(signal.SIGTERM, lambda *_: None)" + STUCK_IN_C
     grace_s = 4
@@ -139,7 +139,9 @@ def test_one_grace_time_for_all(launch: Launch, script: Script) -> None:
     assert grace_s <= time.monotonic() - begin < 5 * grace_s  # one by one it would be 32 s
 
 
-def test_the_users_own_signal_waits_for_all(start: Callable[..., object], script: Script) -> None:
+def test_a_signal_of_the_user_waits_for_all_workers(
+    start: Callable[..., object], script: Script
+) -> None:
     """A worker that ignores SIGTERM because it is nearly done may finish when the user stops it."""
     import signal
     import subprocess

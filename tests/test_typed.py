@@ -82,7 +82,7 @@ def test_a_named_tuple_is_what_it_is_in_typing(observe: Callable[[Any], Any]) ->
 
 
 @pytest.mark.parametrize("observe", ERRORS)
-def test_what_is_wrong_there_is_wrong_here(observe: Callable[[Any], Any]) -> None:
+def test_what_typing_refuses_is_refused(observe: Callable[[Any], Any]) -> None:
     for kind in in_both(point):
         with pytest.raises((TypeError, AttributeError, ValueError)):
             observe(kind)
@@ -123,7 +123,7 @@ class Pair(typed.NamedTuple):
     second: int = 2
 
 
-def test_it_can_be_pickled() -> None:
+def test_a_named_tuple_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(Pair(1)))
     assert type(again) is Pair
     assert again == Pair(1, 2)

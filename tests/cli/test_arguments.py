@@ -55,8 +55,9 @@ def notes_of(*argv: str) -> list[str]:
         (["--max-restarts=1", "--max-restarts=2"], "max_restarts", 2),
     ],
 )
-def test_a_flag_and_its_value(argv: list[str], field: str, value: object) -> None:
-    """Each form that torchrun takes gives the same value."""
+def test_each_form_of_a_flag_that_torchrun_takes_gives_the_same_value(
+    argv: list[str], field: str, value: object
+) -> None:
     assert getattr(spec_of(*argv, "train.py"), field) == value
 
 
@@ -77,7 +78,7 @@ def test_a_flag_and_its_value(argv: list[str], field: str, value: object) -> Non
         (["train.py", "", "$$", "${local_rank}"], "train.py", ("", "$$", "${local_rank}")),
     ],
 )
-def test_what_belongs_to_the_script(
+def test_everything_after_the_script_belongs_to_it(
     argv: list[str], script: str, script_args: tuple[str, ...]
 ) -> None:
     """Everything from the script on is the script's, but for a `--` directly after it."""
@@ -91,7 +92,7 @@ def test_what_belongs_to_the_script(
     st.sampled_from(["train.py", "-"]),
     st.lists(st.sampled_from(["--", "a", "-", "--x", "-m", "--nnodes=2", "--nnodes"])),
 )
-def test_what_argparse_leaves_to_the_script(
+def test_the_script_gets_what_argparse_would_leave_to_it(
     flags: list[str], dashes: bool, script: str, arguments: list[str]
 ) -> None:
     """The script gets what it would get of torchrun's parser, argparse, wherever `--` stands."""
@@ -107,7 +108,7 @@ def test_what_argparse_leaves_to_the_script(
 
 
 @given(st.lists(st.text(alphabet=st.characters(codec="utf-8")), max_size=6))
-def test_any_arguments_reach_the_script(arguments: list[str]) -> None:
+def test_any_arguments_reach_the_script_unchanged(arguments: list[str]) -> None:
     """No text in the script's arguments is taken for ours."""
     assert spec_of("train.py", "a", *arguments).script_args == ("a", *arguments)
 
@@ -124,10 +125,9 @@ def test_any_arguments_reach_the_script(arguments: list[str]) -> None:
         ({"PET_NUMA_BINDING": "node"}, [], "numa_binding", ""),  # torchrun has no variable for it
     ],
 )
-def test_defaults_from_the_environment(
+def test_pet_variables_give_defaults_and_the_command_line_wins(
     variables: dict[str, str], argv: list[str], field: str, value: object
 ) -> None:
-    """PET_ variables give defaults; the command line wins."""
     assert getattr(spec_of(*argv, "train.py", **variables), field) == value
 
 
@@ -175,7 +175,9 @@ def test_defaults_from_the_environment(
         (["--event-log-handler=file", "x.py"], "file is not one of null, console"),
     ],
 )
-def test_a_bad_command_line(argv: list[str], message: str) -> None:
+def test_a_bad_command_line_is_told_what_is_wrong_and_what_is_valid(
+    argv: list[str], message: str
+) -> None:
     """What is wrong is named, with the valid values or the nearest."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
@@ -197,8 +199,9 @@ def test_the_nearest_flag_is_offered() -> None:
         ({"PET_STANDALONE": ""}, "PET_STANDALONE=: expected 1 or 0"),
     ],
 )
-def test_a_bad_variable(variables: dict[str, str], message: str) -> None:
-    """A variable with a bad value is named as the source."""
+def test_a_variable_with_a_bad_value_is_named_as_the_source(
+    variables: dict[str, str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         spec_of("x.py", **variables)
 
@@ -219,8 +222,9 @@ def test_a_bad_variable(variables: dict[str, str], message: str) -> None:
         (["--nnodes=2", "--rdzv-id="], "--rdzv-id is empty"),
     ],
 )
-def test_values_that_contradict_each_other(argv: list[str], message: str) -> None:
-    """What can't work together is refused by name."""
+def test_values_that_contradict_each_other_are_refused_by_name(
+    argv: list[str], message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
         notes_of(*argv, "x.py")
 

@@ -80,7 +80,9 @@ def refused(
         (("run", "-m", "no_such_module.at_all"), "looked for it here, in PYTHONPATH"),
     ],
 )
-def test_what_to_type_instead(argv: tuple[str, ...], hint: str, refused: Refused) -> None:
+def test_a_slip_is_answered_with_the_command_line_that_was_meant(
+    argv: tuple[str, ...], hint: str, refused: Refused
+) -> None:
     """A habit from elsewhere, or a slip, is answered with the command line that was meant."""
     assert hint in refused(*argv)
 
@@ -101,7 +103,9 @@ def test_what_to_type_instead(argv: tuple[str, ...], hint: str, refused: Refused
         ("--rdzv-timeout --rdzv_timeout", "--rdzv-conf join_timeout="),
     ],
 )
-def test_flags_of_other_launchers(flags: str, meant: str, refused: Refused) -> None:
+def test_a_flag_of_another_launcher_gets_the_right_one_suggested(
+    flags: str, meant: str, refused: Refused
+) -> None:
     """A flag of mpirun, srun, accelerate, deepspeed or torchx gets the right one suggested."""
     for flag in flags.split():
         found = refused("run", flag, "2", "train.py")
@@ -119,7 +123,7 @@ def spec_of(*argv: str) -> tuple[RunSpec, set[str]]:
     ["train.py", "python.sh", "-", "-m train", "-m pkg.train", "-m name.space", "-m json.tool",
      "-m code.made_by_its_code", "-m pkg", "-m train.py.more", "-m ${local_rank}", "-m .x"],
 )  # fmt: skip
-def test_what_may_work_is_not_refused(words: str, refused: Refused) -> None:
+def test_a_command_line_that_may_work_is_not_refused(words: str, refused: Refused) -> None:
     """Only what can't work is refused: a package's code, another Python or its flags may know
     more than the launcher.
     """
@@ -138,7 +142,7 @@ def test_what_may_work_is_not_refused(words: str, refused: Refused) -> None:
         ("auto", "", ""),
     ],
 )  # fmt: skip
-def test_modules_to_preload_are_looked_for(
+def test_a_module_to_preload_that_is_not_there_is_refused(
     names: str, says: str, hint: str, refused: Refused
 ) -> None:
     """A module that is not there is refused, without the import of its package; one that the
@@ -182,13 +186,15 @@ def test_flags_after_the_script_are_noted_once() -> None:
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "submit", "doctor"])
-def test_version_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_for_a_command_as_well(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     """`relight COMMAND --version` prints the version."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
 
 
-def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_relight_help_command_is_relight_command_help(capsys: pytest.CaptureFixture[str]) -> None:
     """`relight help COMMAND` is `relight COMMAND --help`."""
     assert main(["help", "run"]) == 0
     assert capsys.readouterr().out.startswith("usage: relight run")
@@ -207,6 +213,6 @@ def test_help_has_groups_and_defaults() -> None:
         assert default in text
 
 
-def test_launch_can_be_completed() -> None:
+def test_an_editor_completes_relight_launch() -> None:
     """`relight.launch` is among the names that an editor or a notebook completes."""
     assert "launch" in dir(relight)

@@ -94,7 +94,9 @@ def refused(case: Case, tmp_path: Path) -> str:
 
 
 @pytest.mark.parametrize("flags", FLAGS, ids=" ".join)
-def test_flag(flags: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_flag_with_a_bad_value_is_refused_by_its_name(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     """A flag that can't be what it says is refused by its name."""
     lines = refused(Case("", flags), tmp_path)
     name = flags[-1].partition("=")[0] if flags[-1].startswith("-") else flags[-2]
@@ -126,7 +128,7 @@ def test_flag(flags: tuple[str, ...], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_variable(
+def test_a_variable_with_a_bad_value_is_refused_by_its_name(
     flags: tuple[str, ...], variables: Mapping[str, str], names: str, tmp_path: Path
 ) -> None:
     """A variable that can't be what it says is refused by its name."""
@@ -148,15 +150,15 @@ def test_variable(
         (("--no-python",), ("./folder",), "./folder"),
     ],
 )
-def test_script(
+def test_a_script_that_cannot_be_run_is_refused_by_its_name(
     flags: tuple[str, ...], script: tuple[str, ...], names: str, tmp_path: Path
 ) -> None:
-    """A script that can't be run is refused by its name."""
     assert names in refused(Case("", flags, script), tmp_path)
 
 
 @pytest.mark.parametrize("flags", [("--no-python",), ("--use-env=1",)])
-def test_launch(flags: tuple[str, ...], tmp_path: Path) -> None:
-    """`relight launch` refuses what its contract does not have."""
+def test_relight_launch_refuses_what_its_contract_does_not_have(
+    flags: tuple[str, ...], tmp_path: Path
+) -> None:
     lines = refused(Case("", flags, script=("./program",), command="launch"), tmp_path)
     assert flags[0].partition("=")[0] in lines

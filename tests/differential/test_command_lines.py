@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_same_as_torchrun(
+def test_a_command_line_has_the_same_effect_as_under_torchrun(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
     """Workers see, files hold, consoles show and exit codes say the same through both launchers."""

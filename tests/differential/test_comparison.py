@@ -25,13 +25,17 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
     return first, second
 
 
-def test_two_runs_are_equal(recordings: tuple[Recording, Recording]) -> None:
-    """What varies from run to run is no mismatch: ports, pids, directories, random names."""
+def test_what_varies_from_run_to_run_is_no_mismatch(
+    recordings: tuple[Recording, Recording],
+) -> None:
+    """Ports, pids, directories, random names."""
     assert mismatches(*recordings) == []
     assert len(flat(recordings[0])) > 300
 
 
-def test_each_field_counts(recordings: tuple[Recording, Recording]) -> None:
+def test_a_change_of_any_recorded_thing_is_a_mismatch_with_its_name(
+    recordings: tuple[Recording, Recording],
+) -> None:
     """A change of any one thing that was recorded is a mismatch with its name."""
     first, second = recordings
     fields = [field for field in flat(first) if field != "says"]
@@ -59,7 +63,7 @@ def test_a_missing_worker_is_one_mismatch(recordings: tuple[Recording, Recording
     assert [m.field for m in mismatches(first, fewer)] == ["workers"]
 
 
-def test_only_what_is_allowed_passes() -> None:
+def test_a_documented_difference_passes_where_a_case_names_it() -> None:
     """A documented difference passes where a case names it, with exactly the documented values."""
     name, field = "run-id", "workers 0.0 environment TORCHELASTIC_RUN_ID"
     known = Mismatch(field, "{uuid}", "job7")

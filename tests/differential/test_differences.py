@@ -112,7 +112,7 @@ def test_each_difference_of_several_nodes_has_a_test() -> None:
         assert f"def {function}(" in source, name
 
 
-def test_each_difference_is_seen() -> None:
+def test_each_difference_that_is_allowed_is_seen() -> None:
     """No difference is allowed that no command line has."""
     used = {name for case in CASES for name in case.differs}
     assert used == DIFFERENCES.keys()
@@ -135,7 +135,7 @@ def test_a_flag_without_effect_is_noted(
 @pytest.mark.parametrize(
     "case", [Case("event-log-handler=console", ("--event-log-handler=console",))]
 )
-def test_events_on_the_console(
+def test_events_go_to_stderr_as_json_lines(
     case: Case, reference: Callable[[Case], Recording], tmp_path: Path
 ) -> None:
     """Events go to stderr as JSON lines with either launcher; relight has its own events."""
@@ -151,8 +151,7 @@ def test_events_on_the_console(
 
 
 @shows("monitor-interval")
-def test_nothing_is_polled(tmp_path: Path) -> None:
-    """A job ends when its workers have, and not at the next interval."""
+def test_a_job_ends_when_its_workers_have_and_not_at_an_interval(tmp_path: Path) -> None:
     assert record(Case("", ("--monitor-interval=1000",)), RELIGHT, tmp_path / "ours").exit_code == 0
 
 
@@ -185,7 +184,7 @@ def test_a_static_endpoint_has_a_port_by_default() -> None:
 
 
 @shows("log-level")
-def test_the_log_level_is_the_script_s(tmp_path: Path) -> None:
+def test_a_log_level_changes_nothing_and_reaches_the_worker(tmp_path: Path) -> None:
     """A level that torchrun would not start with changes nothing, and reaches the worker."""
     found = record(Case("", variables={"LOGLEVEL": "chatty"}), RELIGHT, tmp_path / "ours")
     assert (found.exit_code, found.says) == (0, [])

@@ -36,8 +36,8 @@ def lab() -> Iterator[Lab]:
         yield lab
 
 
-def test_a_healthy_network(lab: Lab, tmp_path: Path) -> None:
-    """Where nothing is wrong nothing is found, all nodes agree on who came, and it is quick."""
+def test_in_a_healthy_network_nothing_is_found(lab: Lab, tmp_path: Path) -> None:
+    """All nodes agree on who came, and it is quick."""
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
         assert report.code == 0, report
@@ -45,7 +45,7 @@ def test_a_healthy_network(lab: Lab, tmp_path: Path) -> None:
         assert sorted(report.whole["nodes"]) == list(THREE)
 
 
-def test_it_reads_like_this(lab: Lab, tmp_path: Path) -> None:
+def test_people_get_one_line_in_all_or_a_line_a_finding(lab: Lab, tmp_path: Path) -> None:
     """People get one line that says what was looked at, or a line a finding with its remedy."""
     plain = {
         host: [word for word in words if word != "--json"]
@@ -64,7 +64,9 @@ def test_it_reads_like_this(lab: Lab, tmp_path: Path) -> None:
         assert report.code == 1
 
 
-def test_a_firewall(lab: Lab, tmp_path: Path) -> None:
+def test_a_host_that_lets_in_nothing_but_the_endpoints_port_is_named(
+    lab: Lab, tmp_path: Path
+) -> None:
     """A host that takes connections at the endpoint's port alone is named; so are the ports."""
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
@@ -77,14 +79,16 @@ def test_a_firewall(lab: Lab, tmp_path: Path) -> None:
         assert report.code == 1
 
 
-def test_a_firewall_at_the_endpoint(lab: Lab, tmp_path: Path) -> None:
+def test_the_endpoints_host_is_named_if_it_lets_in_nothing_else(lab: Lab, tmp_path: Path) -> None:
     """The endpoint's own host may be the one that lets in nothing else."""
     lab.wall("node1", [PORT])
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("in the other direction")["where"] == "all others -> node1", report
 
 
-def test_nothing_between_two(lab: Lab, tmp_path: Path) -> None:
+def test_two_nodes_that_cannot_reach_each_other_are_the_only_finding(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Two nodes that both reach the endpoint and not each other are the only finding, within the 5
     seconds that were promised.
     """
@@ -97,7 +101,7 @@ def test_nothing_between_two(lab: Lab, tmp_path: Path) -> None:
         assert report.whole["seconds"] < 5
 
 
-def test_one_way(lab: Lab, tmp_path: Path) -> None:
+def test_where_packets_pass_one_way_the_dead_direction_is_named(lab: Lab, tmp_path: Path) -> None:
     """Where packets pass in one direction alone, it says which one is dead."""
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
@@ -107,7 +111,9 @@ def test_one_way(lab: Lab, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("host", "size"), [("node3", 1450), ("node1", 600)])
-def test_large_packets_are_lost(lab: Lab, tmp_path: Path, host: str, size: int) -> None:
+def test_a_network_that_loses_large_packets_is_found(
+    lab: Lab, tmp_path: Path, host: str, size: int
+) -> None:
     """A network that takes smaller packets than the interfaces send is found, with the size that
     it takes; the endpoint's own network included, over which all hear of it.
     """
@@ -123,8 +129,7 @@ def test_large_packets_are_lost(lab: Lab, tmp_path: Path, host: str, size: int) 
         assert report.code == 1
 
 
-def test_the_mtu_of_an_interface(lab: Lab, tmp_path: Path) -> None:
-    """An interface with another MTU than the rest is a warning."""
+def test_an_interface_with_another_mtu_is_a_warning(lab: Lab, tmp_path: Path) -> None:
     lab["node2"].start(["ip", "link", "set", "eth0", "mtu", "1500"]).wait(10)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("the MTU differs", level="warning")
@@ -132,8 +137,7 @@ def test_the_mtu_of_an_interface(lab: Lab, tmp_path: Path) -> None:
         assert report.code == 0
 
 
-def test_a_clock(lab: Lab, tmp_path: Path) -> None:
-    """A clock that is wrong is a warning that says by how much."""
+def test_a_wrong_clock_is_a_warning_that_says_by_how_much(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node3"] = changed(words["node3"], ahead_s=-90)
     for report in diagnose(lab, words, tmp_path).values():
@@ -144,8 +148,8 @@ def test_a_clock(lab: Lab, tmp_path: Path) -> None:
         assert report.code == 0
 
 
-def test_a_clock_far_away(lab: Lab, tmp_path: Path) -> None:
-    """A slow network is not taken for a wrong clock: half of the round trip is taken off."""
+def test_a_slow_network_is_not_taken_for_a_wrong_clock(lab: Lab, tmp_path: Path) -> None:
+    """Half of the round trip is taken off."""
     lab.set(delay_ms=200)
     words = commands(("node1", "node2"))
     words["node2"] = changed(words["node2"], ahead_s=3)
@@ -156,8 +160,7 @@ def test_a_clock_far_away(lab: Lab, tmp_path: Path) -> None:
         assert report.of("error") == []
 
 
-def test_versions(lab: Lab, tmp_path: Path) -> None:
-    """Versions that differ are told, with the hosts."""
+def test_versions_that_differ_are_told_with_the_hosts(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node2"] = changed(words["node2"], version="3.9.18")
     for report in diagnose(lab, words, tmp_path).values():
@@ -166,7 +169,7 @@ def test_versions(lab: Lab, tmp_path: Path) -> None:
         assert "on node1, node3" in finding["what"]
 
 
-def test_a_script_that_differs(lab: Lab, tmp_path: Path) -> None:
+def test_a_script_or_arguments_that_differ_are_told(lab: Lab, tmp_path: Path) -> None:
     """With a whole command line of `relight run`, scripts and arguments are compared too."""
     words = commands(THREE)
     for host in words:
@@ -179,7 +182,7 @@ def test_a_script_that_differs(lab: Lab, tmp_path: Path) -> None:
         assert not [f for f in report.findings if "arguments" in f["what"]], report
 
 
-def test_a_squatter(lab: Lab, tmp_path: Path) -> None:
+def test_a_program_at_the_endpoints_port_is_told(lab: Lab, tmp_path: Path) -> None:
     """A program at the endpoint's port is told from outside by what it answers, on its machine by
     its name.
     """
@@ -197,8 +200,8 @@ def test_a_squatter(lab: Lab, tmp_path: Path) -> None:
     assert "pid" not in reports["node2"].one("is taken")["why"]
 
 
-def test_a_squatter_on_the_udp_port(lab: Lab, tmp_path: Path) -> None:
-    """A program that has the endpoint's UDP port is a warning: heartbeats have another way."""
+def test_a_program_at_the_endpoints_udp_port_is_a_warning(lab: Lab, tmp_path: Path) -> None:
+    """Heartbeats have another way."""
     take = "import socket, sys; s = socket.socket(10, 2); s.bind(('::', 29400)); print(); input()"
     process = lab["node1"].start(
         [sys.executable, "-c", take], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -210,8 +213,8 @@ def test_a_squatter_on_the_udp_port(lab: Lab, tmp_path: Path) -> None:
         assert report.of("error") == []
 
 
-def test_a_name_that_does_not_resolve(lab: Lab, tmp_path: Path) -> None:
-    """A node that does not know the endpoint's name says so; the others say who did not come."""
+def test_a_node_that_does_not_know_the_endpoints_name_says_so(lab: Lab, tmp_path: Path) -> None:
+    """The others say who did not come."""
     words = commands(THREE, "--timeout=2")
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.3 node3\n")
@@ -224,7 +227,7 @@ def test_a_name_that_does_not_resolve(lab: Lab, tmp_path: Path) -> None:
     assert [report.code for report in reports.values()] == [1, 1, 1]
 
 
-def test_a_name_that_is_loopback(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_where_the_endpoints_name_is_loopback_is_told_so(lab: Lab, tmp_path: Path) -> None:
     """A node where the endpoint's name leads to itself, as Debian's 127.0.1.1, is told so."""
     words = commands(THREE, "--timeout=2")
     hosts = tmp_path / "hosts"
@@ -236,8 +239,7 @@ def test_a_name_that_is_loopback(lab: Lab, tmp_path: Path) -> None:
     assert reports["node1"].of("error") == [": 1 of 3 nodes did not come"]
 
 
-def test_a_name_that_leads_elsewhere(lab: Lab, tmp_path: Path) -> None:
-    """Nodes for which the endpoint's name has other addresses are told."""
+def test_nodes_with_other_addresses_of_the_endpoint_are_told(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
@@ -247,7 +249,7 @@ def test_a_name_that_leads_elsewhere(lab: Lab, tmp_path: Path) -> None:
         assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
 
 
-def test_an_endpoint_that_is_cut_off(lab: Lab, tmp_path: Path) -> None:
+def test_silence_and_a_refusal_of_the_endpoint_are_told_apart(lab: Lab, tmp_path: Path) -> None:
     """Silence, and a refusal, are told apart: a firewall or a dead machine, and a dead program."""
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
@@ -262,15 +264,14 @@ def test_an_endpoint_that_is_cut_off(lab: Lab, tmp_path: Path) -> None:
     assert alone.one("no answer")["remedy"].startswith("open TCP port 29400")
 
 
-def test_no_route(lab: Lab, tmp_path: Path) -> None:
-    """A network that says that there is no way is believed."""
+def test_a_network_that_says_no_route_is_believed(lab: Lab, tmp_path: Path) -> None:
     for command in ("ip -6 route add unreachable fd77::2", "ip route add unreachable 10.77.0.2"):
         lab["node3"].start(command.split()).wait(10)
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         assert report.one("there is no route")["where"] == "node3 -> node2", report
 
 
-def test_a_job_is_running(lab: Lab, tmp_path: Path) -> None:
+def test_a_running_job_at_the_endpoint_is_recognised(lab: Lab, tmp_path: Path) -> None:
     """A coordinator at the endpoint is no squatter, and the nodes are told why they don't meet."""
     run = [*RELIGHT, "run", "--nnodes=2", "--rdzv-backend=c10d", "--no-python"]
     job = lab["node1"].start([*run, f"--rdzv-endpoint=node1:{PORT}", "true"], cwd=tmp_path,
@@ -284,8 +285,8 @@ def test_a_job_is_running(lab: Lab, tmp_path: Path) -> None:
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 
 
-def test_a_token(lab: Lab, tmp_path: Path) -> None:
-    """Who has another token is told so and named; with the same one nothing is wrong."""
+def test_a_node_with_another_token_is_told_so_and_named(lab: Lab, tmp_path: Path) -> None:
+    """With the same one nothing is wrong."""
     words = commands(THREE, "--timeout=2")
     token = tmp_path / "token"
     token.write_text("good")
@@ -298,7 +299,7 @@ def test_a_token(lab: Lab, tmp_path: Path) -> None:
     assert [f for f in reports["node1"].findings if f["what"].startswith("turned away")]
 
 
-def test_a_node_that_dies(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> None:
     """A node that ends in the midst is named, and the others end in time."""
     words = commands(THREE)
     die = "import os, sys, threading, relight.doctor.probes as p\n"
@@ -310,8 +311,7 @@ def test_a_node_that_dies(lab: Lab, tmp_path: Path) -> None:
         assert reports[name].one("did not tell what it found")["where"] == "node2"
 
 
-def test_more_nodes_than_asked_for(lab: Lab, tmp_path: Path) -> None:
-    """A node that is not expected is turned away with the reason."""
+def test_a_node_too_many_is_turned_away_with_the_reason(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE, "--timeout=3")
     words["node3"] = [w.replace("--nnodes=3", "--nnodes=2") for w in words["node3"]]
     reports = diagnose(lab, words, tmp_path)
@@ -324,7 +324,7 @@ def with_hosts(path: Path, command: list[str]) -> list[str]:
     return ["unshare", "--mount", "sh", "-c", program, "sh", *command]
 
 
-def test_under_slurm(lab: Lab, tmp_path: Path) -> None:
+def test_under_slurm_no_flags_are_needed(lab: Lab, tmp_path: Path) -> None:
     """What a cluster has put into the environment needs no flags, as with `relight run`."""
     usual = [*RELIGHT, "doctor", "--json"]
     words = {

@@ -47,14 +47,14 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
         (b"-ERR unknown command\r\n", False, "-ERR unknown command"),
     ],
 )
-def test_who_answers(data: bytes, closed: bool, what: str) -> None:
+def test_who_listens_is_known_by_its_first_bytes(data: bytes, closed: bool, what: str) -> None:
     """Who listens is known by the first bytes that it answers."""
     assert what in answer_of(data, closed=closed)
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_any_answer(data: bytes, closed: bool) -> None:
-    """No answer is too strange, and none puts control characters on a terminal."""
+def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
+    """And none puts control characters on a terminal."""
     assert answer_of(data, closed=closed).isprintable()
 
 
@@ -74,8 +74,10 @@ def test_any_answer(data: bytes, closed: bool) -> None:
         ((Answer("10.0.0.1", RELIGHT),), WARNING, "wants TLS, a token"),
     ],
 )
-def test_what_it_means(answers: tuple[Answer, ...], level: str, words: str) -> None:
-    """Each way to be answered is one finding; one good address is enough."""
+def test_each_way_to_be_answered_is_one_finding(
+    answers: tuple[Answer, ...], level: str, words: str
+) -> None:
+    """One good address is enough."""
     (found,) = judge(Seen("gpu-01", 29400, answers))
     assert found.level == level
     assert words in f"{found.what} {found.why}"
@@ -84,8 +86,9 @@ def test_what_it_means(answers: tuple[Answer, ...], level: str, words: str) -> N
 
 
 @pytest.mark.parametrize(("host", "words"), [("gpu-01", "Debian"), ("127.0.0.1", "no other")])
-def test_loopback(host: str, words: str) -> None:
-    """An endpoint that leads to this machine from everywhere is an error."""
+def test_an_endpoint_that_leads_to_this_machine_everywhere_is_an_error(
+    host: str, words: str
+) -> None:
     found = judge(Seen(host, 29400, (Answer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
@@ -137,7 +140,9 @@ def serve() -> Iterator[Serve]:
         (None, "it takes connections and says nothing"),
     ],
 )
-def test_a_squatter(serve: Serve, answer: bytes | None, words: str) -> None:
+def test_a_program_that_is_no_coordinator_is_named(
+    serve: Serve, answer: bytes | None, words: str
+) -> None:
     """A program that is no coordinator is told by what it does, and which process it is."""
     port = serve(answer)
     lines = doctor.at_timeout("127.0.0.1", port)
@@ -147,7 +152,7 @@ def test_a_squatter(serve: Serve, answer: bytes | None, words: str) -> None:
     assert any("another port in --rdzv-endpoint" in line for line in lines)
 
 
-def test_a_coordinator(start: Start, launch: Launch) -> None:
+def test_a_coordinator_is_recognised_and_not_disturbed(start: Start, launch: Launch) -> None:
     """A coordinator of relight is known as one, and is not disturbed by the question."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -162,7 +167,7 @@ def test_a_coordinator(start: Start, launch: Launch) -> None:
     assert first.wait(30) == 0
 
 
-def test_it_never_takes_long(serve: Serve) -> None:
+def test_a_look_at_the_endpoint_takes_two_seconds_at_most(serve: Serve) -> None:
     """Two seconds are the most, whatever the endpoint does; a slow name server included."""
     begin = time.monotonic()
     with pytest.MonkeyPatch.context() as patch:
@@ -175,7 +180,7 @@ def test_it_never_takes_long(serve: Serve) -> None:
     assert time.monotonic() - begin < 10
 
 
-def test_it_never_raises() -> None:
+def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
     """Whatever goes wrong while looking, the reason of the timeout is still told."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "look", lambda *_: 1 / 0)
@@ -187,7 +192,7 @@ def test_it_never_raises() -> None:
     assert doctor.at_timeout("127.0.0.1", 99999)
 
 
-def test_the_command_line(launch: Launch, serve: Serve) -> None:
+def test_without_a_number_of_nodes_one_machines_view_is_told(launch: Launch, serve: Serve) -> None:
     """With an endpoint and no number of nodes, one machine's view of it is told."""
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1

@@ -69,8 +69,10 @@ GOOD = Machine(
         ({"own_name": ()}, WARNING, "of no address", "here eth0 10.0.0.1"),
     ],
 )  # fmt: skip
-def test_what_is_wrong(changes: dict[str, object], level: str, words: str, remedy: str) -> None:
-    """Each fault of a machine is one finding with its remedy; a good machine has none."""
+def test_each_fault_of_a_machine_is_one_finding_with_its_remedy(
+    changes: dict[str, object], level: str, words: str, remedy: str
+) -> None:
+    """A good machine has none."""
     wrong = [f for f in judge(GOOD._replace(**changes), alone=False) if f.level != OK]
     if level == OK:
         assert wrong == []
@@ -82,8 +84,8 @@ def test_what_is_wrong(changes: dict[str, object], level: str, words: str, remed
     assert found.why
 
 
-def test_a_good_machine() -> None:
-    """Where nothing is wrong only facts are told; one that is alone needs no name."""
+def test_of_a_good_machine_only_facts_are_told() -> None:
+    """One that is alone needs no name."""
     assert {f.level for f in judge(GOOD, alone=False)} == {OK}
     assert {f.level for f in judge(GOOD._replace(own_name=()), alone=True)} == {OK}
 
@@ -96,8 +98,8 @@ def tree(root: Path, files: dict[str, str]) -> str:
     return str(root)
 
 
-def test_cgroups(tmp_path: Path) -> None:
-    """What is left is the least of all groups from ours up; cached files are not counted."""
+def test_the_memory_left_is_the_least_of_all_cgroups_from_ours_up(tmp_path: Path) -> None:
+    """Cached files are not counted."""
     root = tree(
         tmp_path,
         {
@@ -114,7 +116,7 @@ def test_cgroups(tmp_path: Path) -> None:
     assert (seen.memory, seen.tasks_of_cgroup) == (400000, 60)
 
 
-def test_cgroups_of_the_first_version(tmp_path: Path) -> None:
+def test_in_cgroups_of_version_1_an_absurd_number_is_no_limit(tmp_path: Path) -> None:
     """The same under the older layout, where no limit is a number that no machine has."""
     root = tree(
         tmp_path,
@@ -156,7 +158,7 @@ def nvidia(root: Path, count: int, usable: int, *, loaded: bool = True) -> str:
         (0, 0, False, {}, Gpus()),
     ],
 )  # fmt: skip
-def test_gpus(
+def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_told_apart(
     tmp_path: Path,
     count: int,
     usable: int,
@@ -164,14 +166,11 @@ def test_gpus(
     variables: dict[str, str],
     expected: Gpus,
 ) -> None:
-    """GPUs on the bus, those with a driver, those that can be opened and those that a worker sees
-    are told apart.
-    """
     root = nvidia(tmp_path, count, usable, loaded=loaded)
     assert inspection.gpus(Environment(variables), root) == expected
 
 
-def test_who_holds_a_gpu(tmp_path: Path) -> None:
+def test_a_process_that_has_a_gpu_open_is_named(tmp_path: Path) -> None:
     """Another process that has a device open is named; one that has the driver's own files is
     not.
     """
@@ -184,8 +183,8 @@ def test_who_holds_a_gpu(tmp_path: Path) -> None:
     assert inspection.gpus(Environment({}), root).holders == ("python (pid 4711)",)
 
 
-def test_this_machine(launch: Launch, tmp_path: Path) -> None:
-    """Without flags the checks of this machine are done, and told as JSON if wanted."""
+def test_without_flags_this_machine_is_checked(launch: Launch, tmp_path: Path) -> None:
+    """And told as JSON if wanted."""
     result = launch("doctor", "--json", TMPDIR=str(tmp_path))
     told = json.loads(result.stdout)
     assert told["nodes"] == []
@@ -195,7 +194,9 @@ def test_this_machine(launch: Launch, tmp_path: Path) -> None:
     assert "torch" not in result.stderr
 
 
-def test_low_limits(launch: Launch, tmp_path: Path) -> None:
+def test_a_low_limit_of_open_files_and_a_closed_tmpdir_are_found(
+    launch: Launch, tmp_path: Path
+) -> None:
     """A low limit of open files and a temporary directory without permission are found."""
     shell = ("sh", "-c", 'ulimit -n 100; exec "$@"', "sh", *RELIGHT)
     result = launch("doctor", command=shell, TMPDIR=str(tmp_path / "none"))
@@ -206,7 +207,7 @@ def test_low_limits(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(lab_unavailable() != "", reason=lab_unavailable() or "it works")
-def test_small_shared_memory(tmp_path: Path) -> None:
+def test_small_shared_memory_is_an_error_with_its_remedy(tmp_path: Path) -> None:
     """The /dev/shm that containers have by default is an error, with the flags that mend it."""
     mount = 'mount -t tmpfs -o size=64m none /dev/shm && exec "$@"'
     command = [str(shutil.which("unshare")), "--mount", "sh", "-c", mount, "sh", *RELIGHT, "doctor"]
@@ -228,15 +229,16 @@ def test_small_shared_memory(tmp_path: Path) -> None:
         (("--bogus",), "unknown flag: --bogus"),
     ],
 )
-def test_wrong_usage(launch: Launch, flags: tuple[str, ...], words: str) -> None:
+def test_wrong_usage_ends_with_exit_code_2_and_looks_at_nothing(
+    launch: Launch, flags: tuple[str, ...], words: str
+) -> None:
     """What can't be is refused with exit code 2, and nothing is looked at."""
     result = launch("doctor", *flags)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr
 
 
-def test_help(launch: Launch) -> None:
-    """The help names the flags that matter, and the exit codes."""
+def test_the_help_names_the_flags_that_matter_and_the_exit_codes(launch: Launch) -> None:
     text = launch("doctor", "--help").stdout
     for word in ("--nnodes", "--rdzv-endpoint", "--timeout", "--json", "exit code: 0"):
         assert word in text

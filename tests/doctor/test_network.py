@@ -50,13 +50,12 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
-def test_what_a_pair_of_probes_means(there: Probe, back: Probe, kind: str) -> None:
+def test_each_pair_of_probes_has_its_meaning(there: Probe, back: Probe, kind: str) -> None:
     """Each row of the table in the module's docstring, both directions together."""
     assert kind_of(there, back) == kind
 
 
-def test_all_is_well() -> None:
-    """Where all probes pass and all facts agree nothing is found."""
+def test_where_all_probes_pass_and_facts_agree_nothing_is_found() -> None:
     assert judge(nodes(3), all_good(3), port=29400) == []
 
 
@@ -90,10 +89,8 @@ def test_no_failure_is_swallowed(data: st.DataObject, count: int) -> None:
 
 
 @given(st.sets(st.tuples(st.integers(1, 4), st.integers(1, 4)).filter(lambda p: p[0] != p[1])))
-def test_pairs_in_words(pairs: set[tuple[int, int]]) -> None:
-    """`all others` stands for all others and nothing else; each pair can be read from the text, or
-    it says how much was left out.
-    """
+def test_each_pair_can_be_read_from_the_text_or_is_counted(pairs: set[tuple[int, int]]) -> None:
+    """`all others` stands for all others and nothing else."""
     hosts = ["h1", "h2", "h3", "h4"]
     text = pairs_of({(f"h{a}", f"h{b}") for a, b in pairs}, hosts)
     read = set()
@@ -128,7 +125,9 @@ def test_pairs_in_words(pairs: set[tuple[int, int]]) -> None:
         ({"facts": {"port range": "1-2"}}, None, ""),
     ],
 )
-def test_a_node_that_differs(changes: dict[str, object], level: str | None, words: str) -> None:
+def test_a_node_that_differs_is_told_with_its_host(
+    changes: dict[str, object], level: str | None, words: str
+) -> None:
     """What differs is told with the host; what can't be told from chance, or is not known, is
     not.
     """
@@ -138,7 +137,7 @@ def test_a_node_that_differs(changes: dict[str, object], level: str | None, word
     assert all(words.split("; ")[0] in f.what for f in found), found
 
 
-def test_the_endpoint_has_two_addresses() -> None:
+def test_nodes_for_which_the_endpoint_is_elsewhere_are_told() -> None:
     """Nodes for which the endpoint's name leads elsewhere are told; those that are it are not
     asked.
     """
@@ -149,7 +148,7 @@ def test_the_endpoint_has_two_addresses() -> None:
     ]
 
 
-def test_two_versions_on_many() -> None:
+def test_of_two_versions_both_groups_of_hosts_are_named() -> None:
     """Both groups of hosts are named, the smaller one first."""
     differing = [node(f"n{i}", facts={"torch": "2.1" if i < 2 else "2.2"}) for i in range(6)]
     (found,) = judge(differing, all_good(6), port=29400)
@@ -157,7 +156,7 @@ def test_two_versions_on_many() -> None:
     assert found.remedy == "install the same torch on all nodes"
 
 
-def test_datagrams_to_the_endpoint() -> None:
+def test_lost_datagrams_are_a_warning_where_heartbeats_use_them() -> None:
     """Lost datagrams are a warning where heartbeats would be lost, and nowhere else."""
     probes = {**all_good(3), (1, 0): GOOD._replace(answered=0), (1, 2): GOOD._replace(answered=0)}
     (found,) = judge(nodes(3), probes, port=29400)
@@ -165,7 +164,7 @@ def test_datagrams_to_the_endpoint() -> None:
     assert "UDP port 29400" in found.remedy
 
 
-def test_a_node_without_a_report() -> None:
+def test_a_node_without_a_report_is_named() -> None:
     """A node that did not tell is named, and what the others found about it is not lost."""
     probes = {pair: p for pair, p in all_good(3).items() if pair[0] != 2}
     probes[0, 2] = DEAD
@@ -189,7 +188,7 @@ def test_whatever_is_reported_is_judged(chance: Chance) -> None:
     assert [each.level for each in taken.findings] == [each.level for each in in_order(found)]
 
 
-def test_too_much_to_tell() -> None:
+def test_too_many_findings_are_cut_so_that_nodes_take_the_message() -> None:
     """However much is found, the other nodes take the message, and the errors are in it."""
     many = [Finding(WARNING, *["🎈" * 9999] * 4)] * 2000 + [Finding(ERROR, "worst", "")]
     told = Verdict(tuple(many), ("node",)).bounded()

@@ -45,7 +45,9 @@ def probe(loop: Loop, one: Station, cookie: bytes, others: list[Target]) -> list
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_two_stations(loop: Loop, stack: ExitStack, address: str) -> None:
+def test_two_stations_find_that_all_gets_through(
+    loop: Loop, stack: ExitStack, address: str
+) -> None:
     """Both find that all gets through; the one that is called first waits for its cookie."""
     one, two = station(loop, stack), station(loop, stack)
     cookie = new_cookie()
@@ -63,8 +65,9 @@ def test_two_stations(loop: Loop, stack: ExitStack, address: str) -> None:
         assert (result.tcp, result.large, result.answered) == (Way.PASSED, Way.PASSED, 1500)
 
 
-def test_what_is_no_station(loop: Loop, stack: ExitStack) -> None:
-    """A port where nobody listens, and one where something else does, are told apart."""
+def test_a_closed_port_and_one_of_another_program_are_told_apart(
+    loop: Loop, stack: ExitStack
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -75,8 +78,9 @@ def test_what_is_no_station(loop: Loop, stack: ExitStack) -> None:
     assert refused.answered == mute.answered == 0
 
 
-def test_data_that_sticks(loop: Loop, stack: ExitStack) -> None:
-    """A peer that takes the beginning and never the rest is one to which large packets are lost."""
+def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
+    loop: Loop, stack: ExitStack
+) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     one = station(loop, stack)
     found: list[dict[int, Probe]] = []
@@ -135,7 +139,7 @@ def test_strangers_hear_nothing(loop: Loop, stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Station._receive"])
-def test_a_mistake_ends_one_probe(
+def test_an_unexpected_exception_ends_one_probe_alone(
     loop: Loop, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     """What goes wrong while a probe is taken ends that one; all the rest is found as ever."""

@@ -261,7 +261,7 @@ def test_what_is_under_way_is_cut_too(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_a_crash_is_silent(lab: Lab) -> None:
+def test_a_crashed_host_sends_no_word(lab: Lab) -> None:
     """After a crash of the server a connected client gets no word, and a new one only a timeout."""
     server = serve(lab["node1"], SERVER)
     listen = """
@@ -436,7 +436,7 @@ print(netlab.lab_unavailable())
     ],
     ids=["user", "no SYS_ADMIN", "no NET_ADMIN", "no ip", "no tun"],
 )
-def test_what_is_missing_is_named(prefix: list[str], reason: str) -> None:
+def test_lab_unavailable_names_what_is_missing(prefix: list[str], reason: str) -> None:
     """Where a Lab cannot work, lab_unavailable() says what it lacks."""
     python = os.path.realpath(sys.executable)
     command = [*prefix, python, "-I", "-S", "-c", WHY]

@@ -56,7 +56,7 @@ def call(host: Host, kind: int, address: str, port: int, size: int = 10) -> str:
 
 
 @pytest.mark.parametrize("address", ["10.77.0.1", "fd77::1"])
-def test_a_wall_lets_in_some_ports(lab: Lab, address: str) -> None:
+def test_behind_a_wall_only_the_named_ports_answer(lab: Lab, address: str) -> None:
     """Behind a wall the ports that it names answer, others are silent, and the host itself reaches
     all.
     """
@@ -76,7 +76,7 @@ def test_a_wall_lets_in_some_ports(lab: Lab, address: str) -> None:
     assert call(outside, socket.SOCK_STREAM, address, 7001) == "answered"
 
 
-def test_large_packets_are_lost(lab: Lab) -> None:
+def test_packets_above_the_senders_limit_are_lost(lab: Lab) -> None:
     """A packet above the limit of its sender is lost; smaller ones come, others may send more."""
     serve(lab["node1"], SERVE)
     serve(lab["node2"], SERVE)

@@ -18,22 +18,26 @@ STUCK = "to look for workers in an uninterruptible call would take a process eac
 NO_NEED = "a job there does without /proc"
 BOOT_ID = "without the machine's boot id, nobody sweeps what two killed processes have left"
 
+SAME = (
+    "differential/test_command_lines.py::test_a_command_line_has_the_same_effect_as_under_torchrun"
+)
 REASONS = {
     "test_startup.py": LAUNCH_PATH,
-    "test_teardown.py::test_who_has_nothing_to_save_is_not_waited_for[ignores SIGTERM]": HANDLERS,
+    "test_teardown.py::test_workers_with_nothing_to_save_are_not_waited_for[ignores SIGTERM]": (
+        HANDLERS
+    ),
     "test_signals.py::test_user_signals_reach_workers_that_want_them": HANDLERS,
-    "test_internal_errors.py::test_a_mistake_of_a_coordinator": SEVERAL_NODES,
-    "test_internal_errors.py::test_no_proc": NO_NEED,
-    "test_orphans.py::test_no_directory_is_left_behind": BOOT_ID,
+    "test_internal_errors.py::test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line": (
+        SEVERAL_NODES
+    ),
+    "test_internal_errors.py::test_without_proc_relight_says_that_this_is_missing": NO_NEED,
+    "test_orphans.py::test_no_directory_of_a_job_is_left_behind": BOOT_ID,
     "test_orphans.py::test_an_agent_that_waits_for_nodes_has_no_directory": SEVERAL_NODES,
     "test_restarts.py::test_a_gloo_job_survives_every_kill[warm]": PRELOAD,
     "test_secrets.py::test_workers_do_not_have_the_token[warm]": PRELOAD,
-    "test_function.py::test_torch_workers_of_two_nodes": SEVERAL_NODES,
-    "differential/test_command_lines.py::test_same_as_torchrun[one node, nproc-per-node=cpu]": (
-        AFFINITY
-    ),
-    "differential/test_command_lines.py::test_same_as_torchrun[master-addr alone, "
-    "nproc-per-node=auto]": AFFINITY,
+    "test_function.py::test_torch_workers_of_two_agents_are_one_group": SEVERAL_NODES,
+    f"{SAME}[one node, nproc-per-node=cpu]": AFFINITY,
+    f"{SAME}[master-addr alone, nproc-per-node=auto]": AFFINITY,
     "differential/test_differences.py::test_a_c10d_store_in_a_file_is_a_directory": SEVERAL_NODES,
     "differential/test_differences.py::test_an_endpoint_that_nobody_serves_is_given_up": (
         SEVERAL_NODES

@@ -43,7 +43,7 @@ def used() -> set[str]:
 
 
 @pytest.mark.parametrize("name", sorted(used()))
-def test_both_layers_have_it(name: str) -> None:
+def test_linux_and_portable_have_the_same_functions(name: str) -> None:
     """Whatever the launcher asks of `system`, linux and portable have, with the same arguments."""
     one, other = getattr(linux, name), getattr(portable, name)
     if inspect.isfunction(one):
@@ -76,7 +76,7 @@ print(sys.platform, os.path.exists("/proc/self"), os.path.exists("/"))
 """
 
 
-def test_the_fake_has_nothing_of_linux() -> None:
+def test_the_fake_macos_has_nothing_of_linux() -> None:
     """What a job on the fake macOS uses is not there by mistake."""
     program = STRICT.format(here=str(HERE))
     command = [sys.executable, "-c", program]
@@ -96,7 +96,9 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] < os.environ["GOOD"] and os.environ[
 
 
 @pytest.mark.parametrize(("good", "code"), [("1", 0), ("2", 1)])
-def test_a_job_on_macos(good: str, code: int, tmp_path: Path, launch: Launch) -> None:
+def test_a_job_of_one_node_runs_on_macos(
+    good: str, code: int, tmp_path: Path, launch: Launch
+) -> None:
     """A job of one node runs, restarts, writes its logs and says why it failed."""
     script = tmp_path / "train.py"
     script.write_text(FAILS_ONCE)
@@ -137,7 +139,7 @@ def test_what_needs_linux_is_refused_by_name(
     assert hint.startswith("hint: ")
 
 
-def test_preload_is_noted(launch: Launch, tmp_path: Path) -> None:
+def test_preload_has_no_effect_on_macos_and_a_note_says_so(launch: Launch, tmp_path: Path) -> None:
     """--preload makes restarts quicker, so without it a job runs all the same."""
     (tmp_path / "train.py").write_text("print('trained')")
     result = launch("run", "--preload=json", "train.py", command=MACOS)
@@ -205,7 +207,7 @@ WATCHES = "import sys; from relight.host.guardian import watch; watch(*map(int, 
 
 
 @pytest.mark.parametrize("holder_is", ["stopped", "gone"])
-def test_the_guardian_can_be_late(holder_is: str, start: Start) -> None:
+def test_a_guardian_that_is_late_still_ends_what_is_left(holder_is: str, start: Start) -> None:
     """A stopped holder of workers is woken although the agent ended before the guardian looked for
     the first time; workers are ended although the holder was gone when the agent's end was seen.
     """

@@ -35,7 +35,7 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
         ("ignite_train.py", "torch,torch._dynamo,ignite.distributed,ignite.engine"),
     ],
 )
-def test_losses_are_the_same(program: str, preload: str, tmp_path: Path) -> None:
+def test_losses_are_the_same_cold_and_warm(program: str, preload: str, tmp_path: Path) -> None:
     """Lightning, the Trainer of transformers and ignite: cold and warm; one by torchrun as well."""
     script = str(HERE / program)
     expected = printed((*RELIGHT, "run"), tmp_path / "cold", script)

@@ -131,8 +131,9 @@ def test_packages_of_a_cluster_are_installed_ones(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own tomllib\n"
 
 
-def test_a_watched_worker_does_not_notice(run: Callable[..., Path]) -> None:
-    """Environment, path and modules of the watched worker are as ever."""
+def test_a_watched_worker_sees_environment_path_and_modules_as_ever(
+    run: Callable[..., Path],
+) -> None:
     logs = run(
         BEFORE
         + """
@@ -160,10 +161,9 @@ def test_an_interpreter_that_starts_slowly_is_waited_for(
     assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
 
 
-def test_the_real_sitecustomize_is_run(
+def test_the_users_sitecustomize_is_run_in_watched_and_forked_workers(
     run: Callable[..., Path], script: Script, tmp_path: Path
 ) -> None:
-    """A sitecustomize of the user's takes its place, in watched and in forked workers."""
     (tmp_path / "lib").mkdir()
     script("import os\nx = 5", "lib/sitecustomize.py")
     path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(tmp_path / "lib")])

@@ -184,8 +184,10 @@ def end_of(
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_worker_ends_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
-    """Exit code, stdout and stderr of a script are the same, cold and warm."""
+def test_a_script_ends_the_same_cold_and_warm(
+    name: str, launch: Launch, tmp_path: Path, script: Script
+) -> None:
+    """Exit code, stdout and stderr."""
     script("x = 3\n", "neighbour.py")
     path = script(SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of(MODULES, launch, tmp_path, [path])
@@ -231,8 +233,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.timeout(420)
 @pytest.mark.parametrize("name", TORCH_SCRIPTS)
-def test_torch_does_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
-    """The same with torch, preloaded and not."""
+def test_a_script_with_torch_ends_the_same_preloaded_and_not(
+    name: str, launch: Launch, tmp_path: Path, script: Script
+) -> None:
     path = script(TORCH_SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of("torch", launch, tmp_path, [path])
 
@@ -248,8 +251,9 @@ def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script
 
 @pytest.mark.parametrize("name", ["exception", "sys.exit(3)", "print_stack", "syntax error",
                                   "multiprocessing spawn", "multiprocessing forkserver"])  # fmt: skip
-def test_a_module_ends_the_same(name: str, launch: Launch, tmp_path: Path, script: Script) -> None:
-    """The same with -m."""
+def test_a_module_ends_the_same_cold_and_warm(
+    name: str, launch: Launch, tmp_path: Path, script: Script
+) -> None:
     script(SCRIPTS[name], "training.py")
     arguments: list[str | Path] = ["-m", "training"]
     cold = end_of("off", launch, tmp_path, arguments)

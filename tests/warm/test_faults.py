@@ -18,7 +18,7 @@ Script = Callable[..., Path]
 PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
-def test_a_start_that_opens_something_is_not_used(
+def test_an_interpreter_whose_start_leaves_something_open_is_not_forked(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
     """What the interpreter's own sitecustomize leaves open can't be forked either."""
@@ -30,7 +30,7 @@ def test_a_start_that_opens_something_is_not_used(
     assert "the start of the interpreter opens /dev/null" in result.stderr
 
 
-def test_a_module_beside_the_script_goes_before_an_installed_one(
+def test_a_module_beside_the_script_takes_precedence_over_a_preloaded_one(
     launch: Launch, script: Script
 ) -> None:
     """A script that has a module of its own by a preloaded name gets its own."""
@@ -55,7 +55,9 @@ def test_a_module_that_is_there_already_counts_as_preloaded(
     assert "not used" not in result.stderr
 
 
-def test_a_wrapper_is_not_forked(launch: Launch, script: Script, tmp_path: Path) -> None:
+def test_with_a_wrapper_as_python_exec_workers_start_cold(
+    launch: Launch, script: Script, tmp_path: Path
+) -> None:
     """PYTHON_EXEC may be a program that starts Python; then workers start cold, each through it."""
     wrapper = script(f'#!/bin/sh\nexport FROM=$RANK\nexec {sys.executable} "$@"\n', "wrap.sh")
     wrapper.chmod(0o755)
@@ -78,7 +80,7 @@ def test_an_isolated_interpreter_does_not_run_the_script_unasked(
     assert "it starts without sitecustomize" in result.stderr
 
 
-def test_programs_start_cold(launch: Launch) -> None:
+def test_a_program_that_is_no_python_starts_cold(launch: Launch) -> None:
     """--no-python says that --preload has no effect."""
     result = launch("run", "--preload=json", "--no-python", "true")
     assert result.returncode == 0
@@ -116,7 +118,9 @@ def marker() -> str:
 
 @pytest.mark.parametrize("life", ["long", "short"])
 @pytest.mark.parametrize("victim", ["agent", "warm spawner"])
-def test_no_orphans(victim: str, life: str, start: Start, script: Script, marker: str) -> None:
+def test_no_process_outlives_a_killed_agent_or_warm_spawner(
+    victim: str, life: str, start: Start, script: Script, marker: str
+) -> None:
     """SIGKILL for the agent, or for the warm spawner, at random moments: nothing is left."""
     chance = random.Random()
     path = script(TREE)
@@ -215,7 +219,9 @@ def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> No
 
 
 @pytest.mark.slow
-def test_many_workers(launch: Launch, script: Script) -> None:
+def test_more_workers_than_descriptors_fit_in_a_message_start_warm(
+    launch: Launch, script: Script
+) -> None:
     """More descriptors than fit into one message reach the workers they are for."""
     path = script("import os\nprint(os.environ['LOCAL_RANK'])")
     result = launch("run", "--preload=json", "--nproc-per-node=140", "-v", path)

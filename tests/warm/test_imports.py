@@ -120,7 +120,9 @@ def test_each_worker_has_a_temporary_directory_of_its_own(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-def test_what_does_not_fit_is_left_out(launch: Launch, script: Script, library: Library) -> None:
+def test_a_module_that_workers_cannot_share_is_left_out(
+    launch: Launch, script: Script, library: Library
+) -> None:
     """Modules that workers can't share are left out, and what needs them; all else is there."""
     found = library("print('imported')\nimport csv", "fits")
     names = {what: f"culprit{number}" for number, what in enumerate(UNFIT)}
@@ -184,7 +186,7 @@ if preload is not None:
     assert (tmp_path / "trials").read_text().count("one") < 15
 
 
-def test_only_who_reads_all_values_is_searched() -> None:
+def test_only_an_import_that_reads_all_variables_is_searched() -> None:
     """A search of all that was imported takes seconds: names alone, which most look for, can't have
     left a value.
     """
@@ -219,7 +221,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_an_import_breaks_is_not_forked(
+def test_a_process_that_an_import_made_unfit_is_not_forked(
     what: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """A process that can't fork workers is not used; one learns why."""
@@ -244,7 +246,7 @@ def test_what_an_import_breaks_is_not_forked(
     ids=["end of sys.path", "another variable", "memory of its own", "a prefix", "a copy",
          "a name"],
 )  # fmt: skip
-def test_what_does_no_harm_is_used(
+def test_an_import_with_harmless_effects_is_used(
     text: str, launch: Launch, script: Script, library: Library
 ) -> None:
     """What each worker would get from its own import just so is no reason to start cold."""
@@ -252,7 +254,7 @@ def test_what_does_no_harm_is_used(
     assert "workers start warm" in result.stderr, result.stderr
 
 
-def test_the_real_sitecustomize_is_watched(
+def test_a_variable_that_sitecustomize_reads_is_noticed(
     launch: Launch, script: Script, library: Library
 ) -> None:
     """What reads a worker's variable before any module is imported is noticed too."""
@@ -272,7 +274,7 @@ def test_a_fork_that_hangs_is_given_up(launch: Launch, script: Script, library: 
     assert "workers start cold: it has not forked the workers in 1 s" in result.stderr
 
 
-def test_an_import_that_hangs_is_told(start: Start, script: Script, library: Library) -> None:
+def test_an_import_that_hangs_is_named(start: Start, script: Script, library: Library) -> None:
     """Who waits for the first generation learns which module is being imported."""
     agent = start("run", "--preload=json,culprit", script(SAYS_RAN), command=IMPATIENT,
                   variables=library("import time\ntime.sleep(1000)"))  # fmt: skip
@@ -285,7 +287,7 @@ def test_an_import_that_hangs_is_told(start: Start, script: Script, library: Lib
 
 
 @pytest.mark.parametrize("end", ["1 / 0", "os._exit(3)", "pass", "time.sleep(1000)"])
-def test_no_orphans_of_an_import(
+def test_no_process_that_an_import_started_is_left(
     end: str,
     start: Start,
     script: Script,
@@ -337,7 +339,9 @@ def test_too_few_descriptors_are_named(launch: Launch, script: Script) -> None:
     assert "ulimit -n" in result.stderr, result.stderr
 
 
-def test_a_directory_that_is_gone(start: Start, script: Script, tmp_path: Path) -> None:
+def test_a_job_whose_directory_was_removed_starts_warm(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
     """A job whose working directory was removed starts its workers warm, as it would cold."""
     (tmp_path / "gone").mkdir()
     path = script(SAYS_RAN)
@@ -349,7 +353,9 @@ def test_a_directory_that_is_gone(start: Start, script: Script, tmp_path: Path) 
     assert b"workers start warm" in errors
 
 
-def test_modules_beside_the_script(launch: Launch, script: Script) -> None:
+def test_a_module_beside_the_script_cannot_be_preloaded_and_one_learns_why(
+    launch: Launch, script: Script
+) -> None:
     """Who names a module of their own learns why it is not found."""
     script("", "own.py")
     result = launch("run", "--preload=own", "--", script(SAYS_RAN))
@@ -378,7 +384,7 @@ def test_streams_stay_as_an_import_has_set_them(
     assert "workers start warm" in result.stderr
 
 
-def test_what_a_module_prints_too_much_is_counted(
+def test_output_of_an_import_beyond_a_limit_is_counted(
     launch: Launch, library: Library, script: Script
 ) -> None:
     """Each worker shows the beginning, and a line says how much is left out."""

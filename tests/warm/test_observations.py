@@ -75,7 +75,7 @@ def compare(cold: list[Seen], warm: list[Seen]) -> None:
 
 @pytest.mark.parametrize("form", ["file", "module", "relative import", "directory", "safe path",
                                   "launch", "dev mode", "C locale", "pythonpath"])  # fmt: skip
-def test_a_script_sees_the_same(form: str, launch: Launch, tmp_path: Path) -> None:
+def test_a_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_path: Path) -> None:
     """More than 40 observations of a process are equal, in each way to name the script."""
     package = tmp_path / "package"
     package.mkdir()
@@ -117,7 +117,7 @@ def test_a_script_sees_the_same(form: str, launch: Launch, tmp_path: Path) -> No
     compare(*observations(tmp_path, run))
 
 
-def test_a_script_sees_the_same_on_a_terminal(tmp_path: Path) -> None:
+def test_a_script_sees_the_same_cold_and_warm_on_a_terminal(tmp_path: Path) -> None:
     """Streams that are terminals are the same as well."""
 
     def run(preload: str) -> None:

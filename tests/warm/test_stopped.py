@@ -75,7 +75,7 @@ def agent(
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_the_user_can_stop_the_job(
+def test_the_user_can_stop_a_job_whose_spawner_was_stopped(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -86,7 +86,7 @@ def test_the_user_can_stop_the_job(
 
 
 @pytest.mark.parametrize("agent", KINDS, ids=IDS, indirect=True)
-def test_no_orphans_of_a_killed_agent(
+def test_a_stopped_spawner_wakes_and_cleans_up_when_the_agent_is_killed(
     agent: "subprocess.Popen[bytes]",
     marker: str,
 ) -> None:
@@ -96,7 +96,7 @@ def test_no_orphans_of_a_killed_agent(
     wait_until_gone(marker, 10)
 
 
-def test_one_that_a_debugger_holds_is_killed(
+def test_a_spawner_that_a_debugger_holds_is_killed(
     start: Start,
     script: Script,
     marker: str,
@@ -114,7 +114,7 @@ def test_one_that_a_debugger_holds_is_killed(
     assert marked(marker) == []
 
 
-def test_who_was_never_started_did_not_end() -> None:
+def test_workers_that_were_never_started_are_not_told_as_killed() -> None:
     """Where the process that should start the workers breaks, the reason says so, not SIGKILL."""
 
     def fork(plans: object, scratch: str) -> tuple[int, socket.socket]:
@@ -146,7 +146,7 @@ sys.exit(restart == "0")
 
 
 @pytest.mark.parametrize("flags", KINDS, ids=IDS)
-def test_signals_mean_nothing_to_it(
+def test_signals_to_the_spawner_end_nothing(
     start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """Whoever signals it ends neither the workers nor, when they have ended, a warm one."""

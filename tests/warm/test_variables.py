@@ -78,7 +78,7 @@ def test_compiled_code_sees_what_was_put_past_os_environ(launch: Launch, script:
      'os.environ["LIBRARY_MODE"] = "1"\ndel os.environ["LIBRARY_MODE"]', ""],
     ids=["another", "late", "undone", "nothing"],
 )  # fmt: skip
-def test_other_variables_do_no_harm(
+def test_a_variable_that_no_module_has_read_does_no_harm(
     text: str, launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """What no module has read, or what is set after the import, is no reason to start again."""
@@ -87,7 +87,7 @@ def test_other_variables_do_no_harm(
     assert "starts again" not in stderr
 
 
-def test_what_is_done_is_not_done_twice(
+def test_a_script_that_has_written_a_file_is_not_started_again(
     launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """A script that has written a file goes on, and is told that the variable comes too late."""
@@ -118,7 +118,7 @@ print([type(finder).__name__ for finder in sys.meta_path if "Deferred" in repr(f
     assert run(launch, library, script(text))[0] == "[]\n"
 
 
-def test_what_is_below_a_module_comes_with_it(
+def test_modules_below_a_preloaded_module_come_with_it(
     launch: Launch, script: Script, library: dict[str, str]
 ) -> None:
     """Modules that compiled code has put below one that is no package, as torch._C has, are there
@@ -160,7 +160,7 @@ def test_the_next_process_imports_with_what_the_first_workers_set(
     assert b"again" not in errors
 
 
-def test_what_is_never_the_same_starts_cold(
+def test_a_variable_that_changes_in_each_attempt_starts_workers_cold(
     start: Start, script: Script, library: dict[str, str], tmp_path: Path
 ) -> None:
     """A variable that gets another value in each attempt can't be taken over; one learns why."""
