@@ -108,6 +108,18 @@ def test_done_between_two_connections_is_not_forgotten() -> None:
     """)
 
 
+def test_a_node_that_is_done_and_comes_back_is_counted_once() -> None:
+    """It was counted as gone for good as well, so that nobody missed another one."""
+    running().play("""
+        9 a returns-done
+        9.1 a lost
+        9.2 a returns-done
+        9.3 b returns
+        12 -
+        -> stop 1: a b
+    """)
+
+
 def test_a_node_with_an_older_generation_than_another_must_stop() -> None:
     game = running()
     game.last["old"] = Form(

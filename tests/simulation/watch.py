@@ -231,7 +231,7 @@ class Watch:
             return ""
         if membership.state is not State.RUNNING:
             return membership.explain(membership.process.host.now())
-        ending = membership._done or membership._done_and_gone
+        ending = membership.roster.is_ending
         for agent in self.agents:
             if not agent.alive or agent.leaving or agent.over:
                 continue
@@ -241,7 +241,7 @@ class Watch:
                     return f"{agent.name} is not told that it is a spare"
             elif form.generation.id != membership.generation:
                 return f"{agent.name} runs generation {form.generation.number}"
-            elif agent.id not in membership.order:
+            elif agent.id not in membership.roster:
                 return f"{agent.name} is not in generation {membership.generation.number}"
             elif not agent.done and not (agent.workers and agent.workers.run):
                 return f"{agent.name} does not run"

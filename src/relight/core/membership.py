@@ -39,6 +39,7 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
 from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
+from relight.core.members import Member, Members
 from relight.core.messages import (
     Announce,
     Confirm,
@@ -56,11 +57,8 @@ from relight.core.messages import (
     Wait,
 )
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Node
+from relight.core.roster import Roster
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from relight.core.flapping import Flapping
 
 _WAIT_EVERY_S = 1.0
 """A node is told at most this often why it waits: many that join must not flood each other."""
@@ -72,19 +70,6 @@ _TELL_STOP_AFTER_S = 5.0
 """A stop that takes so long is told to all, with the names of those it waits for."""
 _LAST_CALLS = 3
 """So many times the last call is how long nodes are waited for that come one after the other."""
-
-
-class _Member:
-    """A node that is connected."""
-
-    def __init__(self, join: Join, number: int, arrived_at: float, probation_s: float) -> None:
-        self.node = join.node
-        self.join = join
-        self.number = number  # of its arrival
-        self.arrived_at = arrived_at
-        self.probation_s = probation_s  # is let in when it has stayed for so long
-        self.ready: Ready | None = None
-        self.idle = True  # has come without workers, and was not told to start any
 
 
 class _Stopping:
@@ -107,6 +92,33 @@ class _Stopping:
             self.give_up_at = max(self.give_up_at or 0.0, now + stop_s)
 
 
+class _Gathering:
+    """Times while a generation is being formed."""
+
+    def __init__(self) -> None:
+        self.since = 0.0
+        self.enough_since: float | None = None  # since when the last call goes on
+        self.unsure_until = 0.0  # workers of a generation that is not known here may run
+
+
+class _Ending:
+    """What has come of a generation so far: why it ends, and what nodes have said of it."""
+
+    def __init__(self, formed_at: float) -> None:
+        self.formed_at = formed_at
+        self.trouble = ""  # a worker has failed, and why
+        self.changed = False  # a node was lost or let in during this stop
+        self.failures: list[Failure] = []  # `at` on our clock
+        self.left: list[int] = []
+
+    def add(self, ready: Ready, host: str, now: float) -> None:
+        """Take what a node says of its workers."""
+        self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
+        self.left += ready.left
+        if any(not failure.asked for failure in ready.failures):
+            self.trouble = self.trouble or f"a worker failed on {host}"
+
+
 class Membership:
     """The state machine of one job's group. A step costs the same however many nodes there are,
     but for those that change the group as a whole.
@@ -123,29 +135,14 @@ class Membership:
         self._origin = origin
         self.restart = 0
         self.end: End | None = None
-        self.members: dict[str, _Member] = {}
-        self.order: list[str | None] = []
-        """The nodes of the live or last generation by group rank; None where one was lost."""
-        self._places: dict[str, int] = {}  # the same by node
-        self._active: set[str] = set()  # those of them whose workers may still run
-        self._done: dict[str, float] = {}  # those whose workers have ended well, and when
-        self._done_and_gone = 0
-        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
-        self._by_node_rank: dict[int, str] = {}
-        self._differences = waiting.Differences()
-        self._flapping: Flapping | None = None  # from the first node that has gone
-        self._arrivals = 0
-        self._waiting_since = 0.0
-        self._enough_since: float | None = None  # since when the last call goes on
-        self._unsure_until = 0.0  # workers of a generation that is not known here may run
-        self._formed_at = 0.0
+        self.members = Members(settings)
+        self.roster = Roster()
+        """Of the live or last generation."""
+        self._gathering = _Gathering()
         self._latest = NO_GENERATION  # that was heard of
         self._stopping: _Stopping | None = None  # since the live or last generation was told to
         self._cause = "start"
-        self._trouble = ""  # a worker has failed, and why
-        self._changed = False  # a node was lost or let in during this stop
-        self._failures: list[Failure] = []  # `at` on our clock
-        self._left: list[int] = []
+        self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still come back as they were
         self._untold = False  # those who wait do not know the latest reason
         self._tell_at = 0.0
@@ -168,16 +165,16 @@ class Membership:
         """Return when the next Tick is due, or None."""
         settings, times = self.settings, []
         if self.state is State.GATHERING and self.members:
-            times.append(self._waiting_since + settings.join_timeout_s)
+            times.append(self._gathering.since + settings.join_timeout_s)
             if self._enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
                 times.append(max(until, self._begins_alone_at()))
         elif self.state is State.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
-            if self._done:
-                times.append(next(iter(self._done.values())) + settings.exit_barrier_s)
-        elif self.state is State.STOPPING and self._active and self._stopping is not None:
+            if self.roster.done:
+                times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
+        elif self.state is State.STOPPING and self.roster.active and self._stopping is not None:
             times += self._stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
@@ -187,53 +184,53 @@ class Membership:
 
     def present(self) -> int:
         """Return how many nodes are here, or have ended well and gone: nobody lacks those."""
-        return len(self.members) + self._done_and_gone
+        return len(self.members) + self.roster.done_and_gone
 
     def lost(self) -> int:
         """Return how many nodes of the live or last generation are gone that had not ended well."""
-        return self.order.count(None) - self._done_and_gone
+        return self.roster.lost
 
     def explain(self, now: float) -> str:
         """Return in words what is being waited for."""
         settings, here = self.settings, len(self.members)
-        left = self._waiting_since + settings.join_timeout_s - now
+        left = self._gathering.since + settings.join_timeout_s - now
         match self.state:
             case State.GATHERING:
-                hosts = [m.join.host for m in self.members.values()]
+                hosts = [member.join.host for member in self.members]
                 if here < settings.needed:
                     return waiting.too_few(hosts, settings.needed, settings.most, left)
                 if not self._enough():
-                    late = [m.join.host for n, m in self.members.items() if n not in self._ready]
+                    late = [member.join.host for member in self.members.not_ready()]
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
             case State.RUNNING:
-                nodes = many(len(self.order), "node")
+                nodes = many(len(self.roster), "node")
                 return f"generation {self.generation.number} runs on {nodes}"
-            case State.STOPPING if self._active:
-                late = [self.members[node].join.host for node in sorted(self._active)]
+            case State.STOPPING if self.roster.active:
+                late = [self.members[node].join.host for node in sorted(self.roster.active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
             case State.STOPPING | State.RECOVERING:
-                return waiting.coming_back(self.order.count(None), self.generation.number)
+                return waiting.coming_back(self.roster.order.count(None), self.generation.number)
             case State.ENDED:
                 return "the job is over"
 
     def check(self) -> None:
         """Assert the invariants."""
-        live = {node: place for place, node in enumerate(self.order) if node is not None}
-        assert live == self._places
-        assert live.keys() | self._ready.keys() <= self.members.keys()
-        assert self._active | self._done.keys() <= live.keys()
-        assert not self._ready.keys() & self._active
-        assert self._stopping is None or not self._stopping.given_up & live.keys()
-        assert len(self.order) <= self.settings.most
+        roster = self.roster
+        roster.check()
+        live = roster.places.keys()
+        assert all(node in self.members for node in live)
+        assert not any(self.members.is_ready(node) for node in roster.active)
+        assert self._stopping is None or not self._stopping.given_up & live
+        assert len(roster) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
         assert self.generation.number <= self._latest.number
         assert (self.end is not None) == (self.state is State.ENDED)
         if self.state is State.RUNNING:
-            assert len(self.order) >= self.settings.least
-            assert len(live) + self._done_and_gone == len(self.order)
-            assert self._active == live.keys() - self._done.keys()
-        assert self._active or self._recover_until is not None or self.state is not State.STOPPING
+            assert len(roster) >= self.settings.least
+            assert not roster.lost
+            assert roster.active == live - roster.done.keys()
+        assert roster.active or self._recover_until is not None or self.state is not State.STOPPING
 
     # What nodes say.
 
@@ -241,38 +238,25 @@ class Membership:
         if self.end is not None:
             self._send(join.node, self.end)
             return
-        holder = self.members.get(self._by_node_rank.get(join.node_rank, join.node))
-        other = holder.join if holder is not None and holder.node != join.node else None
-        refusal = waiting.refusal(self.settings, join, other)
-        if refusal:
+        if refusal := self.members.refusal(join):
             self._send(join.node, End(EXIT_USAGE, refusal, (), None))
             return
         if not self.members and self.state is State.GATHERING:
-            self._waiting_since = now
-        member = self.members.get(join.node)
-        if member is None:
-            for text in self._differences.of(join):
-                for node in (join.node, *list(self.members)[:1]):
-                    self._send(node, Note(text))
-            member = _Member(join, self._arrivals, now, self._probation_s(join))
-            self.members[join.node] = member
-            self._arrivals += 1
-        if self.settings.ordered:
-            self._by_node_rank[join.node_rank] = join.node
-        member.join, member.ready, member.idle = join, None, join.announce is None
-        self._ready.pop(join.node, None)
+            self._gathering.since = now
+        for node, text in self.members.admit(join, now):
+            self._send(node, Note(text))
         if not self._untold:  # and if it is, more that join do not put it off
             self._untold, self._tell_at = True, max(self._tell_at, now + _TELL_AFTER_S)
         if join.announce is not None:
-            self._announced(member, join.announce, now)
-        elif join.node in self._places:  # it has lost its workers, or never got the word to start
+            self._announced(self.members[join.node], join.announce, now)
+        elif join.node in self.roster:  # it has lost its workers, or never got the word to start
             if self.state is State.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is State.STOPPING:
-                self._active.add(join.node)  # until it says that it is ready
+                self.roster.active.add(join.node)  # until it says that it is ready
                 self._stop_too(join.node, now)
 
-    def _announced(self, member: _Member, announce: Announce, now: float) -> None:
+    def _announced(self, member: Member, announce: Announce, now: float) -> None:
         """A node comes with the workers of a generation."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
@@ -280,42 +264,35 @@ class Membership:
         self._has_heard_of(generation)
         nothing_known = self.state in (State.GATHERING, State.RECOVERING)
         if possible and generation.number > self.generation.number and nothing_known:
-            for older in list(self._places):
+            for older in list(self.roster.places):
                 self._supersede(self.members[older], now)
-            self.state, self.generation, self._formed_at = State.RECOVERING, generation, now
+            self.state, self.generation = State.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
-            self.order, self._done_and_gone = [None] * size, 0
-            self._changed, self._trouble, self._failures, self._left = False, "", [], []
-            self._stopping = None
+            self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
-        known = possible and live and (generation, size) == (self.generation, len(self.order))
+        known = possible and live and (generation, size) == (self.generation, len(self.roster))
         known = known and not (self._stopping is not None and node in self._stopping.given_up)
-        if known and self.order[place] is None and node not in self._places:
-            if self.state is State.RUNNING:  # one that was done and then lost
-                self._done_and_gone -= 1
-            self.order[place] = node
-            self._places[node] = place
-        if not known or self.order[place] != node:
+        if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
-        if node not in self._done:
-            self._active.add(node)
+        if node not in self.roster.done:
+            self.roster.active.add(node)
         if self.state is State.STOPPING:
             self._stop_too(node, now)
             return
         if self.state is State.RUNNING:
             self._send(node, Confirm(generation))
         if announce.done:
-            self._is_done(node, now)
+            self.roster.finish(node, now)
 
-    def _supersede(self, member: _Member, now: float) -> None:
+    def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
         its_own = self.generation if announce is None else announce.generation
         self._send(member.node, Stop(its_own, "the group went on without this node", gently=False))
-        if member.node in self._places:
-            self._set_aside(member.node)
-            self._changed = True
+        if member.node in self.roster:
+            self.roster.remove(member.node)
+            self._ending.changed = True
             if self.state is State.RUNNING:
                 self._stop(f"{member.join.host} is in another generation", now)
 
@@ -326,98 +303,60 @@ class Membership:
         elif latest.number == generation.number and latest.origin != generation.origin:
             self._latest = latest._replace(origin="")  # there were several
 
-    def _told(self, member: _Member, message: FromAgent, now: float) -> None:
+    def _told(self, member: Member, message: FromAgent, now: float) -> None:
         node = member.node
-        current = node in self._places and getattr(message, "generation", None) == self.generation
+        current = node in self.roster and getattr(message, "generation", None) == self.generation
         match message:
             case Ready():
                 self._has_heard_of(message.generation)
                 self._has_heard_of(message.latest)
-                if node in self._places and not (current or member.idle):
+                if node in self.roster and not (current or member.idle):
                     return  # an older word
                 self._is_ready(member, message, current, now)
             case Failed(_, reason) if current:
-                self._trouble = self._trouble or reason
+                self._ending.trouble = self._ending.trouble or reason
                 if self.state is State.RUNNING:
                     self._stop(reason, now)
             case Done() if current and self.state in (State.RUNNING, State.RECOVERING):
-                self._is_done(node, now)
+                self.roster.finish(node, now)
             case Leave(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
-    def _is_ready(self, member: _Member, ready: Ready, current: bool, now: float) -> None:
+    def _is_ready(self, member: Member, ready: Ready, current: bool, now: float) -> None:
         node = member.node
-        if node in self._active or node in self._done:
+        if node in self.roster.active or node in self.roster.done:
             if current:
-                self._failures += [f._replace(at=f.at + now) for f in ready.failures]
-                self._left += ready.left
-                if any(not failure.asked for failure in ready.failures):
-                    self._trouble = self._trouble or f"a worker failed on {member.join.host}"
+                self._ending.add(ready, member.join.host, now)
             if self.state is State.RUNNING:
-                self._stop(self._trouble or f"workers ended on {member.join.host}", now)
-            self._active.discard(node)
-            self._done.pop(node, None)
+                self._stop(self._ending.trouble or f"workers ended on {member.join.host}", now)
+            self.roster.rest(node)
         if self.generation == NO_GENERATION:  # the budget outlives a coordinator
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
-            if self._latest.number >= 0 and not self._unsure_until:
-                self._unsure_until = now + self.settings.rejoin_s
-        member.ready = ready
-        self._ready[node] = None
+            if self._latest.number >= 0 and not self._gathering.unsure_until:
+                self._gathering.unsure_until = now + self.settings.rejoin_s
+        self.members.set_ready(member, ready)
         self._untold = True
 
-    def _is_done(self, node: str, now: float) -> None:
-        self._active.discard(node)
-        self._done.setdefault(node, now)
-
-    def _lose(self, member: _Member, what: str, now: float, *, orderly: bool = False) -> None:
+    def _lose(self, member: Member, what: str, now: float, *, orderly: bool = False) -> None:
         node = member.node
-        self._forget(member)
-        self._has_gone(member, now)
+        self.members.lose(member, now)
         self._untold = True
-        if node not in self._places:
+        if node not in self.roster:
             return
-        done = node in self._done
-        self._set_aside(node)
-        if done:
-            self._done_and_gone += 1
+        had_ended_well = node in self.roster.done
+        self.roster.remove(node)
+        if had_ended_well:
+            pass  # nobody lacks it
         elif self.state is State.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
-            self._changed = True
+            self._ending.changed = True
             if self.state in (State.RUNNING, State.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is State.STOPPING:
                 self._cause = f"{member.join.host} {what}"
-            if self.state is State.STOPPING and not self._places and not orderly:
+            if self.state is State.STOPPING and not self.roster.places and not orderly:
                 self._recover_until = now + self.settings.rejoin_s
-
-    def _probation_s(self, join: Join) -> float:
-        """Return how long a newcomer must stay before it is let in, and tell it."""
-        if self._flapping is None:
-            return 0.0
-        seconds = self._flapping.probation_s(join.host, self.settings.last_call_s)
-        if seconds:
-            times = self._flapping.times(join.host)
-            self._send(join.node, Note(waiting.on_probation(join.host, times, seconds)))
-        return seconds
-
-    def _has_gone(self, member: _Member, now: float) -> None:
-        if self._flapping is None:
-            from relight.core.flapping import Flapping
-
-            self._flapping = Flapping()
-        self._flapping.gone(member.join.host, now - member.arrived_at)
-
-    def _forget(self, member: _Member) -> None:
-        del self.members[member.node]
-        self._by_node_rank.pop(member.join.node_rank, None)
-        self._ready.pop(member.node, None)
-
-    def _set_aside(self, node: str) -> None:
-        """A node of the generation is no longer in it; its place becomes a hole."""
-        self.order[self._places.pop(node)] = None
-        self._active.discard(node)
-        self._done.pop(node, None)
 
     # What follows.
 
@@ -427,9 +366,9 @@ class Membership:
             self._recover(self._recover_until, now)
         if self.state is State.RUNNING:
             self._run(now)
-        if self.state is State.STOPPING and self._active and self._stopping is not None:
+        if self.state is State.STOPPING and self.roster.active and self._stopping is not None:
             self._hurry(self._stopping, now)
-        if self.state is State.STOPPING and not self._active and self._recover_until is None:
+        if self.state is State.STOPPING and not self.roster.active and self._recover_until is None:
             self._stopped(now)
         if self.state is State.GATHERING:
             self._gather(now)
@@ -437,48 +376,45 @@ class Membership:
             self._tell_why(now)
 
     def _recover(self, until: float, now: float) -> None:
-        missing = len(self._places) + self._done_and_gone < len(self.order)
+        missing = self.roster.lost > 0
         if missing and now < until:
             return
         self._recover_until = None
-        self._changed |= missing
+        self._ending.changed |= missing
         if self.state is not State.RECOVERING:
             return
         if missing:
             self._stop("a node was lost together with the coordinator", now)
-        elif self._trouble or len(self._active) + len(self._done) < len(self._places):
-            self._stop(self._trouble or "workers ended while there was no coordinator", now)
+        elif self._ending.trouble or self.roster.has_idle():
+            self._stop(self._ending.trouble or "workers ended while there was no coordinator", now)
         else:
             self.state = State.RUNNING
-            for node in self._places:
+            for node in self.roster.places:
                 self._send(node, Confirm(self.generation))
 
     def _run(self, now: float) -> None:
-        if not self._active:
+        if not self.roster.active:
             self._finish(End(EXIT_OK, "all workers ended well", (), None))
             return
-        for node, done_at in list(self._done.items()):
+        for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
                 break
-            self._set_aside(node)
-            self._forget(self.members[node])
-            self._done_and_gone += 1
+            self.roster.remove(node)
+            self.members.remove(self.members[node])
             reason = "its workers ended well; others still run"
             self._send(node, End(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
-            self._changed = True
+            self._ending.changed = True
             hosts = [member.join.host for member in newcomers]
             self._stop(f"{waiting.names(hosts)} joined", now, gently=self.settings.gently)
 
     def _stop(self, cause: str, now: float, *, gently: bool = False) -> None:
         self.state, self._cause = State.STOPPING, cause
         self._recover_until = None
-        # Who was done must begin anew with the others.
-        self._active.update(self._done)
-        self._done.clear()
+        self.roster.reactivate()
         self._stopping = _Stopping(now)
-        for node in self._places:
-            if node in self._active:
+        for node in self.roster.places:
+            if node in self.roster.active:
                 self._stopping.wait_for(self.members[node].join.stop_s, now)
                 self._send(node, Stop(self.generation, cause, gently=gently))
 
@@ -491,42 +427,42 @@ class Membership:
     def _hurry(self, stopping: _Stopping, now: float) -> None:
         """Tell all for whom a stop waits, and give up those that should long be ready."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
-            waited_for = len(self.members) > len(self._active)  # by anybody
+            waited_for = len(self.members) > len(self.roster.active)  # by anybody
             stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
             if waited_for:
                 self._tell_all(self.explain(now))
         if stopping.give_up_at is None or now < stopping.give_up_at:
             return
         stopping.give_up_at = None
-        here = [self.members[node] for node in sorted(self._active)]
+        here = [self.members[node] for node in sorted(self.roster.active)]
         late = [member for member in here if member.join.stop_s is not None]
         for member in late:
             stopping.given_up.add(member.node)
             self._effects.append(Drop(member.node))
-            self._set_aside(member.node)
-            self._forget(member)
-            self._has_gone(member, now)
+            self.roster.remove(member.node)
+            self.members.lose(member, now)
         if late:
-            self._changed = True
+            self._ending.changed = True
             self._recover_until = now + self.settings.rejoin_s  # when their leases have ended
             hosts = [member.join.host for member in late]
             self._cause = f"{waiting.names(hosts)} {'was' if len(hosts) == 1 else 'were'} given up"
             self._tell_all(waiting.given_up(hosts))
 
     def _tell_all(self, text: str) -> None:
-        for node in self.members:
-            self._send(node, Note(text))
+        for member in self.members:
+            self._send(member.node, Note(text))
 
     def _stopped(self, now: float) -> None:
         """No workers run any more: restart after a failure, go on after a change, or end."""
-        self.state, self._waiting_since = State.GATHERING, now
-        if self._trouble and not self._changed:
+        self.state, self._gathering.since = State.GATHERING, now
+        if self._ending.trouble and not self._ending.changed:
             self._after_failure(now)
 
     def _after_failure(self, now: float) -> None:
         from relight.core import verdict  # a failure is rare, and this loads a large module
 
-        story = verdict.Story(self._failures, self._left, self._cause, self._formed_at)
+        ending = self._ending
+        story = verdict.Story(ending.failures, ending.left, self._cause, ending.formed_at)
         outcome = verdict.judge(story, self.restart, self.settings.max_restarts, now)
         if isinstance(outcome, End):
             self._finish(outcome)
@@ -536,15 +472,15 @@ class Membership:
     def _gather(self, now: float) -> None:
         if not self.members:
             return
-        late = now >= self._waiting_since + self.settings.join_timeout_s
+        late = now >= self._gathering.since + self.settings.join_timeout_s
         if not self._enough():
-            self._enough_since = None
+            self._gathering.enough_since = None
         elif self.generation != NO_GENERATION:
             self._form(now)
             return
         else:
-            if self._enough_since is None:
-                self._enough_since = now
+            if self._gathering.enough_since is None:
+                self._gathering.enough_since = now
             over = self._is_full() or now >= self._last_call_until()
             if (over and now >= self._begins_alone_at()) or late:
                 self._form(now)
@@ -555,35 +491,30 @@ class Membership:
             self._finish(End(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
     def _enough(self) -> bool:
-        return len(self._ready) >= self.settings.needed
+        return self.members.count_ready() >= self.settings.needed
 
     def _begins_alone_at(self) -> float:
         """Return until when workers of a generation that is not known here may run: nodes have
         heard of it, and not all that can have been in it are here.
         """
-        readies = (self.members[node].ready for node in self._ready)
-        here = sum(ready is not None and ready.generation == self._latest for ready in readies)
-        return self._unsure_until if here < self.settings.most else 0.0
+        here = self.members.ready_after(self._latest)
+        return self._gathering.unsure_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
         """Whether nobody else is waited for before the first generation."""
         most = self.settings.most
-        return len(self._ready) >= most and (
-            self.settings.needed == most or len(self._regular()) >= most
+        return self.members.count_ready() >= most and (
+            self.settings.needed == most or len(self.members.regular()) >= most
         )
 
     def _last_call_until(self) -> float:
         """Return until when others are waited for, if no other comes."""
         last_call_s = self.settings.last_call_s
-        regular = (m.arrived_at for m in reversed(self.members.values()) if not m.probation_s)
-        since = self._enough_since
+        since = self._gathering.enough_since
         if since is None:
-            since = min((self.members[node].arrived_at for node in self._ready), default=0.0)
-        return min(next(regular, since) + last_call_s, since + _LAST_CALLS * last_call_s)
-
-    def _regular(self) -> list[_Member]:
-        """Return the nodes that are ready, but for those of hosts that come and go."""
-        return [m for node in self._ready if not (m := self.members[node]).probation_s]
+            since = min((member.arrived_at for member in self.members.ready()), default=0.0)
+        latest = self.members.latest_regular_arrival(since)
+        return min(latest + last_call_s, since + _LAST_CALLS * last_call_s)
 
     def _form(self, now: float) -> None:
         """Form the next generation of the nodes that are ready, or of as many as may be."""
@@ -591,54 +522,40 @@ class Membership:
         first = members[0]
         assert first.ready is not None
         self._latest = self.generation = GenerationId(self._latest.number + 1, self._origin)
-        self.state, self._formed_at = State.RUNNING, now
-        self.order = [member.node for member in members]
-        self._places = {member.node: place for place, member in enumerate(members)}
-        self._active = set(self._places)
-        self._done.clear()
-        self._done_and_gone, self._changed, self._trouble = 0, False, ""
-        self._failures, self._left, self._enough_since, self._stopping = [], [], None, None
-        self._untold = len(self.members) > len(self.order)
+        self.state, self._ending, self._stopping = State.RUNNING, _Ending(now), None
+        self.roster = Roster([member.node for member in members])
+        self._gathering.enough_since = None
+        self._untold = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)
         nodes = [Node(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
-            member.ready, member.idle = None, False
-            del self._ready[member.node]
+            self.members.begin(member)
             self._send(member.node, Form(generation, place))
 
-    def _candidates(self, now: float) -> list[_Member]:
-        """Return the nodes to form a generation of, in the order of their arrival. One of a host
-        that comes and goes is taken when it has stayed for a while, or where it is needed.
-        """
-        ready = sorted((self.members[node] for node in self._ready), key=lambda m: m.number)
-        settled = [m for m in ready if now >= m.arrived_at + m.probation_s]
-        others = [m for m in ready if now < m.arrived_at + m.probation_s]
-        return settled + others[: max(0, self.settings.needed - len(settled))]
-
-    def _in_rank_order(self, now: float) -> list[_Member]:
-        ready, most = self._candidates(now), self.settings.most
+    def _in_rank_order(self, now: float) -> list[Member]:
+        ready, most = self.members.candidates(now), self.settings.most
         if self.generation == NO_GENERATION:
-            ready = sorted(ready[:most], key=lambda m: (ranks.natural(m.join.host), m.number))
+            ready = self.members.first(ready)
         taken = {member.node for member in ready}
-        survivors = [node if node in taken else None for node in self.order]
-        newcomers = [m.node for m in ready if m.node not in self._places]
+        survivors = [node if node in taken else None for node in self.roster.order]
+        newcomers = [m.node for m in ready if m.node not in self.roster]
         order = ranks.arrange(survivors, newcomers, most)
         numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
         return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
     def _finish(self, end: End) -> None:
         self.state, self.end = State.ENDED, end
-        for node in self.members:
-            self._send(node, end)
+        for member in self.members:
+            self._send(member.node, end)
 
     def _tell_why(self, now: float) -> None:
         """Tell those who wait what for."""
         if self.state is State.GATHERING:
-            told, spare, text = list(self.members.values()), False, self.explain(now)
+            told, spare, text = list(self.members), False, self.explain(now)
         elif self.state is State.RUNNING:
-            ending = bool(self._done or self._done_and_gone)
-            told, spare = self._outside(), ending or len(self.order) >= self.settings.most
+            told = [member for member in self.members if member.node not in self.roster]
+            spare = self.roster.is_ending or len(self.roster) >= self.settings.most
             what = "kept as a spare" if spare else "let in soon"
             text = f"{self.explain(now)}; this node is {what}"
         else:
@@ -648,33 +565,27 @@ class Membership:
             self._send(member.node, Wait(text, spare, self.generation))
             self._tell_at = now + _WAIT_EVERY_S
 
-    def _outside(self) -> list[_Member]:
-        """Return the nodes that are not in the live generation."""
-        return [m for node, m in self.members.items() if node not in self._places]
-
     def _has_room(self) -> bool:
         """Whether nodes that wait may be let in. A job that is about to end lets in none."""
-        ending = self._done or self._done_and_gone
-        return bool(self._ready) and not ending and len(self.order) < self.settings.most
+        may = self.members.count_ready() > 0 and not self.roster.is_ending
+        return may and len(self.roster) < self.settings.most
 
     def _let_in_at(self) -> float:
         """Return when nodes that wait are let in: together, if they are ready for it within one
         last call.
         """
-        waiting_ones = (self.members[node] for node in self._ready)
-        times = sorted(m.arrived_at + m.probation_s for m in waiting_ones)
+        times = sorted(member.may_enter_at for member in self.members.ready())
         together = [at for at in times if at <= times[0] + self.settings.last_call_s]
         return max(together[-1], self._last_call_until())
 
-    def _newcomers(self, now: float) -> list[_Member]:
+    def _newcomers(self, now: float) -> list[Member]:
         """Return the nodes to let in now."""
         if not self._has_room():
             return []
-        regular, room = self._regular(), self.settings.most - len(self.order)
+        regular, room = self.members.regular(), self.settings.most - len(self.roster)
         if len(regular) < room and now < self._let_in_at():
             return []
-        ready = [self.members[node] for node in self._ready]
-        return [m for m in ready if now >= m.arrived_at + m.probation_s][:room]
+        return [member for member in self.members.ready() if now >= member.may_enter_at][:room]
 
     def _send(self, node: str, message: FromCoordinator) -> None:
         self._effects.append(Send(node, message))
