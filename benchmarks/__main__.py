@@ -5,17 +5,12 @@ machine does falls on both. The median counts. Writes `results.json`, `results.m
 into `benchmarks/results/` (`--out` for another directory).
 """
 
-import argparse
-import json
-import os
-import platform
 import statistics
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import jobs, tcp_store
+from benchmarks import jobs, results, tcp_store
+from benchmarks.results import COLOURS, number, spread
 
 
 class Benchmark(NamedTuple):
@@ -62,10 +57,9 @@ class Row(NamedTuple):
 def main() -> None:
     """Measure, print the table, write the results."""
     names = [each.name for each in BENCHMARKS]
-    parser = argparse.ArgumentParser(description="Measure relight and torchrun side by side.")
+    parser = results.arguments("Measure relight and torchrun side by side.")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each; default 5")
     parser.add_argument("--only", nargs="+", choices=[*names, "store"], default=[*names, "store"])
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
     rows = []
     for benchmark in BENCHMARKS:
@@ -73,14 +67,11 @@ def main() -> None:
             rows.append(measure(benchmark, options.rounds))
             print(_as_line(rows[-1]), flush=True)
     stores = tcp_store.measure([1, 16, 128], 1.0, options.rounds) if "store" in options.only else []
-    os.makedirs(options.out, exist_ok=True)
-    table = _as_table(rows, stores, options.rounds)
-    Path(options.out, "results.md").write_text(table)
-    Path(options.out, "results.json").write_text(
-        json.dumps({row.benchmark.name: row.samples for row in rows}, indent=1) + "\n"
-    )
-    _plot(rows, os.path.join(options.out, "results.png"))
-    print(f"\n{table}\nwritten to {options.out}")
+    content = {row.benchmark.name: row.samples for row in rows}
+    text = results.write(options.out, "results", content, _as_text(rows, stores, options.rounds))
+    if rows:
+        _plot(rows, options.out)
+    print(f"\n{text}\nwritten to {options.out}")
 
 
 def measure(benchmark: Benchmark, rounds: int) -> Row:
@@ -89,91 +80,54 @@ def measure(benchmark: Benchmark, rounds: int) -> Row:
     if benchmark.sample is not jobs.idle_cpu:
         for name in samples:
             benchmark.sample(name)
-    for number in range(rounds):
-        for name in sorted(samples, reverse=bool(number % 2)):
+    for turn in range(rounds):
+        for name in sorted(samples, reverse=bool(turn % 2)):
             samples[name].append(benchmark.sample(name))
     return Row(benchmark, samples)
 
 
 def _as_line(row: Row) -> str:
-    ours, theirs = (_number(row.median(name)) for name in jobs.LAUNCHERS)
+    ours, theirs = (number(row.median(name)) for name in jobs.LAUNCHERS)
     return (
         f"{row.benchmark.title}: relight {ours}, torchrun {theirs} {row.benchmark.unit}"
         f" ({_times(row.advantage)})"
     )
 
 
-def _as_table(rows: list[Row], stores: list[tcp_store.Row], rounds: int) -> str:
+def _as_text(rows: list[Row], stores: list[tcp_store.Row], rounds: int) -> list[str]:
     lines = [
-        f"Medians of {rounds} samples, in turns; in brackets, least and most. "
-        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}, torch {version('torch')}.",
+        f"Medians of {rounds} samples, in turns; in brackets, least and most. {results.machine()}",
         "",
-        "| | relight | torchrun | relight is better by |",
-        "|---|---|---|---|",
+        *results.table(" | relight | torchrun | relight is better by", map(_as_row, rows)),
     ]
-    for row in rows:
-        cells = []
-        for name in jobs.LAUNCHERS:
-            values = row.samples[name]
-            cells.append(
-                f"{_number(row.median(name))} {row.benchmark.unit}"
-                f" ({_number(min(values))} … {_number(max(values))})"
-            )
-        lines.append(
-            f"| {row.benchmark.title} | {cells[0]} | {cells[1]} | {_times(row.advantage)} |"
-        )
     if stores:
-        lines += [
-            "",
-            "The store that workers meet at, against torch's own server in C++:",
-            "",
-            "| clients | relight, operations/s | torch, operations/s | ratio |",
-            "|---|---|---|---|",
-        ]
-        lines += [
-            f"| {store.clients} | {store.relight:,.0f} | {store.torch:,.0f}"
-            f" | {store.relight / store.torch:.2f} |"
-            for store in stores
-        ]
-    return "\n".join(lines) + "\n"
+        lines += ["", "The store that workers meet at, against torch's own server in C++:", ""]
+        lines += results.table(
+            "clients | relight, operations/s | torch, operations/s | ratio",
+            (
+                f"{each.clients} | {each.relight:,.0f} | {each.torch:,.0f} | "
+                f"{each.relight / each.torch:.2f}"
+                for each in stores
+            ),
+        )
+    return lines
 
 
-def _plot(rows: list[Row], path: str) -> None:
-    import matplotlib as mpl
+def _as_row(row: Row) -> str:
+    unit = f" {row.benchmark.unit}"
+    ours, theirs = (spread(row.samples[name], unit=unit) for name in jobs.LAUNCHERS)
+    return f"{row.benchmark.title} | {ours} | {theirs} | {_times(row.advantage)}"
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(rows), figsize=(2.4 * len(rows), 3.2), squeeze=False)
-    colours = {"relight": "#d9622b", "torchrun": "#8a8f98"}
-    for axis, row in zip(axes[0], rows, strict=True):
-        for place, name in enumerate(jobs.LAUNCHERS):
-            axis.bar(place, row.median(name), color=colours[name])
-            points = row.samples[name]
-            axis.plot([place] * len(points), points, ".", color="black", markersize=4)
-            axis.annotate(
-                _number(row.median(name)),
-                (place, max(points)),
-                ha="center",
-                xytext=(0, 4),
-                textcoords="offset points",
-                fontsize=8,
-            )
-        axis.set_xticks(range(len(colours)), list(jobs.LAUNCHERS), fontsize=8)
+def _plot(rows: list[Row], folder: str) -> None:
+    figure, axes = results.plots([1] * len(rows), (2.4 * len(rows), 3.2))
+    for axis, row in zip(axes, rows, strict=True):
+        for place, (name, values) in enumerate(row.samples.items()):
+            results.bar(axis, place, values, 0.8, COLOURS[name])
+        axis.set_xticks(range(len(row.samples)), list(row.samples))
         axis.set_title(f"{row.benchmark.name}, {row.benchmark.unit}", fontsize=9)
-        axis.tick_params(axis="y", labelsize=7)
-        axis.margins(y=0.15)
         axis.set_ylim(bottom=0)
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def _number(value: float) -> str:
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if value >= 0.001 else f"{value:.0f}"
+    results.save(figure, folder, "results")
 
 
 def _times(advantage: float) -> str:

@@ -10,12 +10,9 @@ torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: without it torch 2.13 e
 node arrives.
 """
 
-import argparse
 import contextlib
 import importlib
-import json
 import os
-import platform
 import random
 import re
 import selectors
@@ -31,11 +28,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks import results
 from benchmarks.jobs import LAUNCHERS
+from benchmarks.results import COLOURS
 
 WORKER = 'echo "worker $RANK $WORLD_SIZE $$"; exec sleep 600'
 PATIENCE_S = 100.0
@@ -386,46 +384,38 @@ def _slow_sample(benchmark: Benchmark, number: int) -> float:
 def main() -> None:
     """Measure, print the table, write the results."""
     names = [*(each.name for each in BENCHMARKS), "detection"]
-    parser = argparse.ArgumentParser(description="Measure jobs of several nodes side by side.")
+    parser = results.arguments("Measure jobs of several nodes side by side.")
     parser.add_argument("--rounds", type=int, default=5, help="samples of each; default 5")
     parser.add_argument("--only", nargs="+", choices=names, default=names)
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
-    results: dict[str, Samples] = {}
+    found: dict[str, Samples] = {}
     for benchmark in BENCHMARKS:
         if benchmark.name in options.only:
-            samples = results[benchmark.name] = measure(benchmark, options.rounds)
+            samples = found[benchmark.name] = measure(benchmark, options.rounds)
             print(f"{benchmark.title}: {samples}", flush=True)
     detections = sorted(detections_s()) if "detection" in options.only else []
-    table = _as_table(results, detections)
-    os.makedirs(options.out, exist_ok=True)
-    Path(options.out, "nodes.md").write_text(table)
     finite = {
         key: {
             name: [v if v < float("inf") else None for v in values] for name, values in each.items()
         }
-        for key, each in results.items()
+        for key, each in found.items()
     }
     content = {**finite, "detection": {"relight": [round(value, 3) for value in detections]}}
-    Path(options.out, "nodes.json").write_text(json.dumps(content, indent=1) + "\n")
-    _plot(results, detections, os.path.join(options.out, "nodes.png"))
-    print(f"\n{table}\nwritten to {options.out}")
+    text = results.write(options.out, "nodes", content, _as_text(found, detections))
+    _plot(found, detections, options.out)
+    print(f"\n{text}\nwritten to {options.out}")
 
 
-def _as_table(results: dict[str, Samples], detections: list[float]) -> str:
+def _as_text(found: dict[str, Samples], detections: list[float]) -> list[str]:
     lines = [
         "Agents on one machine, a worker each; medians of so many samples, least and most in "
-        f"brackets. {os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}, torch {version('torch')}.",
+        f"brackets. {results.machine()}",
         "",
-        "| | relight | torchrun | relight is better by |",
-        "|---|---|---|---|",
+        *results.table(
+            " | relight | torchrun | relight is better by",
+            (_as_row(each, found[each.name]) for each in BENCHMARKS if each.name in found),
+        ),
     ]
-    for each in BENCHMARKS:
-        if each.name in results:
-            ours, theirs = results[each.name].values()
-            cells = _cell(ours), _cell(theirs), _times(ours, theirs)
-            lines.append(f"| {each.title} | {' | '.join(cells)} |")
     if detections:
         lines += [
             "",
@@ -434,62 +424,54 @@ def _as_table(results: dict[str, Samples], detections: list[float]) -> str:
             f"{detections[int(0.99 * len(detections)) - 1]:.2f} s in 99 of 100 cases, "
             f"{detections[-1]:.2f} s at most.",
         ]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _as_row(benchmark: Benchmark, samples: Samples) -> str:
+    ours, theirs = samples.values()
+    return f"{benchmark.title} | {_cell(ours)} | {_cell(theirs)} | {_times(ours, theirs)}"
 
 
 def _cell(values: list[float]) -> str:
     if not values:
         return "not measured"
-    if min(values) == float("inf"):
+    if _is_never(values):
         return f"not within {NEVER_S:.0f} s ({len(values)})"
-    median, least, most = statistics.median(values), min(values), max(values)
-    return f"{median:.3g} s ({least:.3g} … {most:.3g}; {len(values)})"
+    return results.spread(values, unit=" s", count=True)
+
+
+def _is_never(values: list[float]) -> bool:
+    return min(values) == float("inf")
 
 
 def _times(ours: list[float], theirs: list[float]) -> str:
-    if not theirs:
+    if not theirs or _is_never(theirs):
         return ""
-    ratio = statistics.median(theirs) / statistics.median(ours)
-    return "" if ratio == float("inf") else f"{ratio:.3g} times"
+    return f"{statistics.median(theirs) / statistics.median(ours):.3g} times"
 
 
-def _plot(results: dict[str, Samples], detections: list[float], path: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (bars, steps) = pyplot.subplots(
-        1, 2, figsize=(10, 3.6), gridspec_kw={"width_ratios": [3, 2]}
-    )
-    colours = {"relight": "#d9622b", "torchrun": "#8a8f98"}
-    for place, samples in enumerate(results.values()):
+def _plot(found: dict[str, Samples], detections: list[float], folder: str) -> None:
+    figure, (bars, steps) = results.plots((3, 2), (10, 3.6))
+    drawn = {}
+    for place, samples in enumerate(found.values()):
         for shift, (name, values) in zip((-0.19, 0.19), samples.items(), strict=True):
-            if not values:
-                continue
-            median = statistics.median(values)
-            never = median == float("inf")
-            bars.bar(place + shift, NEVER_S if never else median, 0.36, color=colours[name],
-                     label=name if place == 0 else None, hatch="//" if never else None)  # fmt: skip
-            bars.annotate(f"> {NEVER_S:.0f}" if never else f"{median:.2g}",
-                          (place + shift, NEVER_S if never else median), ha="center", xytext=(0, 3),
-                          textcoords="offset points", fontsize=7)  # fmt: skip
+            if values and _is_never(values):
+                text, colour = f"> {NEVER_S:.0f}", COLOURS[name]
+                never = results.bar(bars, place + shift, [NEVER_S], 0.36, colour, text)
+                never[0].set_hatch("//")
+            elif values:
+                drawn[name] = results.bar(bars, place + shift, values, 0.36, COLOURS[name])
     bars.set_yscale("log")
     bars.set_ylabel("seconds")
-    bars.set_xticks(range(len(results)), list(results), fontsize=8, rotation=20)
-    if results:
-        bars.legend(fontsize=8, frameon=False)
+    bars.set_xticks(range(len(found)), list(found), rotation=20)
+    bars.legend(list(drawn.values()), list(drawn), fontsize=8, frameon=False)
     shares = [100 * (number + 1) / len(detections) for number in range(len(detections))]
-    steps.step(detections, shares, where="post", color=colours["relight"])
+    steps.step(detections, shares, where="post", color=COLOURS["relight"])
     steps.axvline(1.5, color="black", linewidth=0.8, linestyle=":")
     steps.set_xlim(left=0)
     steps.set_xlabel("seconds from the loss of a node until relight says so", fontsize=8)
     steps.set_ylabel("% of losses", fontsize=8)
-    for axis in (bars, steps):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    results.save(figure, folder, "nodes")
 
 
 if __name__ == "__main__":

@@ -11,18 +11,15 @@ Writes `scale.json`, `scale.md` and `scale.png` into `benchmarks/results/` (`--o
 directory).
 """
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import resource
 import signal
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import results
 from benchmarks.load import Load, Traffic
 from benchmarks.nodes import Job
 from relight.core.group import Settings
@@ -185,11 +182,10 @@ def alone_s(count: int) -> float:
 
 def main() -> None:
     """Measure, print the tables, write the results."""
-    parser = argparse.ArgumentParser(description="Measure what a group costs by number of nodes.")
+    parser = results.arguments("Measure what a group costs by number of nodes.")
     parser.add_argument("--agents", type=int, nargs="*", default=AGENTS, help="real ones")
     parser.add_argument("--torchruns", type=int, nargs="*", default=TORCHRUNS)
     parser.add_argument("--load", type=int, nargs="*", default=NODES)
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # the coordinator inherits it
@@ -205,14 +201,11 @@ def main() -> None:
     for nodes in options.load:
         rows.append(measure(nodes))
         print(f"{nodes} nodes: {rows[-1].per_node()}", flush=True)
-    os.makedirs(options.out, exist_ok=True)
-    table = _as_table(real, rows)
-    Path(options.out, "scale.md").write_text(table)
     content = {"real": real, "load": [_as_dict(row) for row in rows]}
-    Path(options.out, "scale.json").write_text(json.dumps(content, indent=1) + "\n")
+    text = results.write(options.out, "scale", content, _as_text(real, rows))
     if rows:
-        _plot(real, rows, os.path.join(options.out, "scale.png"))
-    print(f"\n{table}\nwritten to {options.out}")
+        _plot(real, rows, options.out)
+    print(f"\n{text}\nwritten to {options.out}")
 
 
 def _cpu_s(pid: int) -> float:
@@ -234,55 +227,63 @@ def _as_dict(row: Row) -> dict[str, object]:
     return {**result, "per node": row.per_node()}
 
 
-def _as_table(real: Seconds, rows: list[Row]) -> str:
-    lines = [
-        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}, torch {version('torch')}.",
+def _as_text(real: Seconds, rows: list[Row]) -> list[str]:
+    return [
+        results.machine(),
         "",
         "Real agents, all started at the same moment on this machine, until all workers run:",
         "",
-        "| nodes | relight | the same as jobs of one node | torchrun |",
-        "|---|---|---|---|",
-    ]
-    for count in sorted({*real["relight"], *real["torchrun"]}):
-        cells = [f"{each[count]:.2f} s" if count in each else "" for each in real.values()]
-        lines.append(f"| {count} | {' | '.join(cells)} |")
-    lines += [
+        *results.table(
+            "nodes | relight | the same as jobs of one node | torchrun",
+            (
+                " | ".join((str(count), *(_seconds(each.get(count)) for each in real.values())))
+                for count in sorted({*real["relight"], *real["torchrun"]})
+            ),
+        ),
         "",
         "One coordinator, and agents of a load generator on this machine that all come at once:",
         "",
-        "| nodes | formed after the first came | after the last came | messages of a node, "
-        "sent / got | bytes, sent / got | CPU of the coordinator | for each node |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        form = row.form
-        lines.append(
-            f"| {row.nodes:,} | {form.wall_s:.2f} s | {1000 * row.after_last_s:.0f} ms"
-            f" | {_share(form.sent.messages, row)} / {_share(form.got.messages, row)}"
-            f" | {_share(form.sent.bytes, row)} / {_share(form.got.bytes, row)}"
-            f" | {form.cpu_s:.2f} s | {row.per_node()['form, CPU µs']:.0f} µs |"
-        )
-    lines += [
+        *results.table(
+            "nodes | formed after the first came | after the last came | messages of a node, "
+            "sent / got | bytes, sent / got | CPU of the coordinator | for each node",
+            map(_forming, rows),
+        ),
         "",
         f"Then {STEADY_S:.0f} s in which nothing happens but beats, and a worker that is killed; "
         "some 20 ms of that do not depend on the number of nodes:",
         "",
-        "| nodes | CPU, beats | for each node | 99 of 100 echoes within | restart of all | CPU | "
-        "for each node | messages, sent / got | memory of the coordinator | for each node |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        *results.table(
+            "nodes | CPU, beats | for each node | 99 of 100 echoes within | restart of all | CPU | "
+            "for each node | messages, sent / got | memory of the coordinator | for each node",
+            map(_later, rows),
+        ),
     ]
-    for row in rows:
-        again, per_node = row.again, row.per_node()
-        lines.append(
-            f"| {row.nodes:,} | {100 * row.steady.cpu_s / row.steady.wall_s:.1f} %"
-            f" | {per_node['steady, CPU µs/s']:.0f} µs/s | {1000 * row.late_echo_s:.1f} ms"
-            f" | {again.wall_s:.2f} s | {again.cpu_s:.2f} s"
-            f" | {per_node['restart, CPU µs']:.0f} µs"
-            f" | {_share(again.sent.messages, row)} / {_share(again.got.messages, row)}"
-            f" | {row.kib / 1024:.1f} MiB | {per_node['memory, KiB']:.1f} KiB |"
-        )
-    return "\n".join(lines) + "\n"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} s"
+
+
+def _forming(row: Row) -> str:
+    form = row.form
+    return (
+        f"{row.nodes:,} | {form.wall_s:.2f} s | {1000 * row.after_last_s:.0f} ms"
+        f" | {_share(form.sent.messages, row)} / {_share(form.got.messages, row)}"
+        f" | {_share(form.sent.bytes, row)} / {_share(form.got.bytes, row)}"
+        f" | {form.cpu_s:.2f} s | {row.per_node()['form, CPU µs']:.0f} µs"
+    )
+
+
+def _later(row: Row) -> str:
+    again, per_node = row.again, row.per_node()
+    return (
+        f"{row.nodes:,} | {100 * row.steady.cpu_s / row.steady.wall_s:.1f} %"
+        f" | {per_node['steady, CPU µs/s']:.0f} µs/s | {1000 * row.late_echo_s:.1f} ms"
+        f" | {again.wall_s:.2f} s | {again.cpu_s:.2f} s"
+        f" | {per_node['restart, CPU µs']:.0f} µs"
+        f" | {_share(again.sent.messages, row)} / {_share(again.got.messages, row)}"
+        f" | {row.kib / 1024:.1f} MiB | {per_node['memory, KiB']:.1f} KiB"
+    )
 
 
 def _share(value: float, row: Row) -> str:
@@ -291,14 +292,9 @@ def _share(value: float, row: Row) -> str:
     return f"{share:.0f}" if share >= 100 else f"{share:.3g}"
 
 
-def _plot(real: Seconds, rows: list[Row], path: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 4, figsize=(15, 4.4))
-    ours, theirs = "#d9622b", "#8a8f98"
+def _plot(real: Seconds, rows: list[Row], folder: str) -> None:
+    figure, axes = results.plots([1] * 4, (15, 4.4))
+    ours, theirs = results.COLOURS["relight"], results.COLOURS["torchrun"]
     counts, known = [row.nodes for row in rows], [each.nodes for each in TORCHRUN]
     form, sizes, steady, cpu = axes
     form.plot(counts, [row.form.wall_s for row in rows], "o-", color=ours,
@@ -332,14 +328,11 @@ def _plot(real: Seconds, rows: list[Row], path: str) -> None:
     for axis in axes:
         axis.set_xscale("log")
         axis.set_xlabel("nodes", fontsize=8)
-        axis.tick_params(labelsize=8)
         axis.legend(fontsize=7, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16))
-        axis.spines[["top", "right"]].set_visible(False)
         if axis is not cpu:
             axis.set_yscale("log")
     figure.text(0.01, 0.01, CAPTION, fontsize=7)
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
-    figure.savefig(path, dpi=120)
+    results.save(figure, folder, "scale", within=(0, 0.03, 1, 1))
 
 
 if __name__ == "__main__":

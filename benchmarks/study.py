@@ -21,21 +21,19 @@ to be too short for the phases of the other, or whose job fails. Writes `study.j
 into `benchmarks/results/` (`--out` for another directory).
 """
 
-import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import results
 from benchmarks.warm import agent, directory, events, step, until
 
 VARIANTS = {"both": 2, "one": 1}
@@ -158,14 +156,13 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 def main() -> None:
     """Measure, print the tables, write the results."""
-    parser = argparse.ArgumentParser(description="Measure what --preload=auto costs a training.")
+    parser = results.arguments("Measure what --preload=auto costs a training.")
     parser.add_argument("--pairs", type=int, default=8)
     parser.add_argument("--quiet", type=float, default=float("inf"), metavar="PROCESSORS")
     parser.add_argument("--only", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
-    os.makedirs(options.out, exist_ok=True)
     pairs: list[Pair] = []
+    text = ""
     least_s = dict.fromkeys(VARIANTS, LEAST_S)
     for number in range(2 * options.pairs):
         for variant in options.only:
@@ -182,44 +179,43 @@ def main() -> None:
             if made is not None and made.others <= options.quiet:
                 pairs.append(made)
         content = [each._asdict() for each in pairs]
-        Path(options.out, "study.json").write_text(json.dumps(content, indent=1) + "\n")
-        Path(options.out, "study.md").write_text(_as_text(pairs))
-    print(_as_text(pairs))
+        text = results.write(options.out, "study", content, _as_text(pairs))
+    print(text)
 
 
-def _as_text(pairs: list[Pair]) -> str:
+def _as_text(pairs: list[Pair]) -> list[str]:
     lines = [
-        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}, torch {version('torch')}. Others: the "
-        "processors that what is not part of the job kept busy in the meantime.",
+        f"{results.machine()} Others: the processors that what is not part of the job kept busy "
+        "in the meantime.",
     ]
     for variant, title in TITLES.items():
         chosen = [each for each in pairs if each.variant == variant]
         if not chosen:
             continue
         imports = [each.import_s for each in chosen]
-        others = sorted(each.others for each in chosen)
+        others = [each.others for each in chosen]
         lines += [
             "",
-            f"{title}, {len(chosen)} pairs; the import took {statistics.median(imports):.1f} s "
-            f"({min(imports):.1f} … {max(imports):.1f}), the process then "
+            f"{title}, {len(chosen)} pairs; the import took "
+            f"{results.spread(imports, '{:.1f}'.format, ' s')}, the process then "
             f"{statistics.median(each.mib for each in chosen):.0f} MiB; "
-            f"others {statistics.median(others):.2f} ({others[0]:.2f} … {others[-1]:.2f}):",
+            f"others {results.spread(others, '{:.2f}'.format)}:",
             "",
-            "| | off | auto | difference within pairs | 95 % | auto is slower in |",
-            "|---|---|---|---|---|---|",
         ]
-        rows = [(phase, f"step time, {phase}, ms") for phase in PHASES]
-        for key, name in [*rows, ("lost", "seconds lost")]:
+        rows = []
+        titles = {phase: f"step time, {phase}, ms" for phase in PHASES} | {"lost": "seconds lost"}
+        for key, name in titles.items():
             off, auto = [each.off[key] for each in chosen], [each.auto[key] for each in chosen]
             both = [b - a for a, b in zip(off, auto, strict=True)]
             low, high = interval(both)
-            lines.append(
-                f"| {name} | {statistics.median(off):.2f} | {statistics.median(auto):.2f} "
+            rows.append(
+                f"{name} | {statistics.median(off):.2f} | {statistics.median(auto):.2f} "
                 f"| {statistics.median(both):+.2f} | {low:+.2f} … {high:+.2f} "
-                f"| {sum(each > 0 for each in both)} of {len(both)} |"
+                f"| {sum(each > 0 for each in both)} of {len(both)}"
             )
-    return "\n".join(lines) + "\n"
+        heads = " | off | auto | difference within pairs | 95 % | auto is slower in"
+        lines += results.table(heads, rows)
+    return lines
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ Both have their bytecode from a run that does not count, an empty home, and take
 count. Writes `submit.json` and `submit.md` into `benchmarks/results/` (`--out` for elsewhere).
 """
 
-import argparse
-import json
 import os
-import platform
 import resource
 import statistics
 import subprocess
@@ -22,6 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks import results
 
 LIMIT_S = 120.0
 RELIGHT = (sys.executable, "-m", "relight")
@@ -116,61 +115,43 @@ def measure(torchx: str, rounds: int, names: list[str], folder: str) -> Samples:
     return samples
 
 
-def table(samples: Samples, rounds: int) -> str:
-    """Return the medians as Markdown."""
-    lines = [
-        f"Medians of {rounds} samples, in turns; in brackets, least and most on the clock. "
-        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}.",
-        "",
-    ]
+def _as_text(samples: Samples, rounds: int) -> list[str]:
     launchers = list(next(iter(samples.values())))
-    compared = len(launchers) > 1
-    heads = [
-        "",
-        *launchers,
-        *(f"{each}, processor" for each in launchers),
-        *(["relight is faster by"] if compared else []),
-    ]
-    lines += [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    heads = ["", *launchers, *(f"{each}, processor" for each in launchers)]
+    heads += ["relight is faster by"] if len(launchers) > 1 else []
+    rows = []
     for name, by_launcher in samples.items():
-        walls = [_milliseconds([found.wall_s for found in by_launcher[each]]) for each in launchers]
-        cpus = [f"{_median(by_launcher[each], 'cpu_s') * 1e3:.0f} ms" for each in launchers]
-        cells = [CASES[name].title, *walls, *cpus]
-        if compared:
-            ours, theirs = (_median(by_launcher[each], "wall_s") for each in launchers)
+        walls = [[1000 * each.wall_s for each in found] for found in by_launcher.values()]
+        cpus = [statistics.median(each.cpu_s for each in found) for found in by_launcher.values()]
+        cells = [CASES[name].title]
+        cells += [results.spread(values, "{:.0f}".format, " ms") for values in walls]
+        cells += [f"{1000 * value:.0f} ms" for value in cpus]
+        if len(walls) > 1:
+            ours, theirs = map(statistics.median, walls)
             cells.append(f"{theirs / ours:.1f} times")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def _median(samples: list[Sample], field: str) -> float:
-    return float(statistics.median(getattr(each, field) for each in samples))
-
-
-def _milliseconds(values: list[float]) -> str:
-    low, middle, high = (f(values) * 1e3 for f in (min, statistics.median, max))
-    return f"{middle:.0f} ms ({low:.0f} … {high:.0f})"
+        rows.append(" | ".join(cells))
+    return [
+        f"Medians of {rounds} samples, in turns; in brackets, least and most on the clock. "
+        f"{results.machine(torch=False)}",
+        "",
+        *results.table(" | ".join(heads), rows),
+    ]
 
 
 def main() -> None:
     """Measure, print the table, write the results."""
-    parser = argparse.ArgumentParser(description="Measure relight's commands beside torchx's.")
+    parser = results.arguments("Measure relight's commands beside torchx's.")
     parser.add_argument("--torchx", default="", metavar="PATH", help="the command to compare with")
     parser.add_argument("--rounds", type=int, default=15, help="samples of each; default 15")
     parser.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         samples = measure(options.torchx, options.rounds, options.only, folder)
-    text = table(samples, options.rounds)
-    os.makedirs(options.out, exist_ok=True)
-    Path(options.out, "submit.md").write_text(text)
     plain = {
         name: {launcher: [each._asdict() for each in found] for launcher, found in group.items()}
         for name, group in samples.items()
     }
-    Path(options.out, "submit.json").write_text(json.dumps(plain, indent=1) + "\n")
+    text = results.write(options.out, "submit", plain, _as_text(samples, options.rounds))
     print(f"{text}\nwritten to {options.out}")
 
 

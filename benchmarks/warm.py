@@ -15,24 +15,20 @@ torchrun runs with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1; without it a restart ma
 of the generation before. `--preload=auto` learns sooner here than the 20 s that it waits as a rule.
 """
 
-import argparse
 import contextlib
-import json
 import os
-import platform
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks import results
 from benchmarks.jobs import family, pss
 from benchmarks.nodes import LAST_CALL, free_port
 
@@ -55,7 +51,12 @@ TITLES = {
     "named": f"relight --preload={MODULES}",
     "auto": "relight --preload=auto",
 }
-COLOURS = {"torchrun": "#8a8f98", "cold": "#f0b999", "named": "#d9622b", "auto": "#8c3a12"}
+COLOURS = {
+    "torchrun": results.COLOURS["torchrun"],
+    "cold": "#f0b999",
+    "named": results.COLOURS["relight"],
+    "auto": "#8c3a12",
+}
 BENCHMARKS = ("restart", "loss", "launch")
 Samples = dict[str, dict[str, list[float]]]
 LIMIT_S = 180.0
@@ -231,11 +232,10 @@ def until(condition: Callable[[], bool], limit_s: float = 120) -> None:
 
 def main() -> None:
     """Measure, print the table, write the results."""
-    parser = argparse.ArgumentParser(description="Measure warm restarts and launches.")
+    parser = results.arguments("Measure warm restarts and launches.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=BENCHMARKS)
     parser.add_argument("--without", nargs="+", choices=list(LAUNCHERS), default=[])
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
     launchers = [name for name in LAUNCHERS if name not in options.without]
     samples: Samples = {}
@@ -256,78 +256,45 @@ def main() -> None:
                     seconds, mib = launch(launcher, nproc)
                     note(f"launch of {nproc} workers, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
-        _write(samples, launchers, options.out)
-    print(_as_table(samples, launchers))
+        text = results.write(options.out, "warm", samples, _as_text(samples, launchers))
+        _plot(samples, options.out)
+    print(text)
 
 
-def _write(samples: Samples, launchers: list[str], folder: str) -> None:
-    os.makedirs(folder, exist_ok=True)
-    Path(folder, "warm.json").write_text(json.dumps(samples, indent=1) + "\n")
-    Path(folder, "warm.md").write_text(_as_table(samples, launchers))
-    _plot(samples, os.path.join(folder, "warm.png"))
-
-
-def _as_table(samples: Samples, launchers: list[str]) -> str:
-    lines = [
-        "Medians of so many samples, in turns; least and most in brackets. "
-        f"{os.cpu_count()} processors, Linux {platform.release().partition('-')[0]}, "
-        f"Python {platform.python_version()}, torch {version('torch')}.",
+def _as_text(samples: Samples, launchers: list[str]) -> list[str]:
+    rows = (
+        " | ".join(
+            (row, *(results.spread(v, count=True) if v else "" for v in map(values.get, launchers)))
+        )
+        for row, values in samples.items()
+    )
+    return [
+        "Medians of so many samples, in turns; least and most in brackets. " + results.machine(),
         "",
-        "| | " + " | ".join(TITLES[name] for name in launchers) + " |",
-        "|---" * (len(launchers) + 1) + "|",
+        *results.table(" | ".join(("", *(TITLES[name] for name in launchers))), rows),
     ]
-    for row, values in samples.items():
-        cells = [
-            f"{_number(statistics.median(v))} ({_number(min(v))} … {_number(max(v))}; {len(v)})"
-            if v
-            else ""
-            for v in (values.get(name, []) for name in launchers)
-        ]
-        lines.append(f"| {row} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _plot(samples: Samples, path: str) -> None:
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
-
+def _plot(samples: Samples, folder: str) -> None:
     units = [unit for unit in ("s", "MiB") if any(row.endswith(unit) for row in samples)]
     rows = [[row for row in samples if row.endswith(f", {unit}")] for unit in units]
-    figure, axes = pyplot.subplots(
-        1, len(units), figsize=(10, 3.6), squeeze=False,
-        gridspec_kw={"width_ratios": [len(group) + 0.5 for group in rows]},
-    )  # fmt: skip
-    for axis, unit, group in zip(axes[0], units, rows, strict=True):
+    figure, axes = results.plots([len(group) + 0.5 for group in rows], (10, 3.6))
+    bars = {}
+    for axis, unit, group in zip(axes, units, rows, strict=True):
         for place, row in enumerate(group):
-            measured = sorted(samples[row].items(), key=lambda item: list(LAUNCHERS).index(item[0]))
-            for number, (launcher, values) in enumerate(measured):
+            measured = [name for name in LAUNCHERS if name in samples[row]]
+            for number, name in enumerate(measured):
                 at = place + 0.2 * (number - (len(measured) - 1) / 2)
-                median = statistics.median(values)
-                axis.bar(at, median, 0.18, color=COLOURS[launcher])
-                axis.plot([at] * len(values), values, ".", color="black", markersize=3)
-                axis.annotate(f"{median:.2g}" if median < 10 else f"{median:.0f}",
-                              (at, max(values)), ha="center", xytext=(0, 4),
-                              textcoords="offset points", fontsize=7)  # fmt: skip
+                bars[name] = results.bar(axis, at, samples[row][name], 0.18, COLOURS[name])
         names = [row.rpartition(",")[0].replace(" and ", "\nand ") for row in group]
         axis.set_xticks(range(len(group)), names)
         axis.set_ylabel("seconds" if unit == "s" else unit, fontsize=8)
         if unit == "s":
             axis.set_yscale("log")
-        axis.margins(y=0.12)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
     titles = {**TITLES, "named": "relight --preload=torch,…"}
-    bars = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in COLOURS.values()]
-    figure.legend(bars, list(titles.values()), loc="upper center", ncol=4, fontsize=8,
-                  frameon=False)  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 0.93))
-    figure.savefig(path, dpi=120)
+    figure.legend(list(bars.values()), [titles[name] for name in bars], loc="upper center", ncol=4,
+                  fontsize=8, frameon=False)  # fmt: skip
+    results.save(figure, folder, "warm", within=(0, 0, 1, 0.93))
 
 
 if __name__ == "__main__":

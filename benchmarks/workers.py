@@ -10,20 +10,17 @@ here, in the same round, is not counted. All take turns; the medians count. Writ
 `workers.md` and `workers.png` into `benchmarks/results/` (`--out` for another directory).
 """
 
-import argparse
-import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
-from pathlib import Path
 
+from benchmarks import results
 from benchmarks.jobs import LAUNCHERS
+from benchmarks.results import spread
 
 NUMBERS = (1, 2, 8, 64, 256)
 MOST_OF_TORCHRUN = 64
@@ -45,7 +42,7 @@ for pid in pids:
 BECOME = f"import os; os.execv({BASH!r}, {list(CLOCK)!r})"
 NAMES = ("relight", "loop", "torchrun")
 TITLES = {"relight": "relight", "loop": "fork and exec in a loop", "torchrun": "torchrun"}
-COLOURS = {"relight": "#d9622b", "loop": "#3b6ea5", "torchrun": "#8a8f98"}
+COLOURS = {**results.COLOURS, "loop": "#3b6ea5", "python": "#3b6ea5"}
 FIRST = {
     "clock": list(CLOCK),
     "python": [sys.executable, "-c", BECOME],
@@ -100,9 +97,8 @@ def _run(command: list[str]) -> bytes:
 
 def main() -> None:
     """Measure, print the tables, write the results."""
-    parser = argparse.ArgumentParser(description="Measure the start of many workers.")
+    parser = results.arguments("Measure the start of many workers.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
     options = parser.parse_args()
     numbers: Numbers = {name: {} for name in NAMES}
     firsts: Firsts = {name: [] for name in ("pass", *FIRST)}
@@ -118,12 +114,10 @@ def main() -> None:
             firsts[name].append(first_s(name))
         firsts["pass"].append(pass_s())
         print(f"round {count + 1} of {options.rounds}", flush=True)
-    text = _as_text(numbers, firsts, options.rounds)
-    os.makedirs(options.out, exist_ok=True)
     content = {"numbers": numbers, "first": firsts}
-    Path(options.out, "workers.json").write_text(json.dumps(content, indent=1) + "\n")
-    Path(options.out, "workers.md").write_text(text)
-    _plot(numbers, firsts, os.path.join(options.out, "workers.png"))
+    lines = _as_text(numbers, firsts, options.rounds)
+    text = results.write(options.out, "workers", content, lines)
+    _plot(numbers, firsts, options.out)
     print(text)
 
 
@@ -136,68 +130,52 @@ def _net(firsts: Firsts) -> Firsts:
     }
 
 
-def _as_text(numbers: Numbers, firsts: Firsts, rounds: int) -> str:
-    lines = [
-        f"Medians of {rounds}, in turns; least and most in brackets. {os.cpu_count()} processors, "
-        f"Linux {platform.release().partition('-')[0]}, Python {platform.python_version()}, "
-        f"torch {version('torch')}.",
-        "",
-        "| workers that run `true`, start to end, ms | "
-        + " | ".join(TITLES[name] for name in NAMES)
-        + " | relight / loop |",
-        "|---|---|---|---|---|",
-    ]
+def _as_text(numbers: Numbers, firsts: Firsts, rounds: int) -> list[str]:
+    rows = []
     for number in NUMBERS:
-        cells = [_cell(numbers[name].get(number, [])) for name in NAMES]
-        ratio = _median(numbers["relight"][number]) / _median(numbers["loop"][number])
-        lines.append(f"| {number} | {' | '.join(cells)} | {ratio:.2f} |")
-    for title, of in (("medians", _median), ("least", min)):
+        cells = " | ".join(_cell(numbers[name].get(number, [])) for name in NAMES)
+        ours, loop = (statistics.median(numbers[name][number]) for name in ("relight", "loop"))
+        rows.append(f"{number} | {cells} | {ours / loop:.2f}")
+    for title, of in (("medians", statistics.median), ("least", min)):
         ours, loop = (slope_s(numbers[name], of) for name in ("relight", "loop"))
         slopes = f"{1000 * ours:.2f} | {1000 * loop:.2f} |  | {ours / loop:.2f}"
-        lines.append(f"| one worker more between 8 and 256, {title} | {slopes} |")
-    lines += [
-        "",
-        "| start of the command to its worker's program | ms |",
-        "|---|---|",
-    ]
+        rows.append(f"one worker more between 8 and 256, {title} | {slopes}")
+    titles = " | ".join(TITLES[name] for name in NAMES)
     net = _net(firsts)
-    lines += [
-        f"| a Python process that does nothing but become it | {_cell(net['python'])} |",
-        f"| relight | {_cell(net['relight'])} |",
-        f"| torchrun | {_cell(net['torchrun'])} |",
+    return [
+        f"Medians of {rounds}, in turns; least and most in brackets. {results.machine()}",
+        "",
+        *results.table(
+            f"workers that run `true`, start to end, ms | {titles} | relight / loop", rows
+        ),
+        "",
+        *results.table(
+            "start of the command to its worker's program | ms",
+            (
+                f"a Python process that does nothing but become it | {_cell(net['python'])}",
+                f"relight | {_cell(net['relight'])}",
+                f"torchrun | {_cell(net['torchrun'])}",
+            ),
+        ),
         "",
         f"Without what the worker itself takes to tell the time when it is started from the "
         f"benchmark, {_cell(firsts['clock'])} ms. `python -c pass`, start to end: "
         f"{_cell(firsts['pass'])} ms.",
     ]
-    return "\n".join(lines) + "\n"
-
-
-def _median(values: list[float]) -> float:
-    return statistics.median(values)
 
 
 def _cell(values: list[float]) -> str:
-    if not values:
-        return ""
-    median, least, most = (
-        f"{1000 * value:.{0 if value >= 0.1 else 1}f}"
-        for value in (_median(values), min(values), max(values))
-    )
-    return f"{median} ({least} … {most})"
+    return spread(values, _milliseconds) if values else ""
 
 
-def _plot(numbers: Numbers, firsts: Firsts, path: str) -> None:
-    import matplotlib as mpl
+def _milliseconds(value: float) -> str:
+    return f"{1000 * value:.{0 if value >= 0.1 else 1}f}"
 
-    mpl.use("Agg")
-    from matplotlib import pyplot
 
-    figure, (lines, bars) = pyplot.subplots(
-        1, 2, figsize=(10, 3.6), gridspec_kw={"width_ratios": [3, 2]}
-    )
+def _plot(numbers: Numbers, firsts: Firsts, folder: str) -> None:
+    figure, (lines, bars) = results.plots((3, 2), (10, 3.6))
     for name, samples in numbers.items():
-        medians = [_median(values) for values in samples.values()]
+        medians = [statistics.median(values) for values in samples.values()]
         lines.plot(list(samples), medians, "o-", color=COLOURS[name], label=TITLES[name],
                    markersize=4)  # fmt: skip
     lines.set_xscale("log", base=2)
@@ -208,21 +186,11 @@ def _plot(numbers: Numbers, firsts: Firsts, path: str) -> None:
     lines.legend(fontsize=8, frameon=False)
     titles = {"python": "bare Python", "relight": "relight", "torchrun": "torchrun"}
     for place, (name, values) in enumerate(_net(firsts).items()):
-        median = _median(values)
-        bars.bar(place, 1000 * median, 0.6, color=COLOURS.get(name, COLOURS["loop"]))
-        bars.plot([place] * len(values), [1000 * v for v in values], ".", color="black",
-                  markersize=3)  # fmt: skip
-        bars.annotate(f"{1000 * median:.0f}", (place, 1000 * max(values)), ha="center",
-                      xytext=(0, 4), textcoords="offset points", fontsize=8)  # fmt: skip
+        results.bar(bars, place, [1000 * value for value in values], 0.6, COLOURS[name])
     bars.set_yscale("log")
-    bars.margins(y=0.12)
     bars.set_xticks(range(len(titles)), list(titles.values()))
     bars.set_ylabel("ms from start to the first worker's program", fontsize=8)
-    for axis in (lines, bars):
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.tick_params(labelsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    results.save(figure, folder, "workers")
 
 
 if __name__ == "__main__":

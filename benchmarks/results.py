@@ -1,0 +1,115 @@
+"""What all measurements do with their samples: tables, plots, files."""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+COLOURS = {"relight": "#d9622b", "torchrun": "#8a8f98"}
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser that has `--out`."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", default=str(Path(__file__).with_name("results")))
+    return parser
+
+
+def machine(*, torch: bool = True) -> str:
+    """Return what the samples were taken on, as a sentence."""
+    parts = [
+        f"{os.cpu_count()} processors",
+        f"Linux {platform.release().partition('-')[0]}",
+        f"Python {platform.python_version()}",
+        *([f"torch {version('torch')}"] if torch else []),
+    ]
+    return f"{', '.join(parts)}."
+
+
+def number(value: float) -> str:
+    """Return a number with three digits, or all digits before the point."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 0.001 else f"{value:.0f}"
+
+
+def spread(
+    values: Sequence[float],
+    show: Callable[[float], str] = number,
+    unit: str = "",
+    *,
+    count: bool = False,
+) -> str:
+    """Return the median with its unit; in brackets the least, the most and, if asked, how many."""
+    median, least, most = map(show, (statistics.median(values), min(values), max(values)))
+    return f"{median}{unit} ({least} … {most}{f'; {len(values)}' if count else ''})"
+
+
+def table(heads: str, rows: Iterable[str]) -> list[str]:
+    """Return the lines of a table in Markdown; ` | ` is between the cells of a row."""
+    rule = "|---" * (heads.count(" | ") + 1) + "|"
+    head, *others = (f"| {row} |" for row in (heads, *rows))
+    return [head, rule, *others]
+
+
+def write(folder: str, name: str, content: object, lines: Sequence[str]) -> str:
+    """Write `name.json` and `name.md`; return the text of the latter."""
+    os.makedirs(folder, exist_ok=True)
+    text = "\n".join(lines) + "\n"
+    Path(folder, f"{name}.json").write_text(json.dumps(content, indent=1) + "\n")
+    Path(folder, f"{name}.md").write_text(text)
+    return text
+
+
+def plots(ratios: Sequence[float], size: tuple[float, float]) -> tuple[Any, Any]:
+    """Return a figure with plots side by side, so wide to each other, and the plots."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(ratios), figsize=size, squeeze=False, gridspec_kw={"width_ratios": ratios}
+    )
+    return figure, axes[0]
+
+
+def bar(
+    axis: Any, at: float, values: Sequence[float], width: float, colour: str, text: str = ""
+) -> Any:
+    """Draw the median of samples as a bar, each sample as a point, and above them the median in
+    words; return the bar.
+    """
+    median = statistics.median(values)
+    drawn = axis.bar(at, median, width, color=colour)
+    axis.plot([at] * len(values), values, ".", color="black", markersize=3)
+    axis.annotate(
+        text or number(median),
+        (at, max(values)),
+        ha="center",
+        xytext=(0, 4),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    axis.margins(y=0.15)
+    return drawn
+
+
+def save(
+    figure: Any,
+    folder: str,
+    name: str,
+    *,
+    within: tuple[float, float, float, float] = (0, 0, 1, 1),
+) -> None:
+    """Write `name.png`; the plots keep within this part of the figure."""
+    for axis in figure.axes:
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    figure.tight_layout(rect=within)
+    figure.savefig(os.path.join(folder, f"{name}.png"), dpi=120)
