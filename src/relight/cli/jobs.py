@@ -49,18 +49,16 @@ def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parse
     Raises:
         UsageError: a flag is wrong, or there are too few or too many arguments.
     """
-    words: list[str] = []
-    rest, given, values = list(argv), set[str](), dict[str, Any]()
+    words, given, rest = list[str](), set[str](), list(argv)
+    values = {flag.field: flag.default for flag in page.flags}
     while True:
         parsed = parse(rest, Environment({}), page.flags)
         given |= parsed.given
-        values = {k: v for k, v in parsed.values.items() if _is_new(k, parsed, values)} | {
-            k: v for k, v in values.items() if not _is_new(k, parsed, values)
-        }
+        values |= {f.field: parsed.values[f.field] for f in page.flags if f.name in parsed.given}
         if not parsed.command:
             break
-        words.append(parsed.command[0])
-        rest = list(parsed.command[1:])
+        word, *rest = parsed.command
+        words.append(word)
     if values["help"]:
         print(page.text())
         return None
@@ -71,10 +69,6 @@ def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parse
         extra = f"takes {what} only" if most else "takes flags only"
         raise UsageError(f"relight {name} {extra}, not {words[most]}", hint=f"relight {page.usage}")
     return Parsed(values, given, tuple(words))
-
-
-def _is_new(field: str, parsed: Parsed, known: dict[str, Any]) -> bool:
-    return field.replace("_", "-") in parsed.given or field not in known
 
 
 def say(text: str) -> None:
