@@ -59,7 +59,8 @@ OWN = {
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",
-    "_socket", "_struct", "array", "collections", "collections.abc", "enum", "errno", "functools",
+    "_socket", "_struct", "array", "collections", "collections.abc", "ctypes",
+    "ctypes._endian", "enum", "errno", "functools",
     "gc", "heapq", "itertools", "keyword", "math", "operator", "reprlib", "select", "selectors",
     "signal", "socket", "struct", "types",
 }  # fmt: skip

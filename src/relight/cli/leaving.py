@@ -7,30 +7,30 @@ end of the process it takes its handlers away some milliseconds before the end, 
 awaited.
 """
 
-import _signal  # type: ignore[import-not-found]  # `signal` makes enums of all numbers: 0.2 ms
 import os
+import signal
 import sys
 from collections.abc import Collection
 from types import FrameType
 
 from relight.typed import NoReturn
 
-NUMBERS = (_signal.SIGINT, _signal.SIGTERM)
-_USUAL = {_signal.SIGINT: _signal.default_int_handler, _signal.SIGTERM: _signal.SIG_DFL}
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 def leave_at_once() -> None:
     """From now on, end the process with 128 + n; what is ignored stays ignored."""
     for number in NUMBERS:
-        if _signal.getsignal(number) == _USUAL[number]:
-            _signal.signal(number, _leave)
+        if signal.getsignal(number) == _USUAL[number]:
+            signal.signal(number, _leave)
 
 
 def as_usual(numbers: Collection[int] = NUMBERS) -> None:
     """Let signals do again what they do in any Python program."""
     for number in numbers:
-        if _signal.getsignal(number) is _leave:
-            _signal.signal(number, _USUAL[number])
+        if signal.getsignal(number) is _leave:
+            signal.signal(number, _USUAL[number])
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -1,12 +1,9 @@
 """What only Linux has; `portable` has the same functions for other systems.
 
 Some are system calls that Python's standard library does not offer, through libc.
-
-`ctypes` would cost the launch path 2 ms for its Python half; only the two calls of its C half that
-this file needs are used (`_ctypes`, CPython 3.11 to 3.14).
 """
 
-import _ctypes
+import ctypes
 import os
 import select
 import selectors
@@ -31,17 +28,7 @@ _LET_END_MS = 500
 _START_MS = 100
 """So long the processors are left to the workers, which start."""
 
-_libc = _ctypes.dlopen(None, os.RTLD_NOW)  # type: ignore[arg-type]  # None: this program
-_found: dict[str, int] = {}
-
-
-def _call(name: str, *arguments: int | bytes) -> int:
-    address = _found.get(name)
-    if address is None:  # a search touches pages, which a worker would have to copy
-        address = _found[name] = _ctypes.dlsym(_libc, name)
-    result: int = _ctypes.call_function(address, arguments)
-    return result
-
+_libc = ctypes.CDLL(None)
 
 Selector = selectors.DefaultSelector
 """What the loop waits with."""
@@ -266,22 +253,22 @@ def end_with_parent(pid: int, number: int) -> bool:
 
 def die_with_parent(number: int) -> None:
     """Have the kernel send this process a signal when its parent thread ends (prctl(2))."""
-    _call("prctl", _PR_SET_PDEATHSIG, number, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def become_subreaper() -> None:
     """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4)."""
-    _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def inotify_open() -> int:
     """Return a new non-blocking inotify descriptor, or -1 where the system has none left."""
-    return _call("inotify_init1", os.O_NONBLOCK | os.O_CLOEXEC)
+    return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
     """Watch `path`; return the watch's number, or -1."""
-    return _call("inotify_add_watch", fd, os.fsencode(path), mask)
+    return int(_libc.inotify_add_watch(fd, os.fsencode(path), mask))
 
 
 def close_all_but(keep: Collection[int]) -> None:
@@ -296,7 +283,7 @@ def close_all_but(keep: Collection[int]) -> None:
 
 def system_call(number: int, *arguments: int) -> int:
     """Make a system call that libc has no function for; return -1 if it failed."""
-    return _call("syscall", number, *arguments)
+    return int(_libc.syscall(number, *arguments))
 
 
 def rename_process(name: str) -> None:
@@ -310,7 +297,7 @@ def rename_process(name: str) -> None:
 
 def show_as(short: bytes, command_line: bytes) -> None:
     """Set the two names of this process; the words of a command line end with zero bytes."""
-    _call("prctl", _PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
+    _libc.prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()

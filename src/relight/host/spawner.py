@@ -26,7 +26,6 @@ Spawner to agent: `holder PID` (its own), `started RANK PID`, `unborn RANK ERRNO
 gone), `broken REASON`. Times are CLOCK_MONOTONIC, the same for all processes of a machine.
 """
 
-import _signal  # type: ignore[import-not-found]  # `signal` makes enums of all numbers: 0.2 ms
 import errno
 import gc
 import os
@@ -201,7 +200,7 @@ class Spawner:
             os.dup2(plan.stdout, 1)
             os.dup2(plan.stderr, 2)
             # One that has come since the fork acts now: as it would on the program.
-            _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             start = os.execve if "/" in plan.argv[0] else os.execvpe
             start(plan.argv[0], plan.argv, plan.variables)
         except OSError as error:
@@ -291,10 +290,10 @@ class Spawner:
 def default_signals() -> None:
     """Give this process the signals that a program starts with; what was ignored stays ignored."""
     for number in range(1, signal.NSIG):
-        if callable(_signal.getsignal(number)):
-            _signal.signal(number, _signal.SIG_DFL)
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
     for number in _IGNORED_BY_PYTHON:
-        _signal.signal(number, _signal.SIG_DFL)
+        signal.signal(number, signal.SIG_DFL)
 
 
 def _live(
