@@ -89,12 +89,12 @@ def bar(
     drawn = axis.bar(at, median, width, color=colour)
     axis.plot([at] * len(values), values, ".", color="black", markersize=3)
     axis.annotate(
-        text or number(median),
+        text or (f"{median:.2g}" if median < 10 else f"{median:,.0f}"),
         (at, max(values)),
         ha="center",
         xytext=(0, 4),
         textcoords="offset points",
-        fontsize=8,
+        fontsize=7,
     )
     axis.margins(y=0.15)
     return drawn

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Collection
 from types import FrameType
 
-from relight.typed import NoReturn
+from relight.typed import Any, NoReturn
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
-_USUAL = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 
 
 def leave_at_once() -> None:
