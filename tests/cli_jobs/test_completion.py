@@ -51,7 +51,7 @@ def completion(relight: Command, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_bash_completes(completion: Path, line: str, expected: str) -> None:
+def test_bash_offers_the_right_words(completion: Path, line: str, expected: str) -> None:
     """What bash itself offers at the end of a line."""
     script = (
         f'source {completion}; COMP_LINE=$1; read -ra COMP_WORDS <<< "$1"; '
@@ -70,8 +70,10 @@ def test_bash_completes(completion: Path, line: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_fish_completes(relight: Command, tmp_path: Path, line: str, expected: str) -> None:
-    """What fish offers; no file beside commands."""
+def test_fish_offers_the_right_words(
+    relight: Command, tmp_path: Path, line: str, expected: str
+) -> None:
+    """No file beside commands."""
     path = tmp_path / "relight.fish"
     path.write_text(relight("completion", "fish").stdout)
     (tmp_path / "file").touch()
@@ -87,8 +89,10 @@ def test_fish_completes(relight: Command, tmp_path: Path, line: str, expected: s
 
 
 @pytest.mark.parametrize(("line", "expected"), COMPLETED)
-def test_zsh_completes(relight: Command, tmp_path: Path, line: str, expected: str) -> None:
-    """What zsh shows on a terminal when TAB is pressed."""
+def test_zsh_shows_the_right_words(
+    relight: Command, tmp_path: Path, line: str, expected: str
+) -> None:
+    """On a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
     path.write_text(relight("completion", "zsh").stdout)
     command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
@@ -129,8 +133,10 @@ def test_every_flag_is_completed(relight: Command) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_syntax(relight: Command, tmp_path: Path, shell: str) -> None:
-    """A shell that is installed reads its file without complaint; each line is a command of it."""
+def test_each_shell_reads_its_file_without_complaint(
+    relight: Command, tmp_path: Path, shell: str
+) -> None:
+    """If it is installed; each line is a command of it."""
     found = relight("completion", shell)
     assert (found.returncode, found.stderr) == (0, "")
     path = tmp_path / "completion"

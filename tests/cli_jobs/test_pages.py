@@ -29,7 +29,7 @@ def test_help_fits_on_a_screen(relight: Command, command: str, flag: str) -> Non
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_help_of_components(relight: Command, name: str) -> None:
+def test_help_of_a_component_is_the_page_of_the_component(relight: Command, name: str) -> None:
     """`submit COMPONENT --help` and `components COMPONENT` are the same page, one screen wide."""
     found = relight("submit", name, "--help")
     assert (found.returncode, found.stderr) == (0, "")
@@ -40,13 +40,12 @@ def test_help_of_components(relight: Command, name: str) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_the_list_of_commands(relight: Command) -> None:
-    """`relight --help` has a line for each."""
+def test_relight_help_has_a_line_for_each_command(relight: Command) -> None:
     text = relight("--help").stdout
     assert all(f"\n  {command:13}" in text for command in COMMANDS)
 
 
-def test_components(relight: Command, place: Path) -> None:
+def test_components_are_a_table_an_object_flags_and_source(relight: Command, place: Path) -> None:
     """A table, an object, the flags of one, and its source to begin with."""
     rows = relight("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
@@ -64,8 +63,8 @@ def test_components(relight: Command, place: Path) -> None:
     assert "mine.py:touch" in relight("components", "mine.py:touch").stdout
 
 
-def test_schedulers(relight: Command) -> None:
-    """A table, an object, and the options of one, by either name."""
+def test_schedulers_are_a_table_an_object_and_options(relight: Command) -> None:
+    """Those of one, by either name."""
     rows = relight("schedulers").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["SCHEDULER", *registry.names()]
     assert relight("schedulers", "local").stdout == relight("schedulers", "local_cwd").stdout
@@ -79,7 +78,7 @@ def test_schedulers(relight: Command) -> None:
     assert all(option["name"] in text for option in one["options"])
 
 
-def test_configure(relight: Command, place: Path) -> None:
+def test_configure_writes_a_section_a_scheduler(relight: Command, place: Path) -> None:
     """A file with a section a scheduler, which is read as it is written; twice adds nothing."""
     found = relight("configure", "--all")
     assert (found.returncode, found.stdout) == (0, "")
@@ -96,7 +95,7 @@ def test_configure(relight: Command, place: Path) -> None:
     assert (place / ".relightconfig").read_text().count("[local]") == 1
 
 
-def test_configure_adds_to_a_file(relight: Command, place: Path) -> None:
+def test_configure_leaves_what_is_in_the_file(relight: Command, place: Path) -> None:
     """What is there stays; a section that is there is not written again."""
     file = place / ".relightconfig"
     file.write_text("[local]\nlog_dir = /mine\n")
@@ -113,8 +112,8 @@ def test_configure_adds_to_a_file(relight: Command, place: Path) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "[local]\n"])
-def test_configure_on_a_full_disk(place: Path, before: str) -> None:
-    """No half of a file is left, which later commands would believe."""
+def test_configure_on_a_full_disk_leaves_no_half_of_a_file(place: Path, before: str) -> None:
+    """Later commands would believe it."""
     if before:
         (place / ".relightconfig").write_text(before)
     found = subprocess.run(
@@ -126,8 +125,7 @@ def test_configure_on_a_full_disk(place: Path, before: str) -> None:
     assert [each.read_text() for each in place.glob(".relightconfig")] == [before] * bool(before)
 
 
-def test_configure_prints(relight: Command, place: Path) -> None:
-    """With --print nothing is written."""
+def test_configure_with_print_writes_nothing(relight: Command, place: Path) -> None:
     found = relight("configure", "--print", "--all", "-s", "local,slurm")
     assert found.stdout.startswith("[local]\nlog_dir = None\nprepend_cwd = false\n")
     assert "\n\n[slurm]\n" in found.stdout
@@ -135,7 +133,9 @@ def test_configure_prints(relight: Command, place: Path) -> None:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_a_printed_component(relight: Command, place: Path, name: str) -> None:
+def test_a_printed_component_can_be_submitted_as_it_is(
+    relight: Command, place: Path, name: str
+) -> None:
     """What --print prints is a component that can be submitted as it is."""
     (place / "mine.py").write_text(relight("components", "--print", name).stdout)
     words = {
@@ -155,8 +155,10 @@ def test_a_printed_component(relight: Command, place: Path, name: str) -> None:
     assert shown[0] == shown[1]
 
 
-def test_configure_with_a_broken_plug_in(relight: Command, place: Path, tmp_path: Path) -> None:
-    """One that does not load is left out, with its name; if it is asked for, that is an error."""
+def test_configure_leaves_out_a_broken_plug_in_by_name(
+    relight: Command, place: Path, tmp_path: Path
+) -> None:
+    """If it is asked for, that is an error."""
     info = tmp_path / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

@@ -6,8 +6,8 @@ from pathlib import Path
 from .conftest import Command
 
 
-def test_parts_of_a_job(relight: Command, tmp_path: Path) -> None:
-    """The status of a part is of that part; a job is cancelled and deleted as a whole."""
+def test_the_status_of_a_part_is_of_that_part(relight: Command, tmp_path: Path) -> None:
+    """A job is cancelled and deleted as a whole."""
     handle = relight("submit", "utils.echo", "--num_replicas", "2").stdout.strip()
     whole = json.loads(relight("status", "--json", handle).stdout)
     assert [each["id"] for each in whole["roles"][0]["replicas"]] == [0, 1]
@@ -31,8 +31,8 @@ def test_times_are_those_of_the_viewer(relight: Command, tmp_path: Path) -> None
     assert relight("list", TZ="UTC-1").stdout.rstrip().endswith(" 2026-01-01T18:00:00")
 
 
-def test_a_record_that_is_broken(relight: Command, tmp_path: Path) -> None:
-    """It ends no command with more than one line, and hides no other job."""
+def test_a_broken_record_hides_no_other_job(relight: Command, tmp_path: Path) -> None:
+    """It ends no command with more than one line."""
     relight("submit", "utils.echo")
     good = relight("submit", "utils.echo", "--msg", "x").stdout.strip()
     bad, file = next(

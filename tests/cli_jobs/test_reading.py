@@ -33,8 +33,8 @@ def two(place: Path, ended: Ended) -> str:
     return str(ended("two.py:app")["handle"])
 
 
-def test_status(relight: Command, two: str) -> None:
-    """The job's state, and a line a replica; by handle, by id, by TorchX's name of scheduler."""
+def test_status_shows_the_jobs_state_and_a_line_a_replica(relight: Command, two: str) -> None:
+    """By handle, by id, by TorchX's name of scheduler."""
     app_id = two.rpartition("/")[2]
     for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
         found = relight("status", name)
@@ -50,7 +50,7 @@ def test_status(relight: Command, two: str) -> None:
         ]
 
 
-def test_status_of_this_machine(
+def test_status_without_a_job_lists_the_agents_of_this_machine(
     relight: Command,
     start: Callable[..., "subprocess.Popen[bytes]"],
     script: Callable[[str], Path],
@@ -88,8 +88,8 @@ def test_status_of_this_machine(
     )
 
 
-def test_status_as_json(relight: Command, two: str) -> None:
-    """All of it as an object; --roles leaves the others out."""
+def test_status_as_json_is_one_object(relight: Command, two: str) -> None:
+    """With all of it; --roles leaves the others out."""
     found = json.loads(relight("status", "--json", two).stdout)
     assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
     assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
@@ -110,8 +110,7 @@ def test_a_job_that_failed_says_why(relight: Command, ended: Ended) -> None:
     assert "FAILED\n  sh/0 failed with exit code 7\n" in found.stdout
 
 
-def test_logs(relight: Command, ended: Ended) -> None:
-    """The lines of the one replica, as they are."""
+def test_logs_of_one_replica_are_its_lines_as_they_are(relight: Command, ended: Ended) -> None:
     handle = ended("utils.sh", "sh", "-c", SAY)["handle"]
     found = relight("logs", handle)
     assert (found.returncode, found.stderr) == (0, "")
@@ -127,8 +126,8 @@ def test_logs(relight: Command, ended: Ended) -> None:
     assert "relight logs needs one job" in relight("logs", "--tail", "3").stderr
 
 
-def test_logs_of_roles_and_replicas(relight: Command, two: str) -> None:
-    """With several replicas each line has its own before it; one alone has none."""
+def test_logs_of_several_replicas_name_the_replica_of_each_line(relight: Command, two: str) -> None:
+    """One alone has none."""
     only = ("--streams", "stdout")
     assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
         "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"
@@ -144,15 +143,16 @@ def test_logs_of_roles_and_replicas(relight: Command, two: str) -> None:
 
 
 @pytest.mark.parametrize("flag", ["-f", "--follow", "--tail", "-t"])
-def test_following_a_job_that_is_over(relight: Command, two: str, flag: str) -> None:
-    """There is nothing to wait for."""
+def test_following_a_job_that_is_over_waits_for_nothing(
+    relight: Command, two: str, flag: str
+) -> None:
     found = relight("logs", flag, two, "--streams", "stdout")
     assert len(found.stdout.splitlines()) == 3
     assert relight("logs", flag, f"{two}/reader", "--streams", "stdout").stdout == "reader 0\n"
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_following_a_job_that_runs(
+def test_following_a_job_ends_with_it(
     start: Callable[..., "subprocess.Popen[bytes]"],
     submitted: Submitted,
     relight: Command,
@@ -160,7 +160,7 @@ def test_following_a_job_that_runs(
     variables: dict[str, str],
     count: int,
 ) -> None:
-    """Lines come as they are written, and the command ends with the job."""
+    """Lines come as they are written."""
     text = "echo first; until [ -e go ]; do sleep 0.05; done; echo last"
     handle = submitted("utils.sh", "--num_replicas", str(count), "sh", "-c", text)
     process = start("logs", "-f", handle, cwd=place, variables=variables)
@@ -175,7 +175,9 @@ def test_following_a_job_that_runs(
     assert relight("wait", handle).returncode == 0
 
 
-def test_a_reader_that_goes(relight: Command, two: str, variables: dict[str, str]) -> None:
+def test_logs_end_in_silence_when_the_reader_goes(
+    relight: Command, two: str, variables: dict[str, str]
+) -> None:
     """`relight logs | head -1` ends in silence."""
     import sys
 
@@ -187,8 +189,10 @@ def test_a_reader_that_goes(relight: Command, two: str, variables: dict[str, str
     assert (len(found.stdout.splitlines()), found.stderr) == (1, "")
 
 
-def test_waiting(relight: Command, submitted: Submitted, ended: Ended, place: Path) -> None:
-    """`wait` ends as the job has; 124 if it was not over in time, and the job runs on."""
+def test_wait_ends_as_the_job_has(
+    relight: Command, submitted: Submitted, ended: Ended, place: Path
+) -> None:
+    """124 if it was not over in time, and the job runs on."""
     handle = submitted("utils.sh", "sh", "-c", "until [ -e go ]; do sleep 0.05; done; exit 5")
     late = relight("wait", "--timeout", "0.3", handle)
     assert (late.returncode, late.stdout) == (124, "")
@@ -203,8 +207,10 @@ def test_waiting(relight: Command, submitted: Submitted, ended: Ended, place: Pa
     assert (found.returncode, json.loads(found.stdout)["exitcode"]) == (5, 5)
 
 
-def test_the_list(relight: Command, ended: Ended, submitted: Submitted) -> None:
-    """Newest first, what runs and what is over, as a table and as JSON."""
+def test_the_list_has_what_runs_and_what_is_over_newest_first(
+    relight: Command, ended: Ended, submitted: Submitted
+) -> None:
+    """As a table and as JSON."""
     assert relight("list").stderr == "relight: there are no jobs\n"
     assert relight("list", "--json").stdout == "[]\n"
     bad = ended("utils.sh", "false")["handle"]
@@ -227,8 +233,9 @@ def test_the_list(relight: Command, ended: Ended, submitted: Submitted) -> None:
     relight("delete", running)
 
 
-def test_yesterdays_jobs(relight: Command, ended: Ended, tmp_path: Path) -> None:
-    """A job that its scheduler has forgotten is listed with how it has ended."""
+def test_a_job_that_its_scheduler_forgot_is_listed_with_its_end(
+    relight: Command, ended: Ended, tmp_path: Path
+) -> None:
     import shutil
 
     handle = ended("utils.sh", "sh", "-c", "exit 4")["handle"]
@@ -250,8 +257,8 @@ def test_yesterdays_jobs(relight: Command, ended: Ended, tmp_path: Path) -> None
     assert "command" in relight("describe", handle).stdout
 
 
-def test_a_description(relight: Command, place: Path) -> None:
-    """What was submitted, by whom, from where, of which commit."""
+def test_a_description_says_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
+    """And from where, of which commit."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     (place / "train.py").write_text("print('x')\n")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):

@@ -15,8 +15,10 @@ def jobs(state: Path) -> list[str]:
     return sorted(os.listdir(state / "jobs"))
 
 
-def test_cancelling(relight: Command, submitted: Submitted, place: Path) -> None:
-    """The job's processes end, its logs and record stay; a second time changes nothing."""
+def test_cancel_ends_the_processes_and_keeps_logs_and_record(
+    relight: Command, submitted: Submitted, place: Path
+) -> None:
+    """A second time changes nothing."""
     handle = submitted("utils.sh", "sh", "-c", "echo $$ > pid; echo said; exec sleep 300")
     end = time.monotonic() + 60
     while relight("logs", handle).stdout != "said\n":
@@ -32,16 +34,18 @@ def test_cancelling(relight: Command, submitted: Submitted, place: Path) -> None
     assert relight("wait", handle).returncode == 143
 
 
-def test_a_job_that_is_over_stays_as_it_was(relight: Command, submitted: Submitted) -> None:
-    """Cancelling it is no error, and no change."""
+def test_cancel_leaves_a_job_that_is_over_as_it_was(relight: Command, submitted: Submitted) -> None:
+    """It is no error."""
     handle = submitted("utils.sh", "sh", "-c", "exit 3")
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
     assert (found.returncode, found.stderr) == (0, f"relight: {handle} FAILED\n")
 
 
-def test_several_at_once(relight: Command, submitted: Submitted, tmp_path: Path) -> None:
-    """Both commands take several jobs, by handle or by id."""
+def test_cancel_and_delete_take_several_jobs(
+    relight: Command, submitted: Submitted, tmp_path: Path
+) -> None:
+    """By handle or by id."""
     handles = [submitted("utils.sh", "sleep", "300") for _ in range(3)]
     names = [handles[0], *(handle.rpartition("/")[2] for handle in handles[1:])]
     found = relight("cancel", *names)
@@ -52,8 +56,9 @@ def test_several_at_once(relight: Command, submitted: Submitted, tmp_path: Path)
     assert jobs(tmp_path / "state") == []
 
 
-def test_deleting(relight: Command, submitted: Submitted, place: Path, tmp_path: Path) -> None:
-    """A job that runs is stopped, and nothing of it is left."""
+def test_delete_stops_the_job_and_leaves_nothing_of_it(
+    relight: Command, submitted: Submitted, place: Path, tmp_path: Path
+) -> None:
     handle = submitted("utils.sh", "sleep", "300")
     assert relight("delete", handle).returncode == 0
     assert jobs(tmp_path / "state") == []
@@ -64,8 +69,10 @@ def test_deleting(relight: Command, submitted: Submitted, place: Path, tmp_path:
         assert found.stderr.startswith(f"relight: error: there is no job {handle}\n")
 
 
-def test_logs_in_a_directory_of_ones_own(relight: Command, place: Path, tmp_path: Path) -> None:
-    """With log_dir, a job's logs are there, and are deleted with it; others' stay."""
+def test_logs_in_a_directory_of_ones_own_are_deleted_with_the_job(
+    relight: Command, place: Path, tmp_path: Path
+) -> None:
+    """Others' stay."""
     (place / "logs").mkdir()
     (place / "logs" / "mine").touch()
     found = relight("submit", "-cfg", "log_dir=logs", "utils.echo", "--msg", "hi")

@@ -77,15 +77,15 @@ def test_a_dry_run_shows_what_is_sent(relight: Command, place: Path) -> None:
     assert replica["cwd"] == str(place)
 
 
-def test_a_script_that_is_not_there_is_said(relight: Command) -> None:
+def test_a_dry_run_notes_a_script_that_is_not_there(relight: Command) -> None:
     """A dry run shows it all the same, with a note on stderr."""
     found = relight("submit", "--dryrun", "dist.ddp", "--script", "no.py")
     assert found.returncode == 0
     assert "relight: note: there is no file no.py\n" in found.stderr
 
 
-def test_a_job_on_this_machine(relight: Command) -> None:
-    """The handle is all there is on stdout; the job's lines and its end are on stderr."""
+def test_stdout_of_submit_is_the_handle_alone(relight: Command) -> None:
+    """The job's lines and its end are on stderr."""
     found = relight("submit", "utils.echo", "--msg", "hello you")
     assert found.returncode == 0
     handle = found.stdout.removesuffix("\n")
@@ -95,7 +95,9 @@ def test_a_job_on_this_machine(relight: Command) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--wait", "--log", "--tee_logs", "--tee-logs"])
-def test_flags_that_wait(relight: Command, flag: str) -> None:
+def test_flags_that_wait_change_nothing_where_submit_waits_anyway(
+    relight: Command, flag: str
+) -> None:
     """They are taken together with a scheduler that waits anyway, and say nothing twice."""
     found = relight("submit", flag, "utils.echo", "--msg", "hi")
     assert found.returncode == 0
@@ -105,14 +107,16 @@ def test_flags_that_wait(relight: Command, flag: str) -> None:
 @pytest.mark.parametrize(
     ("command", "code"), [("exit 7", 7), ("kill -TERM $$", 143), ("true", 0), ("exit 255", 255)]
 )
-def test_the_exit_code_is_the_commands(relight: Command, command: str, code: int) -> None:
+def test_submit_ends_with_the_exit_code_of_the_job(
+    relight: Command, command: str, code: int
+) -> None:
     """A job ends as what it ran has ended."""
     found = relight("submit", "utils.sh", "sh", "-c", command)
     assert found.returncode == code
 
 
-def test_json_of_a_job(ended: Callable[..., dict[str, Any]]) -> None:
-    """With --json, stdout has one object: how the job has ended."""
+def test_with_json_stdout_is_one_object(ended: Callable[..., dict[str, Any]]) -> None:
+    """It says how the job has ended."""
     status = ended("utils.sh", "--num_replicas", "2", "sh", "-c", "exit 3")
     assert (status["state"], status["exitcode"], status["scheduler"]) == ("FAILED", 3, "local")
     assert status["handle"] == f"local://relight/{status['app_id']}"
@@ -150,7 +154,7 @@ def test_what_follows_two_dashes_arrives(relight: Command, place: Path, componen
     assert json.loads(line[line.index("{") :])["argv"] == HARD
 
 
-def test_replicas_are_nodes(relight: Command, place: Path) -> None:
+def test_replicas_are_nodes_in_the_order_of_ranks(relight: Command, place: Path) -> None:
     """`-j 4x2` is four replicas of one job on this machine, in the order of ranks, whichever is
     there first.
     """
@@ -184,8 +188,7 @@ def test_one_report_for_all_replicas(relight: Command, place: Path) -> None:
     assert found.stderr.splitlines()[-1].endswith(f"ValueError: {LONG}")
 
 
-def test_stdin(relight: Command) -> None:
-    """A JSON object says all of a command line."""
+def test_a_json_object_on_stdin_says_all_of_a_command_line(relight: Command) -> None:
     order = {
         "component_name": "utils.echo",
         "scheduler": "local",
@@ -204,7 +207,9 @@ def test_stdin(relight: Command) -> None:
     assert (found.returncode, "hello world" in found.stderr) == (0, True)
 
 
-def test_a_component_of_the_settings(relight: Command, place: Path) -> None:
+def test_a_component_of_the_settings_takes_what_follows_the_flags(
+    relight: Command, place: Path
+) -> None:
     """With `[cli:run] component`, what follows the flags is for it."""
     (place / ".torchxconfig").write_text("[cli:run]\ncomponent = utils.echo\n")
     found = relight("submit", "--dryrun", "--msg", "mine")
@@ -213,7 +218,7 @@ def test_a_component_of_the_settings(relight: Command, place: Path) -> None:
     assert "hello world" in relight("submit", "--dryrun").stdout
 
 
-def test_a_component_that_prints(relight: Command, place: Path) -> None:
+def test_output_of_a_components_file_goes_to_stderr(relight: Command, place: Path) -> None:
     """What a component's file says goes to stderr: stdout is for the result."""
     (place / "loud.py").write_text(
         "import relight.job as specs\nprint('loading')\n"
@@ -226,7 +231,7 @@ def test_a_component_that_prints(relight: Command, place: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_who_is_stopped_stops_the_job(
+def test_a_submit_that_is_stopped_stops_its_job(
     start: Callable[..., "subprocess.Popen[bytes]"],
     place: Path,
     variables: dict[str, str],
@@ -258,7 +263,7 @@ def test_a_detached_job_is_sent_and_left(relight: Command) -> None:
     relight("delete", handle)
 
 
-def test_waiting_for_a_detached_job(relight: Command) -> None:
+def test_submit_waits_for_a_detached_job_if_asked_to(relight: Command) -> None:
     """--wait waits, without the output; --log has it."""
     words = ("-cfg", "detach=true", "utils.echo", "--msg", "hi")
     found = relight("submit", "--wait", *words)
@@ -312,7 +317,7 @@ def test_a_slow_reader_has_all_lines() -> None:
     assert reader.writes < 1000
 
 
-def test_lines_that_never_end() -> None:
+def test_a_scheduler_whose_lines_never_end_is_left_after_a_while() -> None:
     """A scheduler that has the job's end but not its lines is left after a while; it is said."""
     reader = SlowReader(0)
     with pytest.raises(MachineError, match="relight logs local://relight/x-1"):
@@ -320,7 +325,7 @@ def test_lines_that_never_end() -> None:
     assert len(reader.getvalue().splitlines()) == 6
 
 
-def test_a_workspace_travels(relight: Command, tmp_path: Path) -> None:
+def test_a_job_runs_in_a_copy_of_the_workspace(relight: Command, tmp_path: Path) -> None:
     """The job runs in a copy of the workspace, and its script is looked for there."""
     source = tmp_path / "source"
     source.mkdir()
@@ -331,7 +336,7 @@ def test_a_workspace_travels(relight: Command, tmp_path: Path) -> None:
     assert str(source) not in found.stderr
 
 
-def test_what_the_terminal_has_no_letter_for(relight: Command) -> None:
+def test_a_letter_that_the_terminal_lacks_is_shown_escaped(relight: Command) -> None:
     """It is shown escaped, and ends nothing."""
     found = relight("submit", "--dryrun", "utils.echo", "--msg", "…", PYTHONIOENCODING="latin-1")
     assert found.returncode == 0

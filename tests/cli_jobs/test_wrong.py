@@ -215,21 +215,25 @@ def check(found: Any, text: str, place: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("words", "text"), SUBMIT, ids=lambda value: value[:80] or "nothing")
 @pytest.mark.usefixtures("files")
-def test_submit(relight: Command, place: Path, tmp_path: Path, words: str, text: str) -> None:
-    """A job that is described wrongly is not sent."""
+def test_a_job_that_is_described_wrongly_is_not_sent(
+    relight: Command, place: Path, tmp_path: Path, words: str, text: str
+) -> None:
     check(relight("submit", *words.split()), text, place, tmp_path)
 
 
 @pytest.mark.parametrize(("words", "text"), OTHERS, ids=str)
 @pytest.mark.usefixtures("files")
-def test_others(relight: Command, place: Path, tmp_path: Path, words: str, text: str) -> None:
+def test_a_wrong_command_on_jobs_is_refused(
+    relight: Command, place: Path, tmp_path: Path, words: str, text: str
+) -> None:
     """A command on jobs that can't be is refused."""
     check(relight(*words.split()), text, place, tmp_path)
 
 
 @pytest.mark.parametrize(("order", "text"), STDIN, ids=lambda value: ascii(value)[:40])
-def test_stdin(relight: Command, place: Path, tmp_path: Path, order: Any, text: str) -> None:
-    """So is an object that is of another form."""
+def test_an_object_of_another_form_on_stdin_is_refused(
+    relight: Command, place: Path, tmp_path: Path, order: Any, text: str
+) -> None:
     if isinstance(order, dict) and order and "bogus" not in order:
         order = {**WHOLE, **order}
     said = order if isinstance(order, str) else json.dumps(order)
@@ -238,7 +242,9 @@ def test_stdin(relight: Command, place: Path, tmp_path: Path, order: Any, text: 
     check(relight("submit", "--stdin", stdin=said), text, place, tmp_path)
 
 
-def test_broken_settings(relight: Command, place: Path, tmp_path: Path) -> None:
+def test_broken_settings_stop_each_command_with_their_name(
+    relight: Command, place: Path, tmp_path: Path
+) -> None:
     """A file of settings that can't be read stops each command, with its name."""
     (place / "a.py").write_text("")
     for words in (("submit", "utils.echo"), ("list",), ("status", "local://relight/x")):
@@ -249,14 +255,14 @@ def test_broken_settings(relight: Command, place: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["--dryrun", "-s"])
-def test_a_flag_of_submit_after_the_component(relight: Command, word: str) -> None:
+def test_a_flag_of_submit_after_the_component_is_refused(relight: Command, word: str) -> None:
     """It is refused, with where it belongs."""
     found = relight("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("it stands before dist.ddp\n")
 
 
-def test_a_value_of_the_settings(relight: Command, place: Path) -> None:
+def test_a_wrong_value_of_the_settings_is_told_with_its_file(relight: Command, place: Path) -> None:
     """The file that has it is named; a mark at its beginning, as some editors write, is none."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")
@@ -266,8 +272,10 @@ def test_a_value_of_the_settings(relight: Command, place: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [("components",), ("--help",), ("completion", "bash")])
-def test_a_disk_that_is_full(relight: Command, place: Path, words: tuple[str, ...]) -> None:
-    """What can't be printed is said in one line, with the machine's exit code."""
+def test_output_on_a_full_disk_is_an_error_of_one_line(
+    relight: Command, place: Path, words: tuple[str, ...]
+) -> None:
+    """With the machine's exit code."""
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(
@@ -277,8 +285,7 @@ def test_a_disk_that_is_full(relight: Command, place: Path, words: tuple[str, ..
     assert found.stderr == "relight: error: can't write the output: No space left on device\n"
 
 
-def test_a_working_directory_that_is_gone(relight: Command, place: Path) -> None:
-    """Jobs are listed all the same."""
+def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Path) -> None:
     code = "import os, sys; os.rmdir(os.getcwd()); from relight.cli.main import main; "
     (place / "gone").mkdir()
     found = subprocess.run(
@@ -289,8 +296,8 @@ def test_a_working_directory_that_is_gone(relight: Command, place: Path) -> None
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 
 
-def test_a_state_directory_that_cant_be(relight: Command, tmp_path: Path) -> None:
-    """Where a job can't be recorded, it is not sent; the variable is named."""
+def test_without_a_state_directory_nothing_is_sent(relight: Command, tmp_path: Path) -> None:
+    """The variable is named."""
     (tmp_path / "file").write_text("")
     found = relight("submit", "utils.echo", RELIGHT_STATE_DIR=str(tmp_path / "file"))
     assert found.returncode == 4

@@ -84,7 +84,7 @@ def lab() -> Iterator[Lab]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_pods_are_one_job(lab: Lab, tmp_path: Path, controller, nproc: int, port: str) -> None:
+def test_pods_make_one_job(lab: Lab, tmp_path: Path, controller, nproc: int, port: str) -> None:
     """The pods make one job, ranked by their index; workers meet at the port that is open."""
     write(tmp_path)
     processes = [

@@ -31,7 +31,7 @@ def relight(mpi: Mpi, host: str, *flags: str, more: tuple[str, ...] = ()) -> tup
 
 
 @pytest.mark.parametrize("start", ["login", NODES[0]], ids=["from outside", "from its first node"])
-def test_mpirun_with_no_flag(mpi: Mpi, start: str) -> None:
+def test_under_mpirun_no_flags_are_needed(mpi: Mpi, start: str) -> None:
     """One process a host makes one job, in mpirun's order, wherever mpirun itself runs."""
     text, code = relight(mpi, start, "--host", slots(NODES), more=("-v", "--nproc-per-node=2"))
     assert code == 0, text
@@ -56,7 +56,9 @@ def test_mpirun_with_no_flag(mpi: Mpi, start: str) -> None:
     ],
     ids=["its own and two of three", "two of four", "the other way round", "only others"],
 )
-def test_some_of_the_hosts(mpi: Mpi, start: str, listed: list[str], used: list[str]) -> None:
+def test_fewer_processes_than_hosts_make_one_job(
+    mpi: Mpi, start: str, listed: list[str], used: list[str]
+) -> None:
     """Fewer processes than hosts, and a mpirun beside the job, do not confuse who is first."""
     flags = ("-np", str(len(used)), "--host", slots(listed))
     text, code = relight(mpi, start, *flags)
@@ -65,7 +67,7 @@ def test_some_of_the_hosts(mpi: Mpi, start: str, listed: list[str], used: list[s
     assert {worker.world for worker in seen(text)} == {len(used)}
 
 
-def test_many_slots(mpi: Mpi) -> None:
+def test_on_hosts_with_many_slots_one_process_each_makes_a_job(mpi: Mpi) -> None:
     """Hosts with many slots: one process each by --map-by ppr:1:node."""
     flags = ("--map-by", "ppr:1:node", "--host", slots(NODES[:3], 8))
     text, code = relight(mpi, "login", *flags)
@@ -73,7 +75,7 @@ def test_many_slots(mpi: Mpi) -> None:
     assert [worker.host for worker in seen(text)] == NODES[:3], text
 
 
-def test_several_agents_on_a_host(mpi: Mpi) -> None:
+def test_several_agents_on_a_host_are_refused_with_the_remedy(mpi: Mpi) -> None:
     """One process a slot is refused with the remedy."""
     text, code = relight(mpi, "login", "-np", "4", "--host", slots(NODES[:2], 2))
     assert code == 2 and not seen(text), text
@@ -81,14 +83,14 @@ def test_several_agents_on_a_host(mpi: Mpi) -> None:
     assert "mpirun --map-by ppr:1:node" in text
 
 
-def test_several_agents_that_are_meant(mpi: Mpi) -> None:
+def test_nnodes_says_that_each_process_of_a_host_is_a_node(mpi: Mpi) -> None:
     """On one machine, --nnodes says that each process is a node."""
     text, code = relight(mpi, "node1", "-np", "3", "--host", "node1:3", more=("--nnodes=3",))
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_flags_go_before(mpi: Mpi) -> None:
+def test_flags_take_precedence_over_mpirun(mpi: Mpi) -> None:
     """A range of nodes and an endpoint of the user's are kept."""
     more = ("--nnodes=1:2", "--rdzv-conf=last_call_timeout=9")
     text, code = relight(mpi, "login", "--host", slots(NODES[:2]), more=more)
@@ -101,8 +103,7 @@ def test_flags_go_before(mpi: Mpi) -> None:
     assert f"meets at {NODES[1]}:29411" in text
 
 
-def test_the_exit_code_passes_through(mpi: Mpi) -> None:
-    """What the job ended with is what mpirun ends with."""
+def test_mpirun_ends_with_the_jobs_exit_code(mpi: Mpi) -> None:
     flags = ("--host", slots(NODES[:2]))
     text, code = mpi.run("login", *flags, *RELIGHT_RUN, "--no-python", "sh", "-c", "exit 17")
     assert code == 17, text

@@ -37,7 +37,7 @@ def relight(slurm: Slurm, *command: str, **variables: str) -> tuple[str, int]:
     return slurm.run([*flags, *RELIGHT_RUN, *more], env={**SHELL, **variables})
 
 
-def test_srun_with_no_flag(slurm: Slurm) -> None:
+def test_under_srun_no_flags_are_needed(slurm: Slurm) -> None:
     """One task a node is all it takes: one job, ranks in Slurm's order, and -v says from where."""
     text, code = relight(slurm, "srun", "-N4", "--", "-v", "--nproc-per-node=2", "worker.py")
     assert code == 0, text
@@ -56,7 +56,7 @@ def test_srun_with_no_flag(slurm: Slurm) -> None:
         assert text.count(said) == (1 if "rank" in said else 4), said
 
 
-def test_nodes_of_a_choice(slurm: Slurm) -> None:
+def test_nodes_in_an_order_of_the_users_are_ranked_as_slurm_does(slurm: Slurm) -> None:
     """Nodes in an order of the user's are ranked as Slurm ranks them."""
     text, code = relight(slurm, "srun", "-N3", "-w", "node4,node2,node3", "--", "worker.py")
     assert code == 0, text
@@ -64,7 +64,7 @@ def test_nodes_of_a_choice(slurm: Slurm) -> None:
     assert all(worker.place == str(worker.group_rank) for worker in seen(text))
 
 
-def test_a_range_of_nodes(slurm: Slurm) -> None:
+def test_a_range_of_nodes_stays_and_meets_where_slurm_says(slurm: Slurm) -> None:
     """--nnodes=MIN:MAX stays, and the nodes meet where Slurm says."""
     more = ("--nnodes=1:4", "--rdzv-conf=last_call_timeout=5", "worker.py")
     text, code = relight(slurm, "srun", "-N3", "--", *more)
@@ -72,13 +72,12 @@ def test_a_range_of_nodes(slurm: Slurm) -> None:
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]
 
 
-def test_the_exit_code_passes_through(slurm: Slurm) -> None:
-    """What the job ended with is what srun ends with."""
+def test_srun_ends_with_the_jobs_exit_code(slurm: Slurm) -> None:
     text, code = relight(slurm, "srun", "-N2", "--", "--no-python", "sh", "-c", "exit 17")
     assert code == 17, text
 
 
-def test_several_agents_on_a_node(slurm: Slurm) -> None:
+def test_several_agents_on_a_node_are_refused_with_the_remedy(slurm: Slurm) -> None:
     """One task a worker is refused with the remedy, unless the user says that each is a node."""
     tasks = ("srun", "-w", "node1,node2", "--ntasks-per-node=2")
     text, code = relight(slurm, *tasks, "--", "worker.py")
@@ -95,7 +94,7 @@ def test_several_agents_on_a_node(slurm: Slurm) -> None:
     assert [worker.world for worker in seen(text)] == [1, 1, 1, 1]
 
 
-def test_flags_go_before(slurm: Slurm) -> None:
+def test_flags_take_precedence_over_slurm(slurm: Slurm) -> None:
     """An endpoint, a backend, an id that were written down are those of the job."""
     more = ("--rdzv-backend=c10d", "--rdzv-endpoint=node2:29411", "--rdzv-id=mine", "worker.py")
     text, code = relight(slurm, "srun", "-w", "node1,node2", "--", *more)
@@ -171,7 +170,7 @@ def test_a_requeued_job_does_not_meet_its_past(slurm: Slurm) -> None:
     assert jobs == {f"slurm-{job}-0": 4, f"slurm-{job}-0-1": 4}, output.read_text()
 
 
-def test_variables_that_sbatch_handed_down(slurm: Slurm) -> None:
+def test_variables_that_sbatch_handed_down_from_a_step_are_refused(slurm: Slurm) -> None:
     """A batch script submitted by a step of other nodes has that step's variables: refused."""
     output = slurm.directory / "inner.txt"
     script = slurm.directory / "inner.sh"
@@ -187,8 +186,7 @@ def test_variables_that_sbatch_handed_down(slurm: Slurm) -> None:
     max_examples=15,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_host_lists_as_scontrol_reads_them(slurm: Slurm, data: st.DataObject) -> None:
-    """A list of hosts means what Slurm's own program says."""
+def test_host_lists_are_read_as_scontrol_reads_them(slurm: Slurm, data: st.DataObject) -> None:
     text = data.draw(hostlists())
     said, code = slurm.run(["scontrol", "show", "hostnames", text])
     assert code == 0, said

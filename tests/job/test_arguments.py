@@ -96,10 +96,10 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
         (("-1", "a"), {"rest": ["-1", "a"]}),
     ],
 )  # fmt: skip
-def test_words_become_values(
+def test_words_become_values_of_the_parameters_types(
     bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
-    """Each type has its form, and what is for the program arrives as it is."""
+    """And what is for the program arrives as it is."""
     assert bound(*words) == expected
 
 
@@ -125,10 +125,10 @@ def test_words_become_values(
         (("--n", "1", "--n", "2"), "--n is given twice"),
     ],
 )
-def test_wrong_words_are_refused(
+def test_words_that_do_not_fit_are_refused_by_name(
     bound: Callable[..., Any], words: tuple[str, ...], text: str
 ) -> None:
-    """What does not fit is named, with what is expected."""
+    """With what is expected."""
     with pytest.raises(UsageError) as caught:
         bound(*words)
     assert text in caught.value.message
@@ -160,7 +160,9 @@ def test_help_comes_from_the_docstring(place: Path) -> None:
         ("def f(a: 'Nope') -> None: ...", 1, "Nope"),
     ],
 )
-def test_a_signature_that_has_no_command_line(place: Path, head: str, line: int, text: str) -> None:
+def test_a_signature_without_a_command_line_is_refused(
+    place: Path, head: str, line: int, text: str
+) -> None:
     """The message names file and line of the parameter."""
     (place / "c.py").write_text(head + "\n")
     with pytest.raises(UsageError) as caught:
@@ -169,7 +171,7 @@ def test_a_signature_that_has_no_command_line(place: Path, head: str, line: int,
     assert text in caught.value.message
 
 
-def test_annotations_may_be_texts(place: Path) -> None:
+def test_annotations_may_be_texts_as_from_future_makes_them(place: Path) -> None:
     """With `from __future__ import annotations`, types are the same."""
     source = "from __future__ import annotations\ndef f(l: list[int], o: int | None = None): ...\n"
     (place / "c.py").write_text(source)
@@ -185,10 +187,10 @@ def test_annotations_may_be_texts(place: Path) -> None:
         (("--script", "a.py", "--n", "2", "--lr", "1"), ("a.py", 2, (), "1")),
     ],
 )
-def test_parameters_before_the_rest(
+def test_a_parameter_before_the_rest_keeps_its_value_or_default(
     place: Path, words: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
-    """A parameter may stand before `*args`, as in TorchX: it keeps its value, or its default."""
+    """As in TorchX, one may stand before `*args`."""
     head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1', a: object = None):"
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
@@ -197,8 +199,8 @@ def test_parameters_before_the_rest(
     assert function(*first, **values) == expected
 
 
-def test_what_goes_before_what(place: Path) -> None:
-    """The command line goes before values from Python, and these before the settings."""
+def test_the_command_line_takes_precedence_over_values_and_settings(place: Path) -> None:
+    """Values from Python take precedence over the settings."""
     (place / "c.py").write_text("def f(*r: str, a: int = 0, b: int = 0, c: int = 0): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     parsed = arguments.parse(["--a", "1"], signature)
@@ -208,8 +210,8 @@ def test_what_goes_before_what(place: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [{"a": "x"}, {"a": True}, {"a": 1.5}, {"nope": 1}, {}])
-def test_values_from_json_have_the_type(place: Path, given: dict[str, Any]) -> None:
-    """A value of another type, an unknown name and a missing one are refused."""
+def test_a_value_from_json_of_another_type_is_refused(place: Path, given: dict[str, Any]) -> None:
+    """And an unknown name, and a missing one."""
     (place / "c.py").write_text("def f(a: int): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     with pytest.raises(UsageError):

@@ -25,16 +25,16 @@ RUNS = ("exit-code", "handle", "local-retries")
 
 # What no answer to a command line shows, and the test that does.
 SHOWN = {
-    "builtins-stay": "job/test_loading.py::test_components_of_packages",
-    "default-scheduler": "cli_jobs/test_submit.py::test_a_job_on_this_machine",
+    "builtins-stay": "job/test_loading.py::test_packages_add_components_below_their_alias",
+    "default-scheduler": "cli_jobs/test_submit.py::test_stdout_of_submit_is_the_handle_alone",
     "dry-run": "cli_jobs/test_submit.py::test_a_dry_run_has_no_side_effect",
     "gang": "schedulers/test_local.py::test_all_end_when_one_fails",
-    "known-resources": "job/test_resources.py::test_names_of_packages",
-    "node-order": "cli_jobs/test_submit.py::test_replicas_are_nodes",
+    "known-resources": "job/test_resources.py::test_packages_add_named_resources",
+    "node-order": "cli_jobs/test_submit.py::test_replicas_are_nodes_in_the_order_of_ranks",
     "one-report": "cli_jobs/test_submit.py::test_one_report_for_all_replicas",
-    "role-workspace": "job/test_foreign.py::test_an_app_that_cant_be_run",
+    "role-workspace": "job/test_foreign.py::test_an_app_that_cannot_run_is_refused",
     "slurm-script": "schedulers/test_slurm_script.py::test_scripts_are_as_they_were",
-    "state": "cli_jobs/test_reading.py::test_yesterdays_jobs",
+    "state": "cli_jobs/test_reading.py::test_a_job_that_its_scheduler_forgot_is_listed_with_its_end",
     "stays-behind": "schedulers/test_workspaces.py::test_what_is_never_meant",
     "too-little": "schedulers/test_needs.py::test_too_little_is_told",
     "torchx-schedulers": "schedulers/test_registry.py::test_schedulers_of_other_packages",
@@ -60,7 +60,7 @@ def test_the_document_has_a_line_for_each_difference() -> None:
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_test_of_a_difference_is_there(name: str) -> None:
+def test_each_test_that_shows_a_difference_exists(name: str) -> None:
     """What is said to be shown elsewhere is."""
     path, _, test = SHOWN[name].partition("::")
     functions = ast.walk(ast.parse((TESTS / path).read_text()))
@@ -68,7 +68,7 @@ def test_the_test_of_a_difference_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_both_answers(
+def test_torchx_and_relight_answer_as_the_table_says(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
     """TorchX answered as the table says, and relight answers as it says."""

@@ -25,8 +25,8 @@ def theirs(**fields: Any) -> SimpleNamespace:
     return SimpleNamespace(name="a", roles=[SimpleNamespace(**role)], metadata={})
 
 
-def test_an_app_is_converted() -> None:
-    """All that TorchX's roles say arrives; a resource of an old version has no tags."""
+def test_all_that_torchxs_roles_say_arrives() -> None:
+    """A resource of an old version has no tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
     app = foreign.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles
@@ -52,8 +52,8 @@ def test_an_app_is_converted() -> None:
         (theirs(mounts=[1]), "can't be used: "),
     ],
 )
-def test_what_is_no_app(found: object, message: str) -> None:
-    """The line says what came instead, or what of it can't be used."""
+def test_an_object_that_is_no_app_is_an_error_of_one_line(found: object, message: str) -> None:
+    """It says what came instead, or what of it can't be used."""
     with pytest.raises(UsageError) as caught:
         foreign.to_app(found, "c")
     assert message in caught.value.message
@@ -105,7 +105,7 @@ def ours(**fields: Any) -> specs.AppDef:
         (lambda: ours(metadata=[1]), "[1] for its metadata: expected dict"),
     ],
 )  # fmt: skip
-def test_an_app_that_cant_be_run(make: Callable[[], Any], message: str) -> None:
+def test_an_app_that_cannot_run_is_refused(make: Callable[[], Any], message: str) -> None:
     """What Python lets through is refused before a scheduler sees it."""
     with pytest.raises(UsageError) as caught:
         checked(make())
@@ -113,7 +113,7 @@ def test_an_app_that_cant_be_run(make: Callable[[], Any], message: str) -> None:
     assert "\n" not in caught.value.message
 
 
-def test_a_text_is_no_list_of_arguments() -> None:
+def test_a_text_in_place_of_a_list_of_arguments_is_refused() -> None:
     """It would become a list of its letters."""
     with pytest.raises(TypeError, match="args of the role r: expected a list, not 'ab'"):
         ours(args="ab")
@@ -192,7 +192,7 @@ def build(place: Path) -> Callable[..., specs.AppDef]:
     return call
 
 
-def test_a_file_for_torchx_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
+def test_a_file_for_torchx_works_with_one_changed_line(build: Callable[..., specs.AppDef]) -> None:
     """Everything that a TorchX component uses of `specs` is in relight.job."""
     app = build("trainer", "--image", "i", "--env", "A=1", "--mounts", "type=bind,src=/x,dst=/y",
                 "--", "--lr", "1", "--lr", "2")  # fmt: skip
@@ -209,8 +209,8 @@ def test_a_file_for_torchx_with_one_changed_line(build: Callable[..., specs.AppD
     assert build("named").name == "n"
 
 
-def test_names_of_the_package() -> None:
-    """`dir` shows what there is, a name that is not there is an AttributeError, all are loaded."""
+def test_dir_of_the_package_shows_the_names_that_there_are() -> None:
+    """A name that is not there is an AttributeError; all are loaded."""
     assert set(specs.__all__) <= set(dir(specs))
     assert all(getattr(specs, name) is not None for name in specs.__all__)
     with pytest.raises(AttributeError, match="has no attribute 'nope'"):

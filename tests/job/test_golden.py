@@ -59,10 +59,9 @@ BAD = [c for c in RUNS if c["rc"] != 0 and not has(c, ACCEPTED) and not has(c, E
 
 
 @pytest.mark.parametrize("case", GOOD, ids=words)
-def test_the_app_is_the_same(
+def test_a_torchx_command_line_gives_the_same_app(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What TorchX describes with a command line is described the same here."""
     code, out, err = submit(case, monkeypatch, capsys)
     assert code == 0, err
     found = json.loads(out)
@@ -72,7 +71,7 @@ def test_the_app_is_the_same(
 
 
 @pytest.mark.parametrize("case", BAD, ids=words)
-def test_what_is_wrong_is_one_line(
+def test_what_torchx_refuses_is_refused_in_one_line(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What TorchX refuses, mostly with a traceback, is refused in one line with exit code 2."""
@@ -84,17 +83,17 @@ def test_what_is_wrong_is_one_line(
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, REFUSED)], ids=words)
-def test_what_cant_be_is_refused(
+def test_values_that_make_no_job_are_refused(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Values that TorchX takes in silence, and that make no job, are refused."""
+    """TorchX takes them in silence."""
     code, _, err = submit(case, monkeypatch, capsys)
     assert code == 2
     assert next(text for part, text in REFUSED.items() if part in words(case)) in err
 
 
 @pytest.mark.parametrize("case", [c for c in RUNS if has(c, ACCEPTED)], ids=words)
-def test_what_torchx_can_not_say_is_accepted(
+def test_what_torchx_cannot_take_is_accepted(
     case: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Flags of a script may be repeated, and a dry run with GPUs and mounts is JSON."""
@@ -107,14 +106,14 @@ def test_what_torchx_can_not_say_is_accepted(
         assert len(role["mounts"]) == 2
 
 
-def test_an_optional_number_arrives_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_optional_number_arrives_as_a_number(capsys: pytest.CaptureFixture[str]) -> None:
     """Optional[int] is an int; TorchX hands over a text."""
     shutil.copy(HERE / "comp.py", "comp.py")
     assert main(["submit", "--dryrun", "--json", "comp.py:types", "--b", "FALSE", "--oi", "7"]) == 0
     assert json.loads(capsys.readouterr().out)["app"]["roles"][0]["args"][3] == "7"
 
 
-def test_every_recorded_run_is_looked_at() -> None:
+def test_every_recorded_run_is_compared() -> None:
     """No line of the record is left out but those of the schedulers that are not here."""
     looked = len(GOOD) + len(BAD) + sum(has(c, (*REFUSED, *ACCEPTED)) for c in RUNS)
     assert len(RUNS) - looked == sum(has(c, ELSEWHERE) for c in RUNS) == 2

@@ -34,8 +34,7 @@ def record(name: str, **fields: Any) -> None:
         ("s://s/a/role/1,1,0", Handle("s", "s", "a", "role", (1, 0))),
     ],
 )
-def test_handles(text: str, expected: Handle) -> None:
-    """A handle names a job, a role of it, or replicas."""
+def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) -> None:
     assert handles.parse(text) == expected
 
 
@@ -47,8 +46,7 @@ def test_handles(text: str, expected: Handle) -> None:
         "s://s/a//0", "local://relight/a\n",
     ],
 )  # fmt: skip
-def test_no_handles(text: str) -> None:
-    """What is none is refused with the form of one."""
+def test_text_that_is_no_handle_is_refused_with_the_form_of_one(text: str) -> None:
     with pytest.raises(UsageError, match="is no handle of a job") as caught:
         handles.parse(text)
     assert "SCHEDULER://SESSION/JOB" in caught.value.hint
@@ -58,14 +56,14 @@ PART = st.from_regex(r"\A[A-Za-z0-9_.:-]{1,20}\Z")
 
 
 @given(st.from_regex(r"\A[a-z0-9_.-]{1,9}\Z"), PART, PART)
-def test_what_is_printed_is_read(scheduler: str, session: str, app_id: str) -> None:
+def test_a_printed_handle_is_read_as_it_was(scheduler: str, session: str, app_id: str) -> None:
     """A handle goes through its text."""
     handle = Handle(scheduler, session, app_id)
     assert handles.parse(str(handle)) == handle
 
 
-def test_ids_alone() -> None:
-    """A recorded job is found by its id here, and by the one that its scheduler gave."""
+def test_a_recorded_job_is_found_by_its_id_alone() -> None:
+    """By the one here, and by the one that its scheduler gave."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
     assert handles.parse("train-x3b") == Handle("local", "relight", "train-x3b")
@@ -76,7 +74,9 @@ def test_ids_alone() -> None:
     ("part", "role", "replicas"),
     [("", "", ()), ("/", "", ()), ("/train", "train", ()), ("/train/0,2", "train", (0, 2))],
 )
-def test_parts_of_jobs_by_ids_alone(part: str, role: str, replicas: tuple[int, ...]) -> None:
+def test_a_part_of_a_recorded_job_is_found_by_the_jobs_id(
+    part: str, role: str, replicas: tuple[int, ...]
+) -> None:
     """A role or replicas of a recorded job are named with its id as with its whole handle."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
@@ -86,8 +86,8 @@ def test_parts_of_jobs_by_ids_alone(part: str, role: str, replicas: tuple[int, .
     assert handles.parse(f"77{part}") == Handle("slurm", "relight", "77", role, replicas)
 
 
-def test_an_id_that_is_not_there() -> None:
-    """The nearest one is told, or where to look."""
+def test_an_unknown_id_is_answered_with_the_nearest() -> None:
+    """Or with where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="there is no job train-x3c") as caught:
         handles.parse("train-x3c/train/0")

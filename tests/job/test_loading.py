@@ -44,7 +44,7 @@ def built(address: str, *args: Any) -> AppDef:
 
 
 @pytest.mark.parametrize("name", components.names())
-def test_built_in_components_load(name: str) -> None:
+def test_each_built_in_component_loads(name: str) -> None:
     """Each name of the table is a function with a command line."""
     from relight.job.components.arguments import signature_of
 
@@ -53,8 +53,8 @@ def test_built_in_components_load(name: str) -> None:
     assert all(parameter.help for parameter in signature.parameters)
 
 
-def test_files_modules_and_packages(place: Path) -> None:
-    """A function is found by file, by module, and in a package with its relative imports."""
+def test_a_component_is_found_by_file_module_and_package(place: Path) -> None:
+    """In a package with its relative imports."""
     (place / "good.py").write_text(GOOD)
     package = place / "pack"
     package.mkdir()
@@ -70,8 +70,8 @@ def test_files_modules_and_packages(place: Path) -> None:
     assert built("good.py:Two", 4).roles[0].num_replicas == 4
 
 
-def test_a_file_named_like_a_module_of_python(place: Path) -> None:
-    """json.py is the user's file, and json stays Python's."""
+def test_a_file_named_like_a_module_of_python_is_the_users(place: Path) -> None:
+    """json.py is, and json stays Python's."""
     import json
 
     (place / "json.py").write_text(GOOD)
@@ -96,7 +96,9 @@ def test_a_file_named_like_a_module_of_python(place: Path) -> None:
         ("", "utils.ecoh", "there is no component utils.ecoh"),
     ],
 )
-def test_what_is_wrong_with_a_file(place: Path, text: str, address: str, message: str) -> None:
+def test_a_wrong_file_is_an_error_of_one_line_with_its_place(
+    place: Path, text: str, address: str, message: str
+) -> None:
     """One line with the file's line, whatever the file does."""
     (place / "bad.py").write_text(text)
     with pytest.raises(UsageError) as caught:
@@ -106,8 +108,8 @@ def test_what_is_wrong_with_a_file(place: Path, text: str, address: str, message
     assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
 
 
-def test_near_names_are_told(place: Path) -> None:
-    """The component, or the file, that was probably meant is in the hint."""
+def test_the_component_that_was_probably_meant_is_told(place: Path) -> None:
+    """Or the file, in the hint."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (
         ("utils.ecoh", "did you mean utils.echo?"),
@@ -119,8 +121,10 @@ def test_near_names_are_told(place: Path) -> None:
         assert caught.value.hint == hint
 
 
-def test_components_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group relight.components adds a module's functions below its alias."""
+def test_packages_add_components_below_their_alias(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the group relight.components, the functions of a module."""
     (place / "theirs.py").write_text(GOOD)
     for number, alias in enumerate(("team", "_hidden")):
         info = place / f"p{number}-1.0.dist-info"
@@ -133,7 +137,9 @@ def test_components_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert built("team.one").name == "one"
 
 
-def test_components_of_packages_for_torchx(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_add_components_by_torchxs_entry_points(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The group torchx.components adds the functions of a package's modules as well; a package that
     does not load is an error where one of its components is asked for, and there only.
     """
@@ -216,7 +222,7 @@ class TheirApp:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def test_an_app_of_torchx_is_taken() -> None:
+def test_an_app_of_torchx_is_taken_whole() -> None:
     """An AppDef with TorchX's fields becomes ours, mounts and retry policy included."""
     theirs = TheirApp()
     app = loading.call("theirs", lambda: theirs, (), {}, "relight")

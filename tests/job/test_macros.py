@@ -22,18 +22,17 @@ VALUES = {"img_root": "/i", "app_id": "a-1", "replica_id": "0", "rank0_env": "RA
         ("", ""),
     ],
 )
-def test_four_words_in_braces(template: str, expected: str) -> None:
+def test_only_the_four_macros_are_replaced(template: str, expected: str) -> None:
     """Only the macros are replaced, and only the shell's form of rank0_env loses a dollar."""
     assert macros.text(template, VALUES) == expected
 
 
 @given(st.text(alphabet="${}ax_'\" \\"))
-def test_all_else_stays(text: str) -> None:
-    """A text without a macro arrives byte for byte."""
+def test_a_text_without_a_macro_stays_byte_for_byte(text: str) -> None:
     assert macros.text(text, VALUES) == text
 
 
-def test_a_value_is_not_looked_at_again() -> None:
+def test_the_value_of_a_macro_is_not_searched_for_macros() -> None:
     """What a macro stands for may look like a macro."""
     assert macros.text("${app_id}", {"app_id": "${replica_id}", "replica_id": "9"}) == (
         "${replica_id}"
@@ -46,8 +45,8 @@ def test_a_macro_without_a_value_stays() -> None:
     assert macros.text(template, {"app_id": "x"}) == "$${${rank0_env}:=localhost} x"
 
 
-def test_where_macros_count() -> None:
-    """Arguments, values of variables and all depths of metadata; not names, image, entrypoint."""
+def test_macros_count_in_arguments_variables_and_metadata() -> None:
+    """In all depths of metadata; not in names, image, entrypoint."""
     role = Role(
         name="${app_id}",
         image="${app_id}",

@@ -30,18 +30,19 @@ from relight.job.app import Mount
         ),
     ],
 )
-def test_mounts(text: str, expected: list[Mount]) -> None:
-    """Each type begins a mount, and its options may come in any order and spelling."""
+def test_each_type_begins_a_mount(text: str, expected: list[Mount]) -> None:
+    """Its options may come in any order and spelling."""
     assert parse_mounts(text.split(",")) == expected
 
 
-def test_none() -> None:
-    """No words are no mounts."""
+def test_no_words_are_no_mounts() -> None:
     assert parse_mounts([]) == []
 
 
-def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`~` on the host's side is the home directory; a volume may have such a name."""
+def test_a_tilde_on_the_hosts_side_is_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A volume may have such a name."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (mount,) = parse_mounts(["type=bind", "src=~/data", "dst=~/data"])
     assert mount == BindMount(f"{tmp_path}/data", "~/data")
@@ -69,7 +70,7 @@ def test_the_home_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("", "a mount has no option ''", ""),
     ],
 )
-def test_wrong_mounts(text: str, message: str, hint: str) -> None:
+def test_a_wrong_mount_is_refused_by_name(text: str, message: str, hint: str) -> None:
     """What is wrong is named, and what may stand there."""
     with pytest.raises(UsageError) as caught:
         parse_mounts(text.split(","))

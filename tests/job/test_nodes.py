@@ -27,7 +27,7 @@ from relight.job.components.nodes import (
         ("1000x16", Nodes(1000, 1000, 16), "1000"),
     ],
 )
-def test_nodes_and_workers(j: str, expected: Nodes, text: str) -> None:
+def test_nodes_and_workers_are_read_in_every_form(j: str, expected: Nodes, text: str) -> None:
     """[[MIN:]NODESx]WORKERS, and what --nnodes takes."""
     assert parse_nodes(j) == expected
     assert expected.text == text
@@ -47,7 +47,7 @@ def test_nodes_and_workers(j: str, expected: Nodes, text: str) -> None:
         ("4:2x1", "at least 4 nodes are more than at most 2"),
     ],
 )  # fmt: skip
-def test_nodes_that_cant_be(j: str, message: str) -> None:
+def test_nodes_that_describe_no_job_are_refused(j: str, message: str) -> None:
     """A -j that is of another form, or describes no job, is refused."""
     with pytest.raises(UsageError) as caught:
         parse_nodes(j)
@@ -56,8 +56,7 @@ def test_nodes_that_cant_be(j: str, message: str) -> None:
 
 
 @given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
-def test_every_size_comes_back(least: int, more: int, workers: int) -> None:
-    """What is written is what is read."""
+def test_every_size_that_is_written_is_read_as_it_was(least: int, more: int, workers: int) -> None:
     nodes = parse_nodes(f"{least}:{least + more}x{workers}")
     assert nodes == Nodes(least, least + more, workers)
     assert parse_nodes(f"{nodes.text}x{workers}") == nodes
@@ -103,8 +102,8 @@ def test_as_many_workers_as_gpus(h: str, j: str, expected: Nodes) -> None:
         ("gpu.smal", "1", "no named resource gpu.smal"),
     ],
 )
-def test_nodes_of_a_resource_that_cant_be(h: str, j: str, message: str) -> None:
-    """A resource without GPUs, or another form, is refused."""
+def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: str) -> None:
+    """Or of another form."""
     with pytest.raises(UsageError) as caught:
         parse_nodes_of(h, j)
     assert message in caught.value.message
@@ -123,13 +122,12 @@ def test_nodes_of_a_resource_that_cant_be(h: str, j: str, message: str) -> None:
         ("a/b/c", "a", "b/c"),
     ],
 )
-def test_names(name: str, experiment: str, run: str) -> None:
-    """EXPERIMENT/RUN is split at the first slash; what is not there comes from the script."""
+def test_a_name_is_split_at_its_first_slash(name: str, experiment: str, run: str) -> None:
+    """Into EXPERIMENT/RUN; what is not there comes from the script."""
     assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
 
 
-def test_names_of_modules() -> None:
-    """A module's last part is its name."""
+def test_a_modules_last_part_is_its_name() -> None:
     assert parse_name("foo/", None, "a.b.c") == Name("foo", "c")
     assert (role_name(None, "c"), role_name("c", None)) == ("c", "c")
 
@@ -138,7 +136,8 @@ def test_names_of_modules() -> None:
     ("script", "m", "what"),
     [(None, None, "none is there"), ("", "", "none is there"), ("a.py", "b", "both are there")],
 )
-def test_a_script_or_a_module(script: str | None, m: str | None, what: str) -> None:
-    """Exactly one of them is needed."""
+def test_exactly_one_of_script_and_module_is_needed(
+    script: str | None, m: str | None, what: str
+) -> None:
     with pytest.raises(UsageError, match=f"exactly one of --script and -m is needed: {what}"):
         parse_name("/", script, m)

@@ -28,8 +28,7 @@ SECRET = "hunter2"
         "KEY",
     ],
 )  # fmt: skip
-def test_names_of_secrets(name: str) -> None:
-    """A variable of such a name is hidden."""
+def test_a_variable_with_a_secrets_name_is_hidden(name: str) -> None:
     assert privacy.is_secret(name)
     assert privacy.of_variables({name: SECRET}) == {name: HIDDEN}
     assert privacy.of_variables({name: ""}) == {name: ""}
@@ -42,8 +41,7 @@ def test_names_of_secrets(name: str) -> None:
      "SASL_MECHANISM", "CONNECTION", "STRING", "CONNECTIONS", "DSNAME", "SASKIA", "HOOK",
      "num_key_value_heads", "pattern", "PATCH", "compass", "KEYS", "--key"],
 )  # fmt: skip
-def test_names_of_other_things(name: str) -> None:
-    """What only looks nearly so stays."""
+def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
     assert not privacy.is_secret(name)
 
 
@@ -98,8 +96,8 @@ def test_names_of_other_things(name: str) -> None:
         ("", ""),
     ],
 )
-def test_texts(text: str, expected: str) -> None:
-    """In a command, what follows a secret's name is hidden, and nothing more."""
+def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected: str) -> None:
+    """And nothing more."""
     assert privacy.of_text(text) == expected
 
 
@@ -118,16 +116,16 @@ def test_tokens_are_known_by_how_they_begin(token: str) -> None:
     assert privacy.of_words([f"--hub={token}", token]) == [f"--hub={HIDDEN}", HIDDEN]
 
 
-def test_what_begins_as_a_token_and_is_none() -> None:
-    """Names of models and modules stay."""
+def test_names_that_begin_like_a_token_stay() -> None:
+    """Those of models and modules."""
     text = (
         "hf_model risk-averse-portfolio-of-many-2 sk-learn-of-a-long-name AKIA hf_a_b_c_d_e_f_g_h_i"
     )
     assert privacy.of_text(text) == text
 
 
-def test_words() -> None:
-    """The word after a secret's flag is hidden, whatever it looks like."""
+def test_the_word_after_a_secrets_flag_is_hidden() -> None:
+    """Whatever it looks like."""
     words = [
         "a.py",
         "--api-key",
@@ -164,8 +162,8 @@ def test_a_directory_and_a_port_are_no_secrets() -> None:
     ]  # fmt: skip
 
 
-def test_an_app() -> None:
-    """No part of an app that is kept has the secret, and all else is there."""
+def test_no_part_of_a_kept_app_has_the_secret() -> None:
+    """And all else is there."""
     role = specs.Role(
         name="r",
         image="i",
@@ -186,8 +184,8 @@ def test_an_app() -> None:
     assert SECRET in json.dumps(to_json(app))
 
 
-def test_the_environment() -> None:
-    """Of the environment, only what bears on a job is kept, and no secret of it."""
+def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
+    """And no secret of it."""
     found = privacy.of_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
          "OTHER": SECRET}
@@ -196,7 +194,7 @@ def test_the_environment() -> None:
 
 
 @given(st.text(alphabet="ab-_= '\",;/:@1", max_size=40))
-def test_texts_without_such_names_stay(text: str) -> None:
+def test_a_text_without_secrets_stays_as_it_was(text: str) -> None:
     """What has neither a secret's name nor a password is as it was."""
     if "://" not in text:
         assert privacy.of_text(text) == text

@@ -37,18 +37,19 @@ def mode(path: Path) -> int:
         ({"HOME": "/h", "XDG_STATE_HOME": "/x", "RELIGHT_STATE_DIR": "/r"}, "/r/jobs"),
     ],
 )
-def test_where(variables: dict[str, str], expected: str) -> None:
+def test_records_are_where_xdg_or_relight_state_dir_says(
+    variables: dict[str, str], expected: str
+) -> None:
     """Jobs are where the XDG standard puts state, or where RELIGHT_STATE_DIR says."""
     assert records.root(Environment(variables)) == expected
 
 
-def test_a_relative_directory(place: Path) -> None:
-    """A relative RELIGHT_STATE_DIR is one of the working directory."""
+def test_a_relative_relight_state_dir_counts_from_the_working_directory(place: Path) -> None:
     assert records.root(Environment({"RELIGHT_STATE_DIR": "s"})) == str(place / "s" / "jobs")
 
 
-def test_a_record_goes_through(tmp_path: Path) -> None:
-    """What is written is read, is the user's alone, and nothing else is left there."""
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """It is the user's alone, and nothing else is left there."""
     record = whole("a-1", more={"x": [1, None, "ü\udcff"]})
     records.write("a-1", record)
     folder = tmp_path / "state" / "jobs" / "a-1"
@@ -62,7 +63,9 @@ def test_a_record_goes_through(tmp_path: Path) -> None:
     assert records.every() == []
 
 
-def test_what_cant_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_directory_stays_is_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory that is still there is no job that was deleted."""
     records.write("a-1", whole("a-1"))
     monkeypatch.setattr("os.rmdir", os.listdir)
@@ -70,7 +73,7 @@ def test_what_cant_be_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         records.remove("a-1")
 
 
-def test_the_newest_in_any_zone() -> None:
+def test_the_newest_job_is_found_in_any_time_zone() -> None:
     """The instant counts, not how it is written."""
     times = {"a-1": "2026-01-01T12:00:00+00:00", "a-2": "2026-01-01T11:00:00-05:00", "a-3": "?"}
     for name, time in times.items():
@@ -78,8 +81,8 @@ def test_the_newest_in_any_zone() -> None:
     assert [record["id"] for record in records.every()] == ["a-2", "a-1", "a-3"]
 
 
-def test_newest_first() -> None:
-    """Jobs are listed by when they were submitted."""
+def test_jobs_are_listed_newest_first() -> None:
+    """By when they were submitted."""
     for day in (2, 3, 1):
         records.write(f"a-{day}", whole(f"a-{day}", submitted=f"2026-01-0{day}T00:00:00+00:00"))
     assert [record["id"] for record in records.every()] == ["a-3", "a-2", "a-1"]
@@ -116,8 +119,7 @@ def test_a_record_that_is_nested_too_deeply_is_left_out(tmp_path: Path, depth: i
     assert [record["id"] for record in records.every()] == ["good-1"]
 
 
-def test_what_cant_be_written() -> None:
-    """A record that is nested too deeply to be JSON is an error of one line."""
+def test_a_record_nested_too_deeply_for_json_is_an_error_of_one_line() -> None:
     deep: Any = []
     for _ in range(5000):
         deep = [deep]
@@ -127,22 +129,22 @@ def test_what_cant_be_written() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
-def test_what_is_no_id(name: str) -> None:
+def test_text_that_is_no_id_is_refused(name: str) -> None:
     """An id is a name of a directory, and of no other than the job's."""
     with pytest.raises(UsageError, match="is no id of a job"):
         records.path(name)
     assert records.of_handle("local", name) is None
 
 
-def test_a_directory_that_cant_be_made(tmp_path: Path) -> None:
-    """The error names the directory, and the variable that says another."""
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    """With the variable that says another."""
     (tmp_path / "state").write_text("")
     with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
         records.write("a-1", whole("a-1"))
     assert "RELIGHT_STATE_DIR" in caught.value.hint
 
 
-def test_a_job_by_the_id_that_its_scheduler_gave() -> None:
+def test_a_record_is_found_by_its_schedulers_id() -> None:
     """A record is found by scheduler and id; the same id with another scheduler is another job."""
     records.write("a-1", whole("a-1", scheduler="slurm", app_id="77"))
     assert (records.of_handle("slurm", "77") or {})["id"] == "a-1"
@@ -151,7 +153,7 @@ def test_a_job_by_the_id_that_its_scheduler_gave() -> None:
 
 
 @given(st.text(max_size=150))
-def test_ids_can_stand_in_names_of_files_and_hosts(name: str) -> None:
+def test_an_id_can_stand_in_names_of_files_and_hosts(name: str) -> None:
     """Whatever an app is named, its id is a plain word and as long as a name may be."""
     found = records.new_id(name)
     assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*-[bcdfghjklmnpqrstvwxz][a-z0-9]+", found)
@@ -159,6 +161,5 @@ def test_ids_can_stand_in_names_of_files_and_hosts(name: str) -> None:
     assert records.path(found).endswith(f"/{found}")
 
 
-def test_ids_are_unique() -> None:
-    """The same name gives another id each time."""
+def test_each_job_of_one_name_has_another_id() -> None:
     assert len({records.new_id("a") for _ in range(1000)}) == 1000

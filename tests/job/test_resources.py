@@ -93,7 +93,7 @@ DEVICES = {"efa": "vpc.amazonaws.com/efa", "neuron": "aws.amazon.com/neurondevic
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: str(row[0]))
-def test_each_name_has_its_numbers(row: list[str]) -> None:
+def test_each_named_resource_is_what_torchxs_is(row: list[str]) -> None:
     """A named resource is what TorchX's is: numbers, devices, kind of machine, its own name."""
     name, cpu, gpu, memory, *devices = row
     found = specs.named_resources[name]
@@ -105,8 +105,7 @@ def test_each_name_has_its_numbers(row: list[str]) -> None:
     assert dict(found.tags) == {"torchx/named_resources.name": name}
 
 
-def test_there_are_these_and_no_others() -> None:
-    """The list of names is the table's."""
+def test_the_list_of_names_is_the_tables() -> None:
     assert list(specs.named_resources) == [row[0] for row in ROWS]
     assert len(specs.named_resources) == len(ROWS) == 73
     assert "gpu.small" in specs.named_resources
@@ -114,8 +113,7 @@ def test_there_are_these_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("name", ["GPU.Small", "AWS_P5.48XLARGE", "null"])
-def test_upper_and_lower_case_are_the_same(name: str) -> None:
-    """A name is found however it is written."""
+def test_a_resource_is_found_in_upper_and_lower_case(name: str) -> None:
     found = specs.named_resources[name]
     assert found.tags["torchx/named_resources.name"].lower() == name.lower()
 
@@ -131,8 +129,7 @@ def test_upper_and_lower_case_are_the_same(name: str) -> None:
         ("trn1.32xlarge", "aws_trn1.32xlarge"),
     ],
 )
-def test_the_nearest_name_is_told(wrong: str, right: str) -> None:
-    """Who mistypes a name reads the one that was meant."""
+def test_the_resource_that_was_probably_meant_is_told(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
     assert caught.value.message == f"there is no named resource {wrong}"
@@ -189,7 +186,9 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("variable", ["RELIGHT_NAMED_RESOURCES", "TORCHX_CUSTOM_NAMED_RESOURCES"])
-def test_own_names(module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_a_module_of_the_users_adds_named_resources(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
     """A module named by a variable adds names, and may change what known ones mean."""
     monkeypatch.setenv(variable, "our_machines")
     names = NamedResources()
@@ -205,10 +204,9 @@ def test_own_names(module: ModuleType, monkeypatch: pytest.MonkeyPatch, variable
 
 
 @pytest.mark.parametrize("text", [None, "x = 1\n"])
-def test_a_module_that_is_none(
+def test_a_variable_that_names_no_module_of_resources_is_refused(
     place: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
 ) -> None:
-    """A variable that names no module of resources is refused with its name."""
     if text is not None:
         (place / "not_ours.py").write_text(text)
     monkeypatch.syspath_prepend(str(place))
@@ -220,8 +218,8 @@ def test_a_module_that_is_none(
         sys.modules.pop("not_ours", None)
 
 
-def test_names_of_packages(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The group relight.named_resources adds names; known ones keep their meaning."""
+def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the group relight.named_resources; known ones keep their meaning."""
     from relight.env import Environment
 
     (place / "their_machines.py").write_text(

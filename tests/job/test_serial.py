@@ -18,13 +18,11 @@ CASES = [
 
 
 @pytest.mark.parametrize("app", CASES, ids=lambda app: str(app["name"]))
-def test_torchx_apps_go_through(app: dict[str, Any]) -> None:
-    """What TorchX prints is read, and written as it was."""
+def test_an_app_that_torchx_prints_is_read_and_written_as_it_was(app: dict[str, Any]) -> None:
     assert to_json(from_json(app)) == app
 
 
-def test_everything_goes_through() -> None:
-    """All fields survive JSON."""
+def test_all_fields_of_an_app_survive_json() -> None:
     role = specs.Role(
         name="r",
         image="i",
@@ -60,13 +58,12 @@ def test_everything_goes_through() -> None:
         ({"roles": [{"name": "r", "image": "", "num_replicas": True}]}, "expected a number"),
     ],
 )
-def test_what_is_no_app(change: dict[str, Any], text: str) -> None:
-    """The message says where it is wrong."""
+def test_json_that_is_no_app_is_an_error_that_says_where(change: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         from_json({"name": "a", "roles": [], "metadata": {}, **change})
 
 
-def test_an_app_can_not_be_changed() -> None:
+def test_an_app_cannot_be_changed() -> None:
     """A role's lists are tuples, whatever it was made of."""
     role = specs.Role("r", "i", args=["a"])
     assert role.args == ("a",)

@@ -29,8 +29,8 @@ def injected(
     return [dict(role.env) for role in app.roles]
 
 
-def test_who_a_job_is() -> None:
-    """Each role has the job's handle and the session under both names; its own variables stay."""
+def test_each_role_has_the_jobs_handle_and_session() -> None:
+    """Under both names; its own variables stay."""
     first, second = injected()
     number = first["TORCHX_INTERNAL_SESSION_ID"]
     assert first == {
@@ -47,8 +47,8 @@ def test_who_a_job_is() -> None:
     assert second["TORCHX_INTERNAL_SESSION_ID"] == number
 
 
-def test_the_session() -> None:
-    """Jobs of one process have one session id, and those that they submit inherit it."""
+def test_jobs_of_one_process_share_a_session() -> None:
+    """Those that they submit inherit it."""
     assert (
         injected()[0]["RELIGHT_INTERNAL_SESSION_ID"]
         == (injected()[0]["RELIGHT_INTERNAL_SESSION_ID"])
@@ -57,8 +57,7 @@ def test_the_session() -> None:
     assert found["RELIGHT_INTERNAL_SESSION_ID"] == found["TORCHX_INTERNAL_SESSION_ID"] == "outer"
 
 
-def test_a_session_with_a_name() -> None:
-    """A runner's own session is in both handles."""
+def test_a_runners_own_session_is_in_both_handles() -> None:
     (found, _) = injected(session="nightly")
     assert found["TORCHX_JOB_ID"] == found["RELIGHT_JOB_ID"] == "local://nightly/${app_id}"
 
@@ -73,14 +72,15 @@ def test_a_session_with_a_name() -> None:
         ("", {}, None),
     ],
 )
-def test_the_parent(said: str, env: dict[str, str], expected: str | None) -> None:
-    """What was said counts, then the environment; with neither there is no variable."""
+def test_the_parent_is_the_one_given_or_that_of_the_environment(
+    said: str, env: dict[str, str], expected: str | None
+) -> None:
+    """With neither there is no variable."""
     (found, _) = injected(parent=said, **env)
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 
 
-def test_trackers() -> None:
-    """The settings' trackers reach the job with their settings."""
+def test_trackers_of_the_settings_reach_the_job() -> None:
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": "", "files": ""}, "tracker:files": {"config": "/c.txt"}}
     )
@@ -90,8 +90,8 @@ def test_trackers() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_trackers_of_the_environment() -> None:
-    """TORCHX_TRACKERS goes before the settings, and so does a tracker's own variable."""
+def test_trackers_of_the_environment_take_precedence() -> None:
+    """TORCHX_TRACKERS does over the settings, and so does a tracker's own variable."""
     (found, _) = injected(
         {"torchx:tracker": {"mlflow": ""}, "tracker:files": {"config": "/c.txt"}},
         TORCHX_TRACKERS="files,other",
@@ -103,7 +103,7 @@ def test_trackers_of_the_environment() -> None:
     assert "TORCHX_TRACKER_MLFLOW_CONFIG" not in found
 
 
-def test_a_tracker_that_is_no_word() -> None:
+def test_a_tracker_whose_name_is_no_word_is_refused() -> None:
     """Its name becomes part of a variable's."""
     with pytest.raises(UsageError, match="a tracker named 'a-b': expected a word"):
         injected({"torchx:tracker": {"a-b": ""}})

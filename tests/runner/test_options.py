@@ -29,8 +29,7 @@ def resolved(text: str, file: dict[str, Any] | None = None) -> dict[str, Any]:
     return values
 
 
-def test_defaults() -> None:
-    """What is not said has its default, and each option has a value."""
+def test_each_option_has_its_default() -> None:
     assert resolved("") == {option.name: option.default for option in OPTIONS}
 
 
@@ -62,15 +61,15 @@ def test_defaults() -> None:
         ("pull=never", "pull", "never"),
     ],
 )
-def test_texts(text: str, name: str, value: object) -> None:
-    """Each type has its form, and a name may be written like_this, like-this or likeThis."""
+def test_a_text_becomes_a_value_of_the_options_type(text: str, name: str, value: object) -> None:
+    """A name may be written like_this, like-this or likeThis."""
     found = resolved(text)
     assert found[name] == value
     assert type(found[name]) is type(value)
     assert {**found, name: None} == {**resolved(""), name: None}
 
 
-def test_several() -> None:
+def test_pairs_are_separated_by_commas_or_semicolons() -> None:
     """Pairs are separated by commas or semicolons; the last one before a `=` counts."""
     found = resolved("log_dir=/a,b,n=2;hosts=x;y,env=A:1")
     assert (found["log_dir"], found["n"]) == ("/a,b", 2)
@@ -98,15 +97,15 @@ def test_several() -> None:
         ("n=1=2", "two '='", "-cfg name=value"),
     ],
 )
-def test_wrong_texts(text: str, message: str, hint: str) -> None:
-    """What is wrong is named, with what is expected or near."""
+def test_a_wrong_text_is_refused_by_name(text: str, message: str, hint: str) -> None:
+    """With what is expected or near."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
     assert message in caught.value.message
     assert hint in caught.value.hint
 
 
-def test_what_was_said_goes_before_the_file() -> None:
+def test_an_option_that_was_given_takes_precedence_over_the_file() -> None:
     """The file only gives what was not said, under whatever spelling."""
     file = {"logDir": "/file", "n": "7", "quiet": "yes"}
     found = resolved("log_dir=/said", file)
@@ -121,7 +120,7 @@ def test_an_unknown_option_of_a_file_is_a_note() -> None:
         options.resolve("s", OPTIONS, {}, {"n": "x"})
 
 
-def test_a_required_option() -> None:
+def test_a_required_option_that_is_missing_is_asked_for() -> None:
     """What has to be said is asked for, from wherever it comes."""
     with pytest.raises(UsageError, match="s needs the option queue: the queue's name") as caught:
         options.resolve("s", NEEDED, {})
@@ -131,7 +130,7 @@ def test_a_required_option() -> None:
 
 
 @pytest.mark.parametrize("text", ["#FIXME:(str) the queue's name", "#FIXME"])
-def test_an_option_that_was_not_filled_in(text: str) -> None:
+def test_a_placeholder_of_relight_configure_is_no_value(text: str) -> None:
     """What `relight configure` wrote to be filled in is no value."""
     with pytest.raises(UsageError, match="s needs the option queue"):
         options.resolve("s", NEEDED, {}, {"queue": text})
@@ -142,16 +141,14 @@ def test_an_option_that_was_not_filled_in(text: str) -> None:
     [("n", 2, 2), ("share", 2, 2.0), ("hosts", ("a",), ["a"]), ("env", {"A": "1"}, {"A": "1"}),
      ("quiet", True, True), ("log_dir", None, None), ("n", "2", 2)],
 )  # fmt: skip
-def test_values_from_python(name: str, value: object, found: object) -> None:
-    """Values may be given as they are, or as texts."""
+def test_values_from_python_may_be_values_or_texts(name: str, value: object, found: object) -> None:
     assert options.resolve("s", OPTIONS, {name: value})[0][name] == found
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("n", True), ("n", 1.5), ("quiet", 1), ("hosts", {"a"}), ("log_dir", 3)]
 )
-def test_wrong_values_from_python(name: str, value: object) -> None:
-    """A value of another type is refused."""
+def test_a_value_from_python_of_another_type_is_refused(name: str, value: object) -> None:
     with pytest.raises(UsageError, match=f"^{name}="):
         options.resolve("s", OPTIONS, {name: value})
 
@@ -176,7 +173,7 @@ def test_quoted_values_arrive(values: dict[str, str]) -> None:
     assert options.parse(",".join(f"{key}='{value}'" for key, value in values.items())) == values
 
 
-def test_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_in_an_option_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     """No shell replaces a `~` within -cfg, or in a file of settings."""
     monkeypatch.setenv("HOME", "/h")
     assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"

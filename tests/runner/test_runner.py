@@ -68,7 +68,9 @@ def test_a_dry_run_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_submitting(runner: Runner, scheduler: scripted.Scripted, place: Path) -> None:
+def test_a_submitted_job_has_the_schedulers_id_and_a_record(
+    runner: Runner, scheduler: scripted.Scripted, place: Path
+) -> None:
     """The handle has the scheduler's own id, and the record says what was sent."""
     handle = runner.submit(*ECHO, cfg="queue=long,secret=hunter2")
     assert handle == "scripted://relight/1"
@@ -87,8 +89,10 @@ def test_submitting(runner: Runner, scheduler: scripted.Scripted, place: Path) -
     assert runner.describe(record["id"]) == record
 
 
-def test_what_was_shown_is_what_is_sent(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """A prepared job is sent as it is, and once."""
+def test_a_prepared_job_is_sent_as_it_was_shown(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """And once."""
     job = runner.dryrun(*ECHO)
     handle = runner.submit(job)
     assert scheduler.jobs["1"] is job.request
@@ -98,8 +102,10 @@ def test_what_was_shown_is_what_is_sent(runner: Runner, scheduler: scripted.Scri
     assert list(scheduler.jobs) == ["1"]
 
 
-def test_an_app_of_ones_own(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Instead of a component, an AppDef; it is not changed."""
+def test_an_app_may_stand_in_place_of_a_component(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """It is not changed."""
     app = specs.AppDef("mine", [specs.Role("r", "", entrypoint="true", args=["${app_id}"])])
     handle = runner.submit(app)
     record = runner.describe(handle)
@@ -109,10 +115,9 @@ def test_an_app_of_ones_own(runner: Runner, scheduler: scripted.Scripted) -> Non
 
 
 @pytest.mark.parametrize("args", [["--msg", "a b"], {"msg": "a b"}])
-def test_arguments_as_words_or_by_name(
+def test_a_components_arguments_may_be_words_or_values(
     runner: Runner, scheduler: scripted.Scripted, args: Any
 ) -> None:
-    """A component's arguments may be a command line or values."""
     runner.submit("utils.echo", args)
     assert scheduler.jobs["1"].body == {"commands": [["echo", "a b"]]}
 
@@ -145,7 +150,7 @@ def test_a_job_that_is_refused_leaves_no_record(
         ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_not_sent(
+def test_a_job_that_is_described_wrongly_is_not_sent(
     runner: Runner, scheduler: scripted.Scripted, tmp_path: Path, call: Any, message: str
 ) -> None:
     """Wrong input is a UsageError, and nothing has happened."""
@@ -156,8 +161,10 @@ def test_what_is_wrong_is_not_sent(
     assert state_files(tmp_path) == []
 
 
-def test_status(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """A job's status is the scheduler's; a job that nobody knows is an error."""
+def test_the_status_of_a_job_is_the_schedulers(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """A job that nobody knows is an error."""
     handle = runner.submit(*ECHO)
     assert runner.status(handle).state is AppState.RUNNING
     assert scheduler.asked == [("status", ("1",))]
@@ -180,7 +187,7 @@ def test_a_job_that_its_scheduler_has_forgotten(
     assert runner.status(second).state is AppState.UNKNOWN
 
 
-def test_waiting(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_wait_returns_how_the_job_ended(runner: Runner, scheduler: scripted.Scripted) -> None:
     """`wait` asks until the job is over, and returns how it ended."""
     handle = runner.submit(*ECHO)
     scheduler.states = [AppState.PENDING, AppState.RUNNING, AppState.FAILED]
@@ -206,8 +213,10 @@ def test_a_user_without_variables_has_a_name(scheduler: scripted.Scripted, runne
     assert runner.describe(runner.submit(*ECHO))["user"] == pwd.getpwuid(os.getuid()).pw_name
 
 
-def test_waiting_has_an_end(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """A time-out is an error, and the job runs on."""
+def test_a_wait_that_times_out_leaves_the_job_running(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """It is an error."""
     handle = runner.submit(*ECHO)
     with pytest.raises(TimeoutError, match=r"scripted://relight/1 is RUNNING after 0\.05 s"):
         runner.wait(handle, timeout=0.05)
@@ -218,8 +227,8 @@ def test_waiting_has_an_end(runner: Runner, scheduler: scripted.Scripted) -> Non
     assert runner.wait(handle, timeout=0).state is AppState.SUCCEEDED
 
 
-def test_cancelling(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """A job that runs is stopped; one that is over is left as it is."""
+def test_cancel_stops_a_job_that_runs(runner: Runner, scheduler: scripted.Scripted) -> None:
+    """One that is over is left as it is."""
     handle = runner.submit(*ECHO)
     assert runner.cancel(handle).state is AppState.CANCELLED
     assert runner.cancel(handle).state is AppState.CANCELLED
@@ -229,7 +238,7 @@ def test_cancelling(runner: Runner, scheduler: scripted.Scripted) -> None:
 
 
 @pytest.mark.parametrize("verb", ["cancel", "delete"])
-def test_stopping_what_is_just_being_sent(
+def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
     verb: str, runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who cancels or deletes a job that has a record, and is not known to its scheduler yet, waits
@@ -272,7 +281,9 @@ def test_stopping_what_is_just_being_sent(
         assert records.every() == []
 
 
-def test_deleting(runner: Runner, scheduler: scripted.Scripted, tmp_path: Path) -> None:
+def test_a_deleted_job_is_in_neither_scheduler_nor_records(
+    runner: Runner, scheduler: scripted.Scripted, tmp_path: Path
+) -> None:
     """Neither the scheduler nor the records know the job any more."""
     handle = runner.submit(*ECHO)
     runner.delete(handle)
@@ -283,7 +294,7 @@ def test_deleting(runner: Runner, scheduler: scripted.Scripted, tmp_path: Path) 
             call(handle)
 
 
-def test_lines_of_logs(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_logs_are_filtered_by_what_was_asked(runner: Runner, scheduler: scripted.Scripted) -> None:
     """What is asked reaches the scheduler, and only the lines with the regex come back."""
     handle = runner.submit("utils.echo", ["--num_replicas", "3"])
     scheduler.lines = ["loss 1", "step", "loss 2"]
@@ -311,8 +322,10 @@ def test_lines_of_logs(runner: Runner, scheduler: scripted.Scripted) -> None:
         ("/echo/0,3", None),
     ],
 )
-def test_parts_of_jobs(runner: Runner, part: str, expected: list[tuple[str, int]] | None) -> None:
-    """A handle may name roles and replicas; those that are not there are refused."""
+def test_a_handle_may_name_roles_and_replicas(
+    runner: Runner, part: str, expected: list[tuple[str, int]] | None
+) -> None:
+    """Those that are not there are refused."""
     handle = runner.submit("utils.echo", ["--num_replicas", "3"]) + part
     if expected is not None:
         assert runner.replicas(handle) == expected
@@ -322,8 +335,10 @@ def test_parts_of_jobs(runner: Runner, part: str, expected: list[tuple[str, int]
     assert caught.value.hint == "it has echo/0, echo/1, echo/2"
 
 
-def test_listing(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """All recorded jobs, newest first; with a scheduler, also those that others have sent."""
+def test_all_recorded_jobs_are_listed_newest_first(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """With a scheduler, also those that others have sent."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
         Listed("1", AppState.RUNNING, "echo"),
@@ -338,10 +353,10 @@ def test_listing(runner: Runner, scheduler: scripted.Scripted) -> None:
     assert list(runner.list("local")) == []
 
 
-def test_listing_while_a_scheduler_is_out_of_reach(
+def test_jobs_of_a_scheduler_out_of_reach_are_listed_all_the_same(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """Its jobs are listed all the same; those that were over, as they were."""
+    """Those that were over, as they were."""
     runner.submit(*ECHO)
     over = runner.submit(*ECHO)
     scheduler.states = [AppState.SUCCEEDED]
@@ -352,7 +367,9 @@ def test_listing_while_a_scheduler_is_out_of_reach(
     }  # fmt: skip
 
 
-def test_a_job_that_was_not_sent_from_here(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """It can be watched, and described as far as it is known."""
     scheduler.jobs["7"] = runner.dryrun(*ECHO).request
     handle = "scripted://other/7"
@@ -362,8 +379,8 @@ def test_a_job_that_was_not_sent_from_here(runner: Runner, scheduler: scripted.S
     assert ("delete", "7") in scheduler.asked
 
 
-def test_the_end_of_a_runner(scheduler: scripted.Scripted) -> None:
-    """Each scheduler is made once and closed once, an exception or not."""
+def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripted) -> None:
+    """An exception or not."""
     with pytest.raises(RuntimeError), Runner() as runner:
         assert runner.scheduler("scripted") is runner.scheduler("scripted")
         raise RuntimeError
@@ -372,8 +389,7 @@ def test_the_end_of_a_runner(scheduler: scripted.Scripted) -> None:
     assert scheduler.asked == ["close"]
 
 
-def test_a_session(scheduler: scripted.Scripted) -> None:
-    """A runner's session is in its handles and in the job's variables."""
+def test_a_runners_session_is_in_its_handles_and_in_variables(scheduler: scripted.Scripted) -> None:
     with Runner("nightly", found=Settings({})) as runner:
         handle = runner.submit(*ECHO, scheduler="scripted")
     assert handle == "scripted://nightly/1"
@@ -381,8 +397,10 @@ def test_a_session(scheduler: scripted.Scripted) -> None:
     assert env["RELIGHT_JOB_ID"] == "scripted://nightly/${app_id}"
 
 
-def test_which_scheduler(scheduler: scripted.Scripted) -> None:
-    """What was said, then the settings, then local; `auto` takes the most likely one."""
+def test_the_scheduler_is_the_one_given_or_of_the_settings_or_local(
+    scheduler: scripted.Scripted,
+) -> None:
+    """`auto` takes the most likely one."""
     for said, file, expected in (
         ("scripted", "local", "scripted"), ("", "scripted", "scripted"), ("", "", "local")
     ):  # fmt: skip
@@ -393,8 +411,8 @@ def test_which_scheduler(scheduler: scripted.Scripted) -> None:
         assert runner.dryrun(*ECHO, scheduler="auto").scheduler == "scripted"
 
 
-def test_settings_of_components_and_options(scheduler: scripted.Scripted) -> None:
-    """The settings give what was not said; what they name in vain is a note."""
+def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
+    """What they name in vain is a note."""
     sections = {
         "scripted": {"queue": "file", "nope": "1"},
         "component:utils.echo": {"msg": "file", "num_replicas": "2"},
@@ -408,14 +426,16 @@ def test_settings_of_components_and_options(scheduler: scripted.Scripted) -> Non
         assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ("file",))
 
 
-def test_a_workspace(runner: Runner, place: Path) -> None:
-    """A scheduler that takes none says so; a directory is needed all the same."""
+def test_a_workspace_is_noted_where_the_scheduler_takes_none(runner: Runner, place: Path) -> None:
+    """A directory is needed all the same."""
     notes = runner.dryrun(*ECHO, workspace=str(place)).notes
     assert "scripted takes no workspace: the job runs where the files are" in notes
 
 
-def test_an_environment_of_its_own(scheduler: scripted.Scripted, tmp_path: Path) -> None:
-    """A runner may be given another environment, with its files of settings."""
+def test_a_runner_may_have_an_environment_of_its_own(
+    scheduler: scripted.Scripted, tmp_path: Path
+) -> None:
+    """With its files of settings."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")
@@ -426,7 +446,9 @@ def test_an_environment_of_its_own(scheduler: scripted.Scripted, tmp_path: Path)
     assert job.app.roles[0].env["RELIGHT_PARENT_RUN_ID"] == "p"
 
 
-def test_waiting_for_what_is_forgotten(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_a_job_whose_end_is_forgotten_is_not_waited_for(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """A job whose scheduler can't say any more how it ended is not waited for."""
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
@@ -434,7 +456,9 @@ def test_waiting_for_what_is_forgotten(runner: Runner, scheduler: scripted.Scrip
         runner.wait(handle, timeout=20)
 
 
-def test_a_bug_of_the_scheduler(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_an_exception_of_a_plug_in_is_one_line_that_names_it(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """What a scheduler of another package raises becomes one line that names it."""
     scheduler.refuses = RuntimeError("a\nbug")
     with pytest.raises(
@@ -452,8 +476,10 @@ def test_a_bug_of_the_scheduler(runner: Runner, scheduler: scripted.Scripted) ->
         list(runner.log_lines(handle))
 
 
-def test_a_job_that_is_deleted_meanwhile(runner: Runner, scheduler: scripted.Scripted) -> None:
-    """Who waits for it learns so; a job that never was is another thing."""
+def test_who_waits_for_a_job_learns_that_it_was_deleted(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """A job that never was is another thing."""
     handle = runner.submit(*ECHO)
     known = runner.status
 
@@ -470,8 +496,7 @@ def test_a_job_that_is_deleted_meanwhile(runner: Runner, scheduler: scripted.Scr
         runner.wait(handle, 60)
 
 
-def test_wrong_types(runner: Runner) -> None:
-    """What is of another type than it should be is said in one line."""
+def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None:
     for call, text in (
         (lambda: runner.submit(None), "None is no app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
@@ -484,7 +509,9 @@ def test_wrong_types(runner: Runner) -> None:
             call()
 
 
-def test_a_record_without_its_app(runner: Runner, scheduler: scripted.Scripted) -> None:
+def test_replicas_of_a_record_without_its_app_are_the_schedulers(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
     """The scheduler knows the replicas too."""
     handle = runner.submit(*ECHO)
     record = runner.describe(handle)
@@ -495,8 +522,7 @@ def test_a_record_without_its_app(runner: Runner, scheduler: scripted.Scripted) 
     assert list(runner.log_lines(handle)) == ["x"]
 
 
-def test_names_of_torchx() -> None:
-    """Files that use more of TorchX's names need one changed line too."""
+def test_files_that_use_more_of_torchx_need_one_changed_line_too() -> None:
     handle = specs.make_app_handle("local", "me", "a-1")
     assert handle == "local://me/a-1"
     assert specs.parse_app_handle(handle) == ("local", "me", "a-1")

@@ -24,15 +24,14 @@ def loaded(home: Path, **variables: str) -> settings.Settings:
     return load(Environment({"HOME": str(home), **variables}))
 
 
-def test_nothing_is_there(home: Path) -> None:
-    """Without files, each section is empty."""
+def test_without_files_each_section_is_empty(home: Path) -> None:
     found = loaded(home)
     assert (dict(found.sections), found.files) == ({}, ())
     assert found.section("local") == {}
     assert found.command("scheduler") == ""
 
 
-def test_the_project_goes_before_the_home_value_by_value(place: Path, home: Path) -> None:
+def test_the_project_takes_precedence_over_the_home_value_by_value(place: Path, home: Path) -> None:
     """Of the four files, the first that has a value counts; sections are merged."""
     files = [place / OURS, place / THEIRS, home / OURS, home / THEIRS]
     files[0].write_text("[local]\na = 0\n")
@@ -45,7 +44,9 @@ def test_the_project_goes_before_the_home_value_by_value(place: Path, home: Path
     assert list(found.files) == [str(path) for path in files]
 
 
-def test_a_directory_that_is_the_home(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_the_home_directory_its_files_count_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who works in the home directory has its files once."""
     monkeypatch.chdir(home)
     (home / OURS).write_text("[local]\na = 1\n")
@@ -61,7 +62,7 @@ def test_a_variable_names_the_only_file(place: Path, home: Path, variable: str) 
     assert loaded(home, **{variable: ""}).sections == {}
 
 
-def test_our_variable_goes_before_torchx(place: Path, home: Path) -> None:
+def test_our_variable_takes_precedence_over_torchxs(place: Path, home: Path) -> None:
     """With both variables, RELIGHTCONFIG counts, even empty."""
     (place / "ours.ini").write_text("[local]\na = ours\n")
     (place / "theirs.ini").write_text("[local]\na = theirs\n")
@@ -71,7 +72,7 @@ def test_our_variable_goes_before_torchx(place: Path, home: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["RELIGHTCONFIG", "TORCHXCONFIG"])
-def test_a_variable_that_names_nothing(home: Path, variable: str) -> None:
+def test_a_variable_that_names_a_missing_file_is_an_error(home: Path, variable: str) -> None:
     """A file that was asked for and is not there is an error."""
     with pytest.raises(UsageError, match=f"^{variable}=none.ini: there is no such file$"):
         loaded(home, **{variable: "none.ini"})
@@ -98,7 +99,7 @@ def test_a_broken_file_is_one_line(place: Path, home: Path, content: bytes, what
     assert "\n" not in caught.value.message
 
 
-def test_a_file_that_cant_be_read(home: Path) -> None:
+def test_a_file_that_cannot_be_read_is_an_error(home: Path) -> None:
     """A file that is there and can't be read is an error, not no settings."""
     with pytest.raises(UsageError, match=r"^/proc/self/mem can't be read: Input/output error$"):
         loaded(home, RELIGHTCONFIG="/proc/self/mem")
@@ -124,7 +125,7 @@ def test_values_are_as_they_are_written(place: Path, home: Path) -> None:
     assert loaded(home).section("local") == {"a": "50%"}
 
 
-def test_defaults_of_submit(place: Path, home: Path) -> None:
+def test_defaults_of_cli_submit_take_precedence_over_cli_run(place: Path, home: Path) -> None:
     """[cli:submit] goes before TorchX's [cli:run]."""
     (place / THEIRS).write_text("[cli:run]\nscheduler = slurm\ncomponent = utils.echo\n")
     (place / OURS).write_text("[cli:submit]\nscheduler = docker\n")
