@@ -34,6 +34,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 # What users import from. They name what stands above them and load it when it is asked for, so
 # nothing of ours may import from them.
 FACES = ("relight", "relight.job")
+SHARED_BY_SCHEDULERS = "relight.schedulers.processes"
 PURE_MAY_IMPORT = {
     "collections",
     "enum",
@@ -59,9 +60,11 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-def is_module(name: str) -> bool:
+def file_of(name: str) -> Path | None:
+    """The file of a module of ours."""
     path = ROOT.parent.joinpath(*name.split("."))
-    return path.is_dir() or path.with_suffix(".py").is_file()
+    files = (path / "__init__.py", path.with_suffix(".py"))
+    return next((f for f in files if f.is_file() and f.is_relative_to(ROOT)), None)
 
 
 @cache
@@ -73,12 +76,13 @@ def imports(path: Path) -> frozenset[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, f"{path.name}:{node.lineno} imports by position"
             inside = {f"{node.module}.{alias.name}" for alias in node.names}
             if node.module in FACES:
                 found |= inside
             else:
-                found |= {name if is_module(name) else node.module for name in inside}
+                found |= {name if file_of(name) else node.module for name in inside}
     return frozenset(found)
 
 
@@ -92,7 +96,7 @@ def layer_of(path: Path) -> str:
 
 
 def test_every_module_in_the_list_of_layers_exists() -> None:
-    assert not {name for name in RANK if not is_module(f"relight.{name}")}
+    assert not {name for name in RANK if not file_of(f"relight.{name}")}
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
@@ -111,7 +115,7 @@ def test_no_module_imports_names_from_relight_or_relight_job(path: Path) -> None
     for name in imports(path):
         face, _, _ = name.rpartition(".")
         assert name != "relight.job", f"{path.name} imports {name}"
-        assert face not in FACES or is_module(name) or name == "relight.__version__", name
+        assert face not in FACES or file_of(name) or name == "relight.__version__", name
 
 
 def test_no_two_packages_import_each_other() -> None:
@@ -120,19 +124,30 @@ def test_no_two_packages_import_each_other() -> None:
     for path in modules():
         packages = {package_of(file) if (file := file_of(name)) else "" for name in imports(path)}
         ways.setdefault(package_of(path), set()).update(packages - {"", package_of(path)})
-    for package in ways:
-        seen, left = set[str](), set(ways[package])
+
+    def reached(package: str) -> set[str]:
+        seen, left = set[str](), ways.get(package, set())
         while left:
             seen |= left
             left = {further for each in left for further in ways.get(each, ())} - seen
-        assert package not in seen, f"{package} and {sorted(seen & set(ways))} import each other"
+        return seen
+
+    circles = [(one, two) for one in ways for two in reached(one) if one in reached(two)]
+    assert not circles
 
 
-def file_of(name: str) -> Path | None:
-    """The file of a module of ours."""
-    path = ROOT.parent.joinpath(*name.split("."))
-    files = (path / "__init__.py", path.with_suffix(".py"))
-    return next((f for f in files if f.is_file() and f.is_relative_to(ROOT)), None)
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_module_imports_from_the_folder_of_another_scheduler(path: Path) -> None:
+    """The registry loads schedulers by their names. What several of them share is in a folder that
+    all schedulers may import, and nobody else.
+    """
+    own = package_of(path)
+    for name in imports(path):
+        file = file_of(name)
+        package = package_of(file) if file else ""
+        if package.startswith("relight.schedulers.") and package != own:
+            assert package == SHARED_BY_SCHEDULERS, f"{path.name} imports {name}"
+            assert own.startswith("relight.schedulers."), f"{path.name} imports {name}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)

@@ -20,8 +20,8 @@ from test_orphans import marked, wait_until_gone
 from relight.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppState, Role
-from relight.schedulers.local import scheduler as local
 from relight.schedulers.local.scheduler import Local, make
+from relight.schedulers.processes import jobs
 from relight.schedulers.processes.record import LocalRecord
 from schedulers.local_jobs import (
     PATIENCE_S,
@@ -69,7 +69,7 @@ def test_cancelling(scheduler: Local) -> None:
 
 def test_one_that_will_not_stop(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica that ignores SIGTERM is killed after the grace time."""
-    monkeypatch.setattr(local, "GRACE_S", 0.3)
+    monkeypatch.setattr(jobs, "GRACE_S", 0.3)
     app_id = submit(scheduler, shell("trap '' TERM; touch up; while :; do sleep 0.1; done"))
     until(lambda: Path("up").exists())
     scheduler.cancel(app_id)
@@ -389,7 +389,7 @@ def test_ctrl_c_twice() -> None:
             process.send_signal(signal.SIGINT)
         begin = time.monotonic()
         assert process.wait(PATIENCE_S) == 130
-    assert time.monotonic() - begin < local.GRACE_S / 2
+    assert time.monotonic() - begin < jobs.GRACE_S / 2
     assert marked(marker) == []
 
 

@@ -1,11 +1,11 @@
-"""What is on disk of a job of this machine: its state, and a lock that its runner holds.
+"""What is on disk of a job of this machine: its state, and a lock that its executor holds.
 
 In the directory of the job, below `local/`:
 
-    state.json   written by the runner whenever something changes, replaced as a whole; blanks at
+    state.json   written by the executor whenever something changes, replaced as a whole; blanks at
                  its end are room for what is still to come, should the disk be full by then
-    lock         locked as long as the runner lives (flock), so a pid is never taken on trust
-    runner.log   what the runner itself had to say, normally nothing
+    lock         locked as long as the executor lives (flock), so a pid is never taken on trust
+    executor.log what the executor itself had to say, normally nothing
 """
 
 import json
@@ -54,7 +54,7 @@ class ReplicaState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """A job: where it is, and its runner's pid."""
+    """A job: where it is, and its executor's pid."""
 
     scheduler: str
     app_id: str
@@ -80,7 +80,7 @@ class LocalRecord:
         self.directory = os.path.join(directory, "local")
         self._state = os.path.join(self.directory, "state.json")
         self._lock = os.path.join(self.directory, "lock")
-        self.runner_log = os.path.join(self.directory, "runner.log")
+        self.executor_log = os.path.join(self.directory, "executor.log")
         self._room = 0
 
     def make(self) -> None:
@@ -105,7 +105,7 @@ class LocalRecord:
         return fd
 
     def is_held(self) -> bool:
-        """Return whether the runner lives."""
+        """Return whether the executor lives."""
         import fcntl
 
         try:
@@ -113,7 +113,7 @@ class LocalRecord:
         except OSError:
             return False
         try:
-            # Shared: two that look at the same time must not take each other for the runner.
+            # Shared: two that look at the same time must not take each other for the executor.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -194,14 +194,14 @@ class LocalRecord:
         return None
 
     def stop(self, limit_s: float) -> bool:
-        """Ask the runner to stop the job; return whether it is over within the limit."""
+        """Ask the executor to stop the job; return whether it is over within the limit."""
         state = self.read()
         if state is None or state["state"] != "RUNNING":
             return True
         try:
             from relight.host import system
 
-            # Still held: the pid is the runner's.
+            # Still held: the pid is the executor's.
             system.signal_if(state["pid"], signal.SIGTERM, self.is_held)
         except ProcessLookupError:
             return True

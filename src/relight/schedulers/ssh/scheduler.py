@@ -1,7 +1,7 @@
 """Jobs on a list of hosts, over ssh: one replica a host, started and ended together.
 
-To this machine such a job is a local one (`local`) whose replicas are ssh commands, so its state,
-its logs, its retries and its end are those of local jobs, below the job's directory here.
+To this machine such a job is one of processes (`processes`), its replicas are ssh commands, so its
+state, its logs, its retries and its end are those of local jobs, below the job's directory here.
 
     here    submit: all hosts are looked at; one that can't do its part is an error, and nothing
                     has been started
@@ -37,8 +37,8 @@ from relight.errors import MachineError, RelightError, UsageError, many
 from relight.job import macros, records
 from relight.job.app import AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
-from relight.schedulers.local.scheduler import Local
-from relight.schedulers.processes.orders import to_text
+from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
+from relight.schedulers.processes.orders import Replica, to_text
 from relight.schedulers.ssh import frames, hosts, link
 from relight.schedulers.ssh.hosts import Host
 from relight.schedulers.ssh.orders import Check, Known, LinkOrder, Remove, Run
@@ -54,7 +54,7 @@ def make() -> "Ssh":
     return Ssh()
 
 
-class Ssh(Local):
+class Ssh:
     """Runs jobs on hosts that ssh reaches."""
 
     name = "ssh"
@@ -78,6 +78,9 @@ class Ssh(Local):
     )  # fmt: skip
     capabilities = Capabilities(retries=True, survives_caller=False)
 
+    def __init__(self) -> None:
+        self._jobs = ProcessJobs(self.name)
+
     def affinity(self) -> int:
         """Return how likely jobs are meant for other hosts: only where the user says which."""
         return 0
@@ -94,14 +97,13 @@ class Ssh(Local):
         for name, least, most in (("grace", 0.0, _MOST_GRACE_S), ("silence", 2.0, 3600.0)):
             if not least <= cfg[name] <= most:
                 raise UsageError(f"{name}={cfg[name]:g}: expected {least:g} to {most:g}")
-        local = super().render(app, {k: cfg.get(k) for k in ("log_dir", "detach")}, app_id)
+        body = layout(app, cfg, app_id)
         workspace = cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None)
         cwd = cfg.get("cwd") or ("" if workspace else os.getcwd())
         meeting = cfg.get("rank0_host") or listed[0].name
         rank0 = {"RELIGHT_RANK0_HOST": meeting, "TORCHX_RANK0_HOST": meeting}
         copied = _copied(cfg)
         left = iter(listed)
-        params: dict[str, list[dict[str, Any]]] = {}
         for role in app.roles:
             for number in range(role.num_replicas):
                 host = next(left)
@@ -113,10 +115,8 @@ class Ssh(Local):
                     "env": {**copied, **own.env, **rank0},
                     "cwd": cwd,
                 }
-                params.setdefault(role.name, []).append(replica)
-        body = {
-            **local.body,
-            "role_params": params,
+                body["role_params"].setdefault(role.name, []).append(replica)
+        body |= {
             "workspace": workspace,
             "grace_s": cfg["grace"],
             "silence_s": cfg["silence"],
@@ -147,7 +147,7 @@ class Ssh(Local):
         except OSError as error:
             raise MachineError(f"can't write {mark}: {error.strerror}") from None
         try:
-            return super().submit(request._replace(body=_as_local(body, orders)))
+            return self._jobs.start(request, _links(body, orders))
         except BaseException:
             os.unlink(mark)
             raise
@@ -156,7 +156,7 @@ class Ssh(Local):
         """Return the statuses of jobs that were sent from this machine."""
         found = {}
         marks = {app_id: known for app_id in app_ids if (known := _known(app_id))}
-        for app_id, status in super().status(list(marks)).items():
+        for app_id, status in self._jobs.status(list(marks)).items():
             where = {
                 (each.order.role, each.order.replica): str(each.host) for each in marks[app_id]
             }
@@ -167,12 +167,12 @@ class Ssh(Local):
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that a replica has written."""
         self._must_know(app_id)
-        return super().logs(app_id, query)
+        return self._jobs.logs(app_id, query)
 
     def cancel(self, app_id: str) -> None:
         """Stop a job and return when it is over."""
         self._must_know(app_id)
-        super().cancel(app_id)
+        self._jobs.cancel(app_id)
 
     def delete(self, app_id: str) -> None:
         """Stop a job, remove its state and logs here, and its copies of the workspace there.
@@ -183,12 +183,16 @@ class Ssh(Local):
         known = _known(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
             self._must_know(app_id)  # says that there is none
-        super().delete(app_id)
+        self._jobs.delete(app_id)
         _ask([(each.host, each.command, each.order) for each in known if each.order.copy])
 
     def list(self) -> Sequence[Listed]:
         """Return the jobs that were sent from this machine, newest first."""
-        return [each for each in super().list() if _known(each.app_id)]
+        return [each for each in self._jobs.list() if _known(each.app_id)]
+
+    def close(self) -> None:
+        """End the jobs that belong to this process."""
+        self._jobs.close()
 
     def _must_know(self, app_id: str) -> Sequence[Known]:
         known = _known(app_id)
@@ -217,8 +221,8 @@ def _order(
     return LinkOrder(
         host=hosts.parse(replica["host"]),
         command=tuple(replica["ssh"]),
-        workspace=os.path.join(log_dir, "workspace") if body["workspace"] else "",
-        report_path=os.path.join(log_dir, role, str(number), "error.json"),
+        workspace=os.path.join(log_dir, WORKSPACE) if body["workspace"] else "",
+        report_path=os.path.join(body["role_log_dirs"][role][number], "error.json"),
         order=Run(
             app_id=body["app_id"],
             role=role,
@@ -233,27 +237,26 @@ def _order(
     )
 
 
-def _as_local(
+def _links(
     body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
-) -> dict[str, Any]:
-    """Return the request of the job that runs here."""
-    params: dict[str, Any] = {}
+) -> tuple[Replica, ...]:
+    """Return the processes that stand for the replicas here."""
     path = env.read().get("PATH", os.defpath)
-    for (role, number), order in orders.items():
-        folder = os.path.join(body["log_dir"], role, str(number))
-        streams = ("stdout", "stderr", "combined")
-        replica = {
-            "args": [sys.executable, "-P", "-m", "relight.schedulers.ssh.link"],
-            "env": {
+    return tuple(
+        Replica(
+            role=role,
+            replica=number,
+            args=(sys.executable, "-P", "-m", "relight.schedulers.ssh.link"),
+            env={
                 "PATH": path,
                 "TORCHELASTIC_ERROR_FILE": order.report_path,
                 link.VARIABLE: to_text(order).decode(),
             },
-            "cwd": os.getcwd(),
-            **{name: os.path.join(folder, f"{name}.log") for name in streams},
-        }
-        params.setdefault(role, []).append(replica)
-    return {**body, "role_params": params}
+            cwd=os.getcwd(),
+            **streams(body["role_log_dirs"][role][number]),
+        )
+        for (role, number), order in orders.items()
+    )
 
 
 def _check(order: Run) -> Check:

@@ -1,0 +1,278 @@
+"""The jobs of one scheduler whose replicas are processes of this machine.
+
+    start    a process is started (`executor`), which starts the replicas; it writes the job's state
+             and logs below the job's directory, where any other process finds them (`record`)
+
+Without `detach` a job ends with the process that started it; with it, it runs on. Logs, where no
+`log_dir` says otherwise, are in `ROLE/REPLICA/` below the job's directory: stdout.log, stderr.log,
+combined.log, and error.json with the cause if the replica failed.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight.errors import MachineError, UsageError
+from relight.job import records
+from relight.job.app import AppDef, AppState
+from relight.job.status import AppStatus, ReplicaStatus
+from relight.schedulers.api import Listed, LogQuery, Request
+from relight.schedulers.processes import logs
+from relight.schedulers.processes.orders import Order, Replica, to_text
+from relight.schedulers.processes.record import LocalRecord
+
+GRACE_S = 40.0
+"""More than the agents give their workers."""
+_STREAMS = ("stdout", "stderr", "combined")
+WORKSPACE = "workspace"
+_CLOSE_S = GRACE_S + 20
+
+
+def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
+    """Return the body of a request whose `role_params`, the replicas, are still to come.
+
+    Args:
+        app: the job.
+        cfg: `log_dir`, `workspace` and `detach` count.
+        app_id: its id, the name of its directory.
+
+    Raises:
+        UsageError: a role has a name that can't be a directory's of its own.
+    """
+    names = [role.name for role in app.roles]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"two roles have the name {name}")
+        if name in ("", ".", "..", "local", "torchelastic", WORKSPACE) or "/" in name:
+            raise UsageError(f"role name {name!r} can't be the name of a directory")
+    base = cfg.get("log_dir")
+    directory = os.path.join(os.path.abspath(base), app_id) if base else records.path(app_id)
+    return {
+        "app_id": app_id,
+        "log_dir": directory,
+        "role_params": {},
+        "role_log_dirs": {
+            role.name: [
+                os.path.join(directory, role.name, str(n)) for n in range(role.num_replicas)
+            ]
+            for role in app.roles
+        },
+        "workspace": cfg.get("workspace"),
+        "detach": bool(cfg.get("detach")),
+        "max_retries": min((role.max_retries for role in app.roles), default=0),
+    }
+
+
+def streams(folder: str) -> dict[str, str]:
+    """Return the files of a replica's streams in its folder."""
+    return {name: os.path.join(folder, f"{name}.log") for name in _STREAMS}
+
+
+class ProcessJobs:
+    """What can be done with these jobs.
+
+    Args:
+        scheduler: whose they are.
+    """
+
+    def __init__(self, scheduler: str) -> None:
+        self._scheduler = scheduler
+        self._held: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, request: Request, replicas: tuple[Replica, ...]) -> str:
+        """Start a job and return its id, when its processes exist.
+
+        Args:
+            request: its body has what `layout` gave.
+            replicas: what is run, with streams in the folders that `layout` named.
+
+        Raises:
+            UsageError: the job is there already, or its logs can't be written.
+            MachineError: the processes can't be started.
+        """
+        body, app_id = request.body, str(request.body["app_id"])
+        log_dir, workspace = body["log_dir"], body["workspace"]
+        directory = records.directory(app_id)
+        record = LocalRecord(directory)
+        record.make()
+        order = Order(
+            scheduler=self._scheduler,
+            app_id=app_id,
+            name=request.app.name,
+            directory=directory,
+            log_dir=log_dir,
+            replicas=replicas,
+            detach=body["detach"],
+            max_retries=body["max_retries"],
+            grace_s=GRACE_S,
+        )
+        try:
+            if workspace:
+                from relight.job import workspaces
+
+                workspaces.pack(workspace, os.path.join(log_dir, WORKSPACE))
+            for place in (f for folders in body["role_log_dirs"].values() for f in folders):
+                os.makedirs(place, mode=0o700, exist_ok=True)
+            self._execute(order, record)
+        except BaseException as error:
+            for made in ("torchelastic", WORKSPACE, *body["role_log_dirs"]):
+                _remove(os.path.join(log_dir, made))
+            _remove(record.directory)
+            if isinstance(error, OSError):
+                raise UsageError(
+                    f"can't write logs to {error.filename}: {error.strerror}",
+                    hint="-cfg log_dir=DIR",
+                ) from None
+            raise
+        return app_id
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of jobs, one with each that is known."""
+        found = {}
+        for app_id in app_ids:
+            state = _read(app_id)
+            if state is not None:
+                found[app_id] = _status(state)
+        return found
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written."""
+        state = _read(app_id)
+        if state is None:
+            raise self._unknown(app_id)
+        key = (query.role, query.replica)
+        replica = next((r for r in state["replicas"] if (r["role"], r["replica"]) == key), None)
+        if replica is None:
+            known = ", ".join(f"{r['role']}/{r['replica']}" for r in state["replicas"])
+            raise UsageError(
+                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
+            )
+        return logs.lines(LocalRecord(records.path(app_id)), replica[query.stream], query)
+
+    def cancel(self, app_id: str) -> None:
+        """Stop a job and return when it is over."""
+        if _read(app_id) is None:
+            raise self._unknown(app_id)
+        if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
+            raise MachineError(f"{app_id} does not end: the system does not let go of a process")
+
+    def delete(self, app_id: str) -> None:
+        """Stop a job and remove its state and logs.
+
+        Raises:
+            MachineError: it does not end, or its logs can't be removed.
+        """
+        state = _read(app_id)
+        if state is None and records.of_handle(self._scheduler, app_id) is not None:
+            if LocalRecord(records.path(app_id)).is_held():
+                raise MachineError(f"{app_id} has lost its state, but runs")
+            return  # who has the record removes it
+        self.cancel(app_id)
+        assert state is not None
+        _remove(state["log_dir"])
+        if os.path.lexists(state["log_dir"]):
+            raise MachineError(f"can't remove {state['log_dir']}", hint="it has to go by hand")
+        records.remove(app_id)
+
+    def list(self) -> Sequence[Listed]:
+        """Return the jobs of this scheduler, newest first."""
+        found = []
+        try:
+            app_ids = os.listdir(records.root())
+        except OSError:
+            app_ids = []
+        for app_id in app_ids:
+            state = _read(app_id)
+            if state is not None and state["scheduler"] == self._scheduler:
+                status = AppState[state["state"]]
+                found.append(Listed(app_id, status, state["name"], state["submitted"]))
+        return sorted(found, key=lambda each: each.submitted, reverse=True)
+
+    def close(self) -> None:
+        """End the jobs that belong to this process."""
+        for process in self._held.values():
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self._held.values():
+            try:
+                process.wait(_CLOSE_S)
+            except KeyboardInterrupt:  # ctrl-C once more: the executor kills what is left
+                process.terminate()
+                process.wait(_CLOSE_S)
+        self._held.clear()
+
+    def _execute(self, order: Order, record: LocalRecord) -> None:
+        # -P: what lies in the working directory is none of ours.
+        command = [sys.executable, "-P", "-m", "relight.schedulers.processes.executor"]
+        with open(record.executor_log, "ab") as log:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # ctrl-C is for whoever waits
+            )
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with process.stdout:
+                process.stdin.write(to_text(order) + b"\n")
+                process.stdin.flush()
+                said = process.stdout.readline().decode().strip("\n")
+        except BaseException:
+            process.stdin.close()
+            process.wait(_CLOSE_S)
+            raise
+        if said == "started" and not order.detach:
+            self._held[order.app_id] = process
+            return
+        process.stdin.close()
+        process.wait(_CLOSE_S)
+        if said != "started":
+            message, _, hint = said.partition("\t")
+            raise MachineError(message or _last_line(record.executor_log), hint=hint)
+
+    def _unknown(self, app_id: str) -> UsageError:
+        return UsageError(
+            f"no job {app_id} on this machine", hint=f"relight list -s {self._scheduler}"
+        )
+
+
+def _read(app_id: str) -> dict[str, Any] | None:
+    try:
+        return LocalRecord(records.path(app_id)).read()
+    except UsageError:  # no id of a job at all
+        return None
+
+
+def _status(state: Mapping[str, Any]) -> AppStatus:
+    replicas = tuple(
+        ReplicaStatus(
+            r["role"], r["replica"], AppState[r["state"]], state["host"], r["exitcode"], r["error"]
+        )
+        for r in state["replicas"]
+    )
+    return AppStatus(
+        AppState[state["state"]],
+        state["message"],
+        replicas,
+        state["restarts"],
+        f"file://{state['log_dir']}",
+    )
+
+
+def _last_line(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            lines = file.read().split("\n")
+    except OSError:
+        lines = []
+    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    return f"the process that runs the job could not start: {last.strip()}"
+
+
+def _remove(directory: str) -> None:
+    from relight.host.files import remove_tree
+
+    remove_tree(directory)

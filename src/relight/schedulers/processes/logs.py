@@ -1,0 +1,85 @@
+"""The lines that a replica of these jobs has written, and those that it still writes."""
+
+import os
+import select
+import time
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from relight.errors import MachineError
+from relight.schedulers.api import LogQuery
+from relight.schedulers.processes.record import LocalRecord
+
+_LOOK_S = 0.25
+_AT_LEAST_S = 3.0
+"""How often to look also where the system tells: not that the executor was killed."""
+
+
+def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
+    """Return the lines of a log file; with `follow`, until the replica is over."""
+    rest = b""
+    # Before anything is looked at: what changes later is seen.
+    watch = _watch(path, record.directory) if query.follow else -1
+    try:
+        with _opened(path) as file:
+            while True:
+                over = not query.follow or _is_over(record, query)
+                while data := file.read(1 << 20):
+                    *found, rest = (rest + data).split(b"\n")
+                    for line in found:
+                        yield line.decode(errors="replace")
+                if over:
+                    break
+                _wait_for_more(watch)
+    finally:
+        if watch >= 0:
+            os.close(watch)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _opened(path: str) -> BinaryIO:
+    from relight.host import files
+
+    try:
+        return files.opened(path)
+    except FileNotFoundError:
+        raise MachineError(f"its logs are gone: {path}") from None
+    except OSError as error:
+        raise MachineError(f"can't read {path}: {error.strerror}") from None
+
+
+def _is_over(record: LocalRecord, query: LogQuery) -> bool:
+    """Return whether the replica writes no more. One that has ended may be tried again."""
+    state = record.latest()
+    if state is None or state["state"] != "RUNNING":
+        return True
+    replica = next(
+        r for r in state["replicas"] if (r["role"], r["replica"]) == (query.role, query.replica)
+    )
+    return bool(replica["state"] == "SUCCEEDED")
+
+
+def _watch(path: str, directory: str) -> int:
+    """Return a descriptor that tells when a file grows, or one in a directory is replaced; -1 if
+    the system does not tell.
+    """
+    from relight.host import system
+
+    fd = system.inotify_open()
+    watched = ((path, system.IN_MODIFY), (directory, system.IN_MOVED_TO))
+    if fd >= 0 and any(system.inotify_watch(fd, *each) < 0 for each in watched):
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _wait_for_more(watch: int) -> None:
+    """Wait until something has changed, or it is time to look all the same."""
+    if watch < 0:
+        time.sleep(_LOOK_S)
+        return
+    poll = select.poll()  # not select: there may be more than 1024 open files
+    poll.register(watch, select.POLLIN)
+    if poll.poll(_AT_LEAST_S * 1000):
+        os.read(watch, 65536)
