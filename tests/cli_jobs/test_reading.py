@@ -233,7 +233,7 @@ def test_the_list_has_what_runs_and_what_is_over_newest_first(
     relight("delete", running)
 
 
-def test_a_job_that_its_scheduler_forgot_is_listed_with_its_end(
+def test_a_job_that_its_scheduler_forgot_is_listed(
     relight: Command, ended: Ended, tmp_path: Path
 ) -> None:
     import shutil

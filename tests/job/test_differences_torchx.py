@@ -28,18 +28,18 @@ SHOWN = {
     "builtins-stay": "job/test_loading.py::test_packages_add_components_below_their_alias",
     "default-scheduler": "cli_jobs/test_submit.py::test_stdout_of_submit_is_the_handle_alone",
     "dry-run": "cli_jobs/test_submit.py::test_a_dry_run_has_no_side_effect",
-    "gang": "schedulers/test_local.py::test_all_end_when_one_fails",
+    "gang": "schedulers/test_local.py::test_all_replicas_end_when_one_fails",
     "known-resources": "job/test_resources.py::test_packages_add_named_resources",
     "node-order": "cli_jobs/test_submit.py::test_replicas_are_nodes_in_the_order_of_ranks",
     "one-report": "cli_jobs/test_submit.py::test_one_report_for_all_replicas",
     "role-workspace": "job/test_foreign.py::test_an_app_that_cannot_run_is_refused",
-    "slurm-script": "schedulers/test_slurm_script.py::test_scripts_are_as_they_were",
-    "state": "cli_jobs/test_reading.py::test_a_job_that_its_scheduler_forgot_is_listed_with_its_end",
-    "stays-behind": "schedulers/test_workspaces.py::test_what_is_never_meant",
-    "too-little": "schedulers/test_needs.py::test_too_little_is_told",
-    "torchx-schedulers": "schedulers/test_registry.py::test_schedulers_of_other_packages",
-    "workspace-asked": "schedulers/test_docker_request.py::test_a_workspace_is_asked_for",
-    "workspace-list": "schedulers/test_workspaces.py::test_several_directories",
+    "slurm-script": "schedulers/test_slurm_script.py::test_scripts_are_the_recorded_ones",
+    "state": "cli_jobs/test_reading.py::test_a_job_that_its_scheduler_forgot_is_listed",
+    "stays-behind": "schedulers/test_workspaces.py::test_history_and_byte_code_stay_behind",
+    "too-little": "schedulers/test_needs.py::test_too_few_resources_of_this_machine_are_noted",
+    "torchx-schedulers": "schedulers/test_registry.py::test_packages_add_schedulers",
+    "workspace-asked": "schedulers/test_docker_request.py::test_a_workspace_travels_only_if_asked",
+    "workspace-list": "schedulers/test_workspaces.py::test_several_directories_become_one_copy",
 }
 
 
@@ -71,7 +71,6 @@ def test_each_test_that_shows_a_difference_exists(name: str) -> None:
 def test_torchx_and_relight_answer_as_the_table_says(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
-    """TorchX answered as the table says, and relight answers as it says."""
     assert case.theirs in RECORDED[case.name]
     assert case.ours not in RECORDED[case.name]
     prepare(case, str(place), "relight.job")

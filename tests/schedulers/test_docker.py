@@ -34,8 +34,8 @@ MEET = (
 )
 
 
-def test_a_job_and_its_logs(jobs: Jobs) -> None:
-    """A job runs, ends well, and says what it wrote, by stream and replica."""
+def test_a_job_runs_and_says_what_it_wrote(jobs: Jobs) -> None:
+    """It ends well; by stream and replica."""
     text = "echo out ${replica_id} $GREETING; echo err >&2; printf 'no end'"
     its = sh(text, num_replicas=2, env={"GREETING": "$hello"}, resource=Resource(1, 0, 64))
     app_id = jobs.submit(its)
@@ -61,7 +61,7 @@ def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
     assert len({master for *_, master in found}) == 1
 
 
-def test_two_networks_of_one_name(jobs: Jobs) -> None:
+def test_of_two_networks_of_one_name_one_is_removed(jobs: Jobs) -> None:
     """Commands that make the network at the same time make two: the next to come removes one."""
     labels = {"relight/user": "somebody"}
     for _ in (1, 2):
@@ -72,7 +72,9 @@ def test_two_networks_of_one_name(jobs: Jobs) -> None:
     assert jobs.daemon.client.networks(names=["twice"]) == []
 
 
-def test_two_commands_at_once(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_starts_though_another_command_changes_its_network(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job starts though another command makes a network of the same name, or removes it, just
     before a container needs it.
     """
@@ -126,7 +128,7 @@ def test_a_failed_job_is_over_when_all_of_it_is(
     assert [replica.exitcode for replica in status.replicas] == [137, 3]
 
 
-def test_why_a_replica_failed(jobs: Jobs) -> None:
+def test_the_status_says_why_a_replica_failed(jobs: Jobs) -> None:
     """The status says the exception of a worker, not only that its agent failed, and of a program
     that leaves no report the last line of its stderr.
     """
@@ -138,7 +140,7 @@ def test_why_a_replica_failed(jobs: Jobs) -> None:
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 4: last", 4)
 
 
-def test_each_job_has_a_token(jobs: Jobs) -> None:
+def test_each_job_has_a_token_of_its_own(jobs: Jobs) -> None:
     """All replicas of a job know its token, which no other job has; one that is set is left."""
     its = sh("echo $RELIGHT_TOKEN", num_replicas=2)
     app_ids = [jobs.submit(its), jobs.submit(its), jobs.submit(its, env={"RELIGHT_TOKEN": "mine"})]
@@ -151,7 +153,7 @@ def test_each_job_has_a_token(jobs: Jobs) -> None:
     assert said[2] == ["mine", "mine"]
 
 
-def test_a_job_that_may_shrink(jobs: Jobs) -> None:
+def test_a_job_that_may_shrink_runs_on_with_fewer_replicas(jobs: Jobs) -> None:
     """With fewer replicas than asked for, but enough, the job runs on and ends well."""
     text = "[ ${replica_id} != 1 ] || exit 3; sleep 1"
     status = jobs.wait(jobs.submit(sh(text, num_replicas=3, min_replicas=2)))
@@ -160,7 +162,7 @@ def test_a_job_that_may_shrink(jobs: Jobs) -> None:
     assert jobs.wait(jobs.submit(sh(text, num_replicas=3))).exitcode == 3
 
 
-def test_cancel(jobs: Jobs) -> None:
+def test_cancel_ends_a_job_for_good(jobs: Jobs) -> None:
     """A job that is cancelled gets SIGTERM, is not started again, and is over when cancel returns;
     that it was cancelled is known to others, and a second time does nothing.
     """
@@ -177,8 +179,8 @@ def test_cancel(jobs: Jobs) -> None:
     assert jobs.status(app_id).state is CANCELLED
 
 
-def test_cancel_of_what_does_not_listen(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ignores SIGTERM is killed after a while."""
+def test_cancel_kills_what_ignores_sigterm(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while."""
     monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000"))
     jobs.until(lambda: "up" in jobs.lines(app_id))
@@ -187,7 +189,7 @@ def test_cancel_of_what_does_not_listen(jobs: Jobs, monkeypatch: pytest.MonkeyPa
     assert jobs.status(app_id).replicas[0].exitcode == 137
 
 
-def test_cancel_of_what_never_started(jobs: Jobs) -> None:
+def test_containers_that_never_started_can_be_cancelled_and_deleted(jobs: Jobs) -> None:
     """Containers that a submitting command left behind, made and not started, can be cancelled and
     deleted.
     """
@@ -216,7 +218,7 @@ def test_an_interrupted_start_is_taken_back(jobs: Jobs, monkeypatch: pytest.Monk
     assert jobs.daemon.containers() == []
 
 
-def test_retries(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_replica_that_fails_is_started_again(jobs: Jobs, tmp_path: Path) -> None:
     """A replica that fails is started again as often as its role allows; logs are followed over all
     tries, and only the last failure is the job's.
     """
@@ -229,7 +231,7 @@ def test_retries(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.wait(jobs.submit(sh("exit 5", max_retries=1))).exitcode == 5
 
 
-def test_delete(jobs: Jobs, tmp_path: Path) -> None:
+def test_delete_leaves_nothing_of_a_job(jobs: Jobs, tmp_path: Path) -> None:
     """Of a job that is deleted, failed or running, nothing stays: no container, image, network."""
     (tmp_path / "x").write_text("x")
     failed = jobs.submit(sh("exit 1"), workspace=str(tmp_path))
@@ -245,7 +247,7 @@ def test_delete(jobs: Jobs, tmp_path: Path) -> None:
     assert tags == [IMAGE]
 
 
-def test_a_start_that_fails_is_taken_back(jobs: Jobs, tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_no_replica(jobs: Jobs, tmp_path: Path) -> None:
     """If one replica can't be started, none runs on and none is left."""
     (tmp_path / "x").write_text("x")
     with pytest.raises(MachineError, match="could not select device driver"):
@@ -271,7 +273,7 @@ def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
         jobs.submit(gpu, gpus=["2"])  # so far, and no driver here
 
 
-def test_what_is_not_there(jobs: Jobs) -> None:
+def test_an_unknown_job_or_replica_is_an_error_that_names_those_there(jobs: Jobs) -> None:
     """Unknown jobs and replicas are errors that name what there is."""
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
@@ -283,7 +285,7 @@ def test_what_is_not_there(jobs: Jobs) -> None:
     assert caught.value.hint == "it has main/0"
 
 
-def test_the_list(jobs: Jobs) -> None:
+def test_the_list_has_all_jobs_of_this_user_newest_first(jobs: Jobs) -> None:
     """All jobs of this user are listed, the newest first; other containers are not."""
     config = {"Image": IMAGE, "Cmd": ["sleep", "1000"], "HostConfig": {"NetworkMode": "none"}}
     others = {"relight/app-id": "a-x1", "relight/user": "somebody", "relight/role": "r"}
@@ -299,8 +301,7 @@ def test_the_list(jobs: Jobs) -> None:
     assert abs(datetime.fromisoformat(listed[0].submitted).timestamp() - time.time()) < 600
 
 
-def test_a_removed_container(jobs: Jobs) -> None:
-    """A job one of whose containers somebody removed has failed."""
+def test_a_job_with_a_removed_container_has_failed(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("true", num_replicas=2))
     jobs.wait(app_id)
     jobs.daemon.client.remove_container(jobs.daemon.containers()[0]["Id"])
@@ -308,7 +309,7 @@ def test_a_removed_container(jobs: Jobs) -> None:
     assert (status.state, status.message) == (FAILED, "1 of its containers were removed")
 
 
-def test_out_of_memory(jobs: Jobs) -> None:
+def test_a_replica_killed_for_its_memory_says_so(jobs: Jobs) -> None:
     """A replica that the kernel killed for its memory says so, and how much it had."""
     text = (
         "x = [bytes(10_000_000) for _ in range(100)]; x = [b'1' * 10_000_000 for _ in range(100)]"
@@ -320,7 +321,7 @@ def test_out_of_memory(jobs: Jobs) -> None:
     assert status.message == "main/0 failed with exit code 137: out of memory (it had 50 MiB)"
 
 
-def test_the_network_of_the_host(jobs: Jobs) -> None:
+def test_in_the_hosts_network_replicas_meet_on_localhost(jobs: Jobs) -> None:
     """Without a network of names, replicas meet on localhost."""
     text = (
         "relight run --nnodes=2 --rdzv-backend=c10d --rdzv-id=x "
@@ -331,7 +332,7 @@ def test_the_network_of_the_host(jobs: Jobs) -> None:
     assert jobs.lines(app_id, 1, stream="stdout") == ["2"]
 
 
-def test_it_can_be_used_here(jobs: Jobs) -> None:
+def test_a_daemon_that_answers_makes_docker_usable_for_auto(jobs: Jobs) -> None:
     """A daemon that answers is one for `-s auto`."""
     assert jobs.scheduler.affinity() == 10
     assert user_name() and os.getuid() == 0

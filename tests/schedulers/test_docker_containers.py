@@ -77,8 +77,7 @@ class Proxy:
 
 
 @needs_fuse
-def test_mounts_and_devices(jobs: Jobs, tmp_path: Path) -> None:
-    """Directories, volumes and devices are where the app has them."""
+def test_mounts_and_devices_are_where_the_app_has_them(jobs: Jobs, tmp_path: Path) -> None:
     (tmp_path / "in").write_text("from here")
     mounts = (
         BindMount(str(tmp_path), "/rw"),
@@ -98,7 +97,7 @@ def test_mounts_and_devices(jobs: Jobs, tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == "from here"
 
 
-def test_published_ports(jobs: Jobs) -> None:
+def test_a_port_that_is_asked_for_answers_on_the_loopback(jobs: Jobs) -> None:
     """A port that is asked for answers on the loopback of the daemon's machine."""
     server = (
         "import socketserver; H = type('H', (socketserver.BaseRequestHandler,), "
@@ -125,7 +124,7 @@ def test_a_workspace_becomes_a_layer(jobs: Jobs, tmp_path: Path) -> None:
     assert jobs.lines(app_id) == ["it runs", "small"]
 
 
-def test_an_empty_workspace(jobs: Jobs, tmp_path: Path) -> None:
+def test_an_empty_workspace_is_no_error(jobs: Jobs, tmp_path: Path) -> None:
     """A directory of which nothing travels is no error."""
     (tmp_path / "x").write_text("x")
     (tmp_path / ".relightignore").write_text("*\n")
@@ -133,8 +132,10 @@ def test_an_empty_workspace(jobs: Jobs, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["Dockerfile.relight", "Dockerfile.torchx"])
-def test_a_workspace_with_a_dockerfile(name: str, jobs: Jobs, tmp_path: Path) -> None:
-    """A workspace may say itself how it becomes an image, even if that file is ignored."""
+def test_a_workspace_with_a_dockerfile_is_built_by_it(
+    name: str, jobs: Jobs, tmp_path: Path
+) -> None:
+    """Even if that file is ignored."""
     (tmp_path / "x").write_text("x")
     (tmp_path / name).write_text("ARG IMAGE\nFROM $IMAGE\nENV FROM_FILE=yes\nCOPY x /elsewhere/\n")
     (tmp_path / ".relightignore").write_text("Dockerfile*\n")
@@ -143,7 +144,9 @@ def test_a_workspace_with_a_dockerfile(name: str, jobs: Jobs, tmp_path: Path) ->
     assert jobs.lines(app_id) == ["yes", "x"]
 
 
-def test_images_are_pulled(jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_image_is_pulled(
+    jobs: Jobs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An image that is not there is pulled, with a word on stderr; one that is there is not."""
     (tmp_path / "layer").write_bytes(shell())
     command = [*jobs.daemon.enter(), sys.executable, registry.__file__, "5000", tmp_path / "layer"]
@@ -181,7 +184,7 @@ def test_logs_follow_to_the_end(jobs: Jobs) -> None:
     assert list(lines) == ["two"]
 
 
-def test_long_lines_of_two_streams(jobs: Jobs) -> None:
+def test_long_lines_of_two_streams_come_whole(jobs: Jobs) -> None:
     """Lines that Docker cuts in pieces come whole, though the two streams are written by turns."""
     text = (
         "import sys, time\n"
@@ -197,7 +200,9 @@ def test_long_lines_of_two_streams(jobs: Jobs) -> None:
 # The client leaves sockets behind that it could not connect.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_the_daemon_goes_in_the_middle(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_daemon_that_goes_is_an_error_of_one_line(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the connection breaks, followed logs and the status end with an error of one line."""
     app_id = jobs.submit(sh("echo up; sleep 1000"))
     with Proxy(jobs.daemon) as proxy:
@@ -218,8 +223,7 @@ def test_the_daemon_goes_in_the_middle(jobs: Jobs, monkeypatch: pytest.MonkeyPat
     gc.collect()
 
 
-def test_logs_of_a_time(jobs: Jobs) -> None:
-    """Only the lines between two times are shown."""
+def test_only_lines_between_two_times_are_shown(jobs: Jobs) -> None:
     app_id = jobs.submit(sh("echo one; sleep 0.2; echo two; sleep 0.2; echo three"))
     jobs.wait(app_id)
     container = jobs.daemon.containers()[0]["Id"]

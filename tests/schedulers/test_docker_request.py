@@ -48,7 +48,7 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in config["Env"])
 
 
-def test_the_usual_image_has_no_relight() -> None:
+def test_a_job_that_needs_relight_is_warned_of_an_image_without_it() -> None:
     """It is said before a job fails for it, and only where relight would be needed."""
     for image, command, says in (
         (IMAGE, "relight run x.py", True), (IMAGE, "torchrun x.py", False),
@@ -59,7 +59,7 @@ def test_the_usual_image_has_no_relight() -> None:
         assert any("has no relight" in note for note in notes) == says
 
 
-def test_a_container_a_replica() -> None:
+def test_each_replica_is_a_container() -> None:
     """Each replica is a container with the role's command, its macros replaced, and its labels."""
     args = ("--id=${app_id}", "${replica_id}", "$${${rank0_env}:=localhost}", "$$ ${x} $HOME")
     its = role(args=args, num_replicas=2, resource=Resource(2, 0, 1024))
@@ -84,14 +84,14 @@ def test_a_container_a_replica() -> None:
     assert variables["TORCHX_IMAGE"] == variables["RELIGHT_IMAGE"] == "img:1"
 
 
-def test_what_is_not_said_is_not_limited() -> None:
+def test_without_resources_there_are_no_limits() -> None:
     """Without resources there are no limits, and Docker's own /dev/shm."""
     host = configs(role())[0]["HostConfig"]
     assert not {"NanoCpus", "Memory", "ShmSize", "DeviceRequests", "RestartPolicy"} & set(host)
     assert configs(role(), shm_size="2g")[0]["HostConfig"]["ShmSize"] == 2 << 30
 
 
-def test_json_with_gpus_and_mounts() -> None:
+def test_a_request_with_gpus_and_mounts_is_printed_as_json() -> None:
     """A request with GPUs, mounts and devices can be printed as JSON: it is all that is sent."""
     mounts = (
         BindMount("/a", "/b", read_only=True),
@@ -118,7 +118,7 @@ def test_json_with_gpus_and_mounts() -> None:
         assert word in request.text
 
 
-def test_replicas_share_no_device() -> None:
+def test_replicas_on_one_host_share_no_device() -> None:
     """Replicas on one host have GPUs and numbered devices of their own, over all roles."""
     roles = (
         role("a", num_replicas=2, resource=Resource(1, 2, 1, devices={EFA: 2})),
@@ -138,8 +138,8 @@ def test_replicas_share_no_device() -> None:
         configs(*roles, gpus=["0"])
 
 
-def test_which_variable_counts() -> None:
-    """The role's variables go before those of the option, and these before copied ones."""
+def test_the_roles_variables_take_precedence_over_the_options() -> None:
+    """And these over copied ones."""
     variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
     its = role(env={"A1": "role"})
     found = body(its, variables=variables, copy_env=["A*"], env={"A1": "cfg", "A2": "cfg"})
@@ -148,7 +148,7 @@ def test_which_variable_counts() -> None:
     assert "B" not in seen
 
 
-def test_published_ports() -> None:
+def test_a_port_is_open_only_if_it_is_asked_for() -> None:
     """A port is open on the daemon's machine only if it is asked for, there on loopback alone, and
     each replica has one of its own.
     """
@@ -177,13 +177,15 @@ def test_published_ports() -> None:
         ({}, {"workspace": "/no/such/place"}, "/no/such/place is not a directory"),
     ],
 )
-def test_what_cant_be_is_refused(parts: dict[str, Any], cfg: dict[str, Any], said: str) -> None:
+def test_a_bad_part_of_an_app_is_refused(
+    parts: dict[str, Any], cfg: dict[str, Any], said: str
+) -> None:
     """A bad part of an app is the user's error before anything is sent."""
     with pytest.raises(UsageError, match=said):
         body(role(**parts), **cfg)
 
 
-def test_without_a_network_of_names() -> None:
+def test_without_a_network_of_names_replicas_meet_on_localhost() -> None:
     """In the host's network replicas meet on localhost, and keep the host's name."""
     config = configs(role(), network="host")[0]
     assert variables_of(config)["RELIGHT_RANK0_HOST"] == "localhost"
@@ -200,7 +202,7 @@ def test_networks_without_names_are_noted() -> None:
         assert docker.make().render(its, {"network": network}, "app-x7k2m").notes == ()
 
 
-def test_the_text_is_for_a_shell() -> None:
+def test_a_dry_run_shows_a_shell_command_a_container() -> None:
     """What a dry run shows is one command a container, with all words, on lines for reading."""
     words = ("-c", "echo 'a b'; echo $HOME")
     its = role(args=words, env={"A": "x y"}, resource=Resource(2, 1, 10))
@@ -213,12 +215,12 @@ def test_the_text_is_for_a_shell() -> None:
     assert " \\\n  '--env=A=x y' \\\n" in text
 
 
-def test_a_workspace_is_asked_for() -> None:
+def test_a_workspace_travels_only_if_asked() -> None:
     """Without --workspace the image stays as it is: the working directory does not travel."""
     assert body(role())["builds"] == []
 
 
-def test_a_workspace_is_an_image(tmp_path: Path) -> None:
+def test_a_dry_run_with_a_workspace_builds_nothing(tmp_path: Path) -> None:
     """A dry run with a workspace builds nothing; it says what would be built, once an image."""
     roles = (role("a"), role("b"), role("c", image="other"))
     found = body(*roles, workspace=str(tmp_path))
@@ -249,7 +251,9 @@ def test_what_has_no_effect_is_said() -> None:
     names=st.lists(st.text(max_size=40), min_size=1, max_size=4),
     replicas=st.integers(1, 12),
 )
-def test_names_are_valid(app_id: str, names: list[str], replicas: int) -> None:
+def test_each_container_has_a_valid_name_of_its_own(
+    app_id: str, names: list[str], replicas: int
+) -> None:
     """Whatever app and roles are called, containers have names of their own that are hostnames, and
     the end of the app's id, where its random part is, is in them.
     """
@@ -262,7 +266,9 @@ def test_names_are_valid(app_id: str, names: list[str], replicas: int) -> None:
         assert "x7k2mb9" in name
 
 
-def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_client_is_told_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A missing package is said with the command that brings it; a dry run does not need it."""
     monkeypatch.setitem(sys.modules, "docker", None)
     scheduler = docker.make()
@@ -274,7 +280,9 @@ def test_without_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.hint == "pip install 'docker>=7', in the environment of relight"
 
 
-def test_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_daemon_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing listens, the error says where and why in one line."""
     pytest.importorskip("docker", reason="no Python package docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
@@ -285,8 +293,9 @@ def test_without_a_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert "\n" not in caught.value.message
 
 
-def test_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who may not use the daemon's socket is told who may."""
+def test_who_may_not_use_the_daemons_socket_is_told_who_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("docker", reason="no Python package docker")
     path = tmp_path / "s"
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
@@ -304,7 +313,9 @@ def test_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "group docker" in caught.value.hint
 
 
-def test_over_ssh_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_package_for_a_daemon_over_ssh_is_named_if_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A daemon that is reached over ssh needs one package more, which is named."""
     pytest.importorskip("docker", reason="no Python package docker")
     from docker.api import client
@@ -316,7 +327,9 @@ def test_over_ssh_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["tcp://127.0.0.1:1", "nonsense", "gopher://x"])
-def test_addresses_without_a_daemon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_docker_host_is_an_error_that_repeats_it(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever DOCKER_HOST says, an error is one line that repeats it."""
     pytest.importorskip("docker", reason="no Python package docker")
     monkeypatch.setenv("DOCKER_HOST", host)

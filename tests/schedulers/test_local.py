@@ -48,7 +48,7 @@ def scheduler() -> Iterator[Local]:
 # What would be done.
 
 
-def test_a_request_has_torchx_s_keys(scheduler: Local, tmp_path: Path) -> None:
+def test_a_request_has_the_keys_of_torchxs_local_cwd(scheduler: Local, tmp_path: Path) -> None:
     """The request has the parts of local_cwd's: commands, environments, files of all replicas."""
     args = ("${app_id}", "${replica_id}")
     role = Role("echo", "img", entrypoint="echo", args=args, env={"A": "b"}, num_replicas=2)
@@ -87,14 +87,12 @@ def test_a_dry_run_leaves_no_trace(scheduler: Local, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "local", "torchelastic", "workspace"])
-def test_names_that_are_no_directories(scheduler: Local, name: str) -> None:
-    """A role whose name can't be that of its directory is refused."""
+def test_a_role_whose_name_is_no_directory_is_refused(scheduler: Local, name: str) -> None:
     with pytest.raises(UsageError, match="can't be the name of a directory"):
         render(scheduler, shell("true", name))
 
 
-def test_two_roles_of_one_name(scheduler: Local) -> None:
-    """Two roles with the same name are refused."""
+def test_two_roles_of_one_name_are_refused(scheduler: Local) -> None:
     with pytest.raises(UsageError, match="two roles have the name main"):
         render(scheduler, shell("true"), shell("false"))
 
@@ -129,7 +127,9 @@ def test_each_replica_has_gpus_of_its_own(
     assert [r["env"]["CUDA_VISIBLE_DEVICES"] for r in [*params["a"], *params["b"]]] == expected
 
 
-def test_too_few_gpus(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus_are_noted_and_none_is_set(
+    scheduler: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where there are fewer GPUs than asked for, nothing is set, and a note says so."""
     monkeypatch.setattr(devices, "gpus", lambda env: [Device(0, "")])
     role = shell("true", replicas=2, resource=Resource(1, 1, 1))
@@ -180,7 +180,7 @@ def test_two_replicas_meet_over_loopback(scheduler: Local) -> None:
     assert not any("no token" in line for line in lines(scheduler, app_id, stream="stderr"))
 
 
-def test_two_jobs_at_one_port(scheduler: Local) -> None:
+def test_two_jobs_at_one_port_run_one_after_the_other(scheduler: Local) -> None:
     """Jobs of one user share a port, and the second goes on when the first, which had it, ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -198,7 +198,7 @@ def test_two_jobs_at_one_port(scheduler: Local) -> None:
         assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
 
 
-def test_all_end_when_one_fails(scheduler: Local) -> None:
+def test_all_replicas_end_when_one_fails(scheduler: Local) -> None:
     """The first failure ends the job, with its exit code; the rest is stopped, children too."""
     marker = f"{os.getpid()}01.25"
     stuck = f"setsid sleep {marker} & sleep {marker}"
@@ -215,7 +215,7 @@ def test_all_end_when_one_fails(scheduler: Local) -> None:
     assert marked(marker) == []
 
 
-def test_the_cause_is_told(scheduler: Local) -> None:
+def test_the_status_has_what_a_replica_wrote_to_its_error_file(scheduler: Local) -> None:
     """What a replica wrote to its error file is in its status, in one line."""
     record = {"message": {"message": "ValueError: no\ndata", "extraInfo": {"py_callstack": ""}}}
     command = f"printf %s '{json.dumps(record)}' >$TORCHELASTIC_ERROR_FILE; exit 1"
@@ -234,13 +234,13 @@ def test_the_last_words_are_the_cause(scheduler: Local) -> None:
     assert (silent.replicas[0].error, silent.message) == ("", "main/0 failed with exit code 3")
 
 
-def test_a_killed_replica(scheduler: Local) -> None:
+def test_a_replica_ended_by_a_signal_counts_128_plus_n(scheduler: Local) -> None:
     """An end by a signal is told, and counts 128 + n."""
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
 
 
-def test_a_killed_agent_s_information_is_no_cause(scheduler: Local) -> None:
+def test_what_an_agent_said_before_it_was_killed_is_no_cause(scheduler: Local) -> None:
     """What an agent said before it was killed is not why it was; what else it wrote may be."""
     said = "relight: generation 0: 4 workers"
     for line, kept in ((said, ""), ("double free", ": double free")):
@@ -251,7 +251,7 @@ def test_a_killed_agent_s_information_is_no_cause(scheduler: Local) -> None:
     assert status.message == f"main/0 failed with exit code 1: {said}"
 
 
-def test_tried_again(scheduler: Local) -> None:
+def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Local) -> None:
     """A job with retries runs again as a whole, until it succeeds or none is left."""
     again = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, again)
@@ -264,8 +264,8 @@ def test_tried_again(scheduler: Local) -> None:
     assert lines(scheduler, never) == ["try"] * 3
 
 
-def test_following(scheduler: Local) -> None:
-    """Lines come while the replica runs, and end with it."""
+def test_followed_lines_come_while_the_replica_runs(scheduler: Local) -> None:
+    """They end with it."""
     command = "echo one; while [ ! -e go ]; do sleep 0.02; done; echo two; printf three"
     app_id = submit(scheduler, shell(command))
     seen: list[str] = []
@@ -284,7 +284,7 @@ def _each(scheduler: Local, app_id: str) -> Iterator[str]:
         yield line
 
 
-def test_a_workspace_travels(scheduler: Local, tmp_path: Path) -> None:
+def test_a_job_runs_in_a_copy_of_its_workspace(scheduler: Local, tmp_path: Path) -> None:
     """A copy of the workspace is where the job runs; changes afterwards don't matter."""
     source = tmp_path / "source"
     source.mkdir()

@@ -53,8 +53,8 @@ def scheduler() -> Iterator[Local]:
 # Ends.
 
 
-def test_cancelling(scheduler: Local) -> None:
-    """A cancelled job is over when the call returns, with all that it had started."""
+def test_a_cancelled_job_is_over_when_the_call_returns(scheduler: Local) -> None:
+    """With all that it had started."""
     marker = f"{os.getpid()}02.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
     until(lambda: len(marked(marker)) >= 4)
@@ -67,8 +67,9 @@ def test_cancelling(scheduler: Local) -> None:
     assert scheduler.status([app_id])[app_id] == status
 
 
-def test_one_that_will_not_stop(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replica that ignores SIGTERM is killed after the grace time."""
+def test_a_replica_that_ignores_sigterm_is_killed_after_the_grace_time(
+    scheduler: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(jobs, "GRACE_S", 0.3)
     app_id = submit(scheduler, shell("trap '' TERM; touch up; while :; do sleep 0.1; done"))
     until(lambda: Path("up").exists())
@@ -76,7 +77,7 @@ def test_one_that_will_not_stop(scheduler: Local, monkeypatch: pytest.MonkeyPatc
     assert scheduler.status([app_id])[app_id].replicas[0].exitcode == -9
 
 
-def test_jobs_that_are_not_there(scheduler: Local) -> None:
+def test_an_unknown_job_has_no_status(scheduler: Local) -> None:
     """An unknown id has no status, and nothing of it can be done."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
@@ -91,7 +92,7 @@ def test_jobs_that_are_not_there(scheduler: Local) -> None:
     assert caught.value.hint == "it has main/0"
 
 
-def test_a_command_that_is_not_there(scheduler: Local, state: Path) -> None:
+def test_a_missing_command_is_refused_before_anything_starts(scheduler: Local, state: Path) -> None:
     """It is refused before anything starts, and nothing is left of the job."""
     request = render(scheduler, Role("main", "img", entrypoint="nosuchcommand"))
     with pytest.raises(UsageError, match="the command of main/0, nosuchcommand, is not there"):
@@ -99,8 +100,10 @@ def test_a_command_that_is_not_there(scheduler: Local, state: Path) -> None:
     assert files_below(state) == []
 
 
-def test_logs_that_cannot_be_written(scheduler: Local, tmp_path: Path, state: Path) -> None:
-    """A log directory that can't be made is one line for the user, and no job."""
+def test_a_log_directory_that_cannot_be_made_is_an_error_of_one_line(
+    scheduler: Local, tmp_path: Path, state: Path
+) -> None:
+    """And there is no job."""
     (tmp_path / "file").touch()
     request = render(scheduler, shell("true"), log_dir=str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"can't write logs to .*: Not a directory"):
@@ -108,7 +111,7 @@ def test_logs_that_cannot_be_written(scheduler: Local, tmp_path: Path, state: Pa
     assert scheduler.list() == []
 
 
-def test_a_full_disk(scheduler: Local) -> None:
+def test_a_full_disk_costs_the_logs_not_the_job(scheduler: Local) -> None:
     """What can't be written to the logs is lost, and said; the job goes on."""
     request = render(scheduler, shell("echo gone; echo kept >&2; sleep 0.2; exit 3"))
     folder = Path(request.body["role_log_dirs"]["main"][0])
@@ -134,7 +137,7 @@ def a_state(state: str, error: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"state": "RUNNING"}', "null", "unknown"])
-def test_a_state_of_another_form(scheduler: Local, text: str) -> None:
+def test_a_state_of_another_form_counts_as_lost(scheduler: Local, text: str) -> None:
     """It counts as lost, and is no error in whatever is asked."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -146,7 +149,7 @@ def test_a_state_of_another_form(scheduler: Local, text: str) -> None:
         lines(scheduler, app_id)
 
 
-def test_a_state_and_a_log_that_are_no_files(scheduler: Local) -> None:
+def test_a_state_or_log_that_is_no_file_makes_no_command_wait(scheduler: Local) -> None:
     """Neither a FIFO nor a device in its place makes a command wait."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -166,7 +169,7 @@ def test_a_state_and_a_log_that_are_no_files(scheduler: Local) -> None:
     assert scheduler.status([app_id]) == {}
 
 
-def test_what_threads_read_is_what_is_there(tmp_path: Path) -> None:
+def test_a_state_that_was_replaced_is_seen_at_once(tmp_path: Path) -> None:
     """A state that was replaced is seen, however soon that was after the one before."""
     record = LocalRecord(str(tmp_path))
     record.make()
@@ -183,7 +186,9 @@ def test_what_threads_read_is_what_is_there(tmp_path: Path) -> None:
     assert latest["state"] == "FAILED"
 
 
-def test_a_state_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_full_disk_the_last_state_of_a_job_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where nothing new can be written, the last state of a job is known all the same."""
     record = LocalRecord(str(tmp_path))
     record.make()
@@ -201,7 +206,7 @@ def test_a_state_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not (tmp_path / "local" / "state.json.new").exists()
 
 
-def test_a_job_without_a_state_is_not_begun(scheduler: Local, state: Path) -> None:
+def test_a_job_whose_state_cannot_be_written_is_not_started(scheduler: Local, state: Path) -> None:
     """If the state can't be written at all, that is an error of one line, and no job."""
     request = render(scheduler, shell("touch begun"))
     make_directory = LocalRecord.make
@@ -230,7 +235,7 @@ def test_a_request_is_submitted_once(scheduler: Local) -> None:
     assert lines(scheduler, app_id) == ["once"]
 
 
-def test_deleting(scheduler: Local, tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_deleted_job(scheduler: Local, tmp_path: Path) -> None:
     """Nothing is left of a deleted job, wherever its logs were."""
     app_id = submit(scheduler, shell("sleep 100"), log_dir=str(tmp_path / "logs"))
     other = submit(scheduler, shell("true"))
@@ -241,7 +246,7 @@ def test_deleting(scheduler: Local, tmp_path: Path) -> None:
     assert not any(app_id in path for path in files_below(tmp_path))
 
 
-def test_deleting_what_has_lost_its_state(scheduler: Local) -> None:
+def test_a_job_that_lost_its_state_can_be_deleted(scheduler: Local) -> None:
     """There is nothing to do for a job of which only the record is left."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -256,7 +261,9 @@ def test_deleting_what_has_lost_its_state(scheduler: Local) -> None:
         scheduler.delete(app_id)
 
 
-def test_what_cannot_be_removed(scheduler: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_directory_stays_is_not_deleted(
+    scheduler: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A directory that stays is an error, not a job that is gone."""
     app_id = submit(scheduler, shell("true"))
     wait(scheduler, app_id)
@@ -270,8 +277,7 @@ def refused(path: str) -> None:
     raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def test_logs_that_are_gone(scheduler: Local, tmp_path: Path) -> None:
-    """It is said which, in one line."""
+def test_a_missing_log_is_named_in_one_line(scheduler: Local, tmp_path: Path) -> None:
     app_id = submit(scheduler, shell("true"), log_dir=str(tmp_path / "logs"))
     wait(scheduler, app_id)
     shutil.rmtree(tmp_path / "logs")
@@ -280,7 +286,7 @@ def test_logs_that_are_gone(scheduler: Local, tmp_path: Path) -> None:
             lines(scheduler, app_id, follow=follow)
 
 
-def test_more_replicas_than_open_files(scheduler: Local) -> None:
+def test_more_replicas_than_open_files_can_run(scheduler: Local) -> None:
     """The runner takes what the system allows, and replicas have the limit that was set."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
@@ -339,7 +345,7 @@ def start(how: str, command: str, lifetime_s: float) -> "subprocess.Popen[str]":
     return process
 
 
-def test_a_detached_job_lives_on(scheduler: Local) -> None:
+def test_a_detached_job_outlives_its_submitter(scheduler: Local) -> None:
     """With `detach` the job outlives the process that submitted it; others see it to its end."""
     process = start("detach", "while [ ! -e go ]; do sleep 0.02; done; echo done", 0)
     assert process.wait(PATIENCE_S) == 0
@@ -371,7 +377,7 @@ def test_closing_ends_held_jobs(scheduler: Local) -> None:
     assert scheduler.status([app_id])[app_id].state is AppState.CANCELLED
 
 
-def test_ctrl_c_twice() -> None:
+def test_a_second_ctrl_c_kills_what_is_left() -> None:
     """ctrl-C asks the job to stop, and ends with 130; once more, and what is left is killed."""
     marker = f"{os.getpid()}06.25"
     process = subprocess.Popen(
@@ -393,7 +399,7 @@ def test_ctrl_c_twice() -> None:
     assert marked(marker) == []
 
 
-def test_a_killed_runner(scheduler: Local) -> None:
+def test_replicas_die_with_the_process_that_runs_their_job(scheduler: Local) -> None:
     """If the process that runs a job is killed, so are the replicas, and the status says it."""
     marker = f"{os.getpid()}05.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}"), detach=True)

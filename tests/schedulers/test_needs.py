@@ -46,7 +46,7 @@ NO_GPU = (
         ("local dist.ddp -j 2x8 --script train.py", []),
     ],
 )
-def test_too_little_is_told(line: str, expected: list[str]) -> None:
+def test_too_few_resources_of_this_machine_are_noted(line: str, expected: list[str]) -> None:
     """Too little memory, too few CPUs and no GPU where there are some are notes, each with what to
     type; where they say nothing, there is none.
     """

@@ -24,14 +24,14 @@ class Entry:
         return self.found
 
 
-def test_names_and_aliases() -> None:
+def test_a_scheduler_is_found_by_its_name_and_its_alias() -> None:
     """A scheduler is found by its name and by the one that TorchX has for it."""
     assert registry.find("docker").name == registry.find("local_docker").name == "docker"
     assert registry.find("local_cwd").name == "local"
     assert registry.same("local_docker", "docker") and not registry.same("docker", "local")
 
 
-def test_unknown_names() -> None:
+def test_an_unknown_scheduler_is_an_error_that_says_which_was_meant() -> None:
     """A name that none has is an error that says which was meant, or which there are."""
     with pytest.raises(UsageError, match="there is no scheduler dokcer") as caught:
         registry.find("dokcer")
@@ -41,7 +41,7 @@ def test_unknown_names() -> None:
     assert "local, docker, slurm" in caught.value.hint
 
 
-def test_schedulers_of_other_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_add_schedulers(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry point is a module with `make`, or such a function; one that does not load says so in
     one line, and only if it is asked for.
     """

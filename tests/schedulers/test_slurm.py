@@ -116,7 +116,7 @@ def bash(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> 
     return {"name": name, "args": ["-c", command], "num_replicas": replicas, **fields}
 
 
-def test_agents_meet(jobs: Jobs) -> None:
+def test_agents_of_a_slurm_job_meet(jobs: Jobs) -> None:
     """`-j 2x2`: one agent a node, four ranks; variables arrive as they are; logs by replica, by
     rank; the script is the user's alone.
     """
@@ -150,7 +150,7 @@ def test_agents_meet(jobs: Jobs) -> None:
     assert value.partition("\n")[0] not in shown + jobs.said(app_id)
 
 
-def test_the_cause_of_a_failure(jobs: Jobs) -> None:
+def test_a_job_of_agents_ends_with_the_exit_code_of_its_culprit(jobs: Jobs) -> None:
     """A job of agents ends with the exit code of the rank that failed, and says which it was."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"
     app_id = jobs.submit(bash(command, replicas=2))
@@ -171,7 +171,7 @@ def test_replicas_end_together(jobs: Jobs) -> None:
     assert "ExitCode=7:0" in said, "and Slurm knows it as well"
 
 
-def test_following_and_cancelling(jobs: Jobs) -> None:
+def test_logs_are_followed_and_a_cancelled_job_ends_whole(jobs: Jobs) -> None:
     """Logs are followed while the job runs; cancelled, it ends with all its processes."""
     pids = jobs.slurm.directory / "pids"
     pids.mkdir()
@@ -338,7 +338,7 @@ def test_options_reach_slurm(jobs: Jobs) -> None:
     assert jobs.logs(app_id) == [f"travels{where}/workspace"]
 
 
-def test_what_slurm_refuses(jobs: Jobs) -> None:
+def test_what_slurm_refuses_is_one_line_and_leaves_nothing(jobs: Jobs) -> None:
     """A partition that there is not is one line with those that there are, and nothing is left."""
     before = sorted(jobs.slurm.directory.rglob("job.sbatch"))
     role = json.dumps(bash("true"))
@@ -350,8 +350,8 @@ def test_what_slurm_refuses(jobs: Jobs) -> None:
     assert sorted(jobs.slurm.directory.rglob("job.sbatch")) == before
 
 
-def test_many_jobs_are_one_question(jobs: Jobs) -> None:
-    """Statuses of many jobs, unknown ones among them, take one squeue; the list has them all."""
+def test_statuses_of_many_jobs_take_one_squeue(jobs: Jobs) -> None:
+    """Unknown ones are among them; the list has them all."""
     ids = [jobs.submit(bash("true")) for _ in range(3)]
     for app_id in ids:
         jobs.until(app_id, *OVER)

@@ -64,7 +64,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_are_as_they_were(name: str) -> None:
+def test_scripts_are_the_recorded_ones(name: str) -> None:
     """The whole script of an app is the text in slurm/NAME.sbatch."""
     path = GOLDEN / f"{name}.sbatch"
     if os.environ.get("UPDATE_GOLDEN"):
@@ -73,16 +73,14 @@ def test_scripts_are_as_they_were(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_scripts_are_bash(name: str) -> None:
-    """Bash can read each script."""
+def test_bash_can_read_each_script(name: str) -> None:
     checked = subprocess.run(
         ["bash", "-n"], input=CASES[name], text=True, capture_output=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_every_option_of_sbatch() -> None:
-    """Each option of the scheduler arrives as a line for sbatch."""
+def test_every_option_arrives_as_a_line_for_sbatch() -> None:
     options = {
         "partition": "p1,p2", "time": "2:00:00", "account": "a", "qos": "high", "constraint": "a&b",
         "comment": "c", "mail-user": "u@x.org", "mail-type": "END,FAIL", "nodelist": "n[1-2]",
@@ -126,7 +124,9 @@ def test_every_option_of_sbatch() -> None:
         ("gres", None, ["--gres=gpu:2"]),
     ],
 )
-def test_ways_to_ask_for_gpus(form: str, kind: str | None, lines: list[str]) -> None:
+def test_gpus_are_asked_for_in_the_clusters_form(
+    form: str, kind: str | None, lines: list[str]
+) -> None:
     """GPUs are asked for in the form that the cluster wants."""
     found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
     assert found[-len(lines) :] == lines
@@ -145,7 +145,7 @@ def test_ways_to_ask_for_gpus(form: str, kind: str | None, lines: list[str]) -> 
         ("none", None, ddp(), None),
     ],
 )
-def test_the_signal_before_the_limit(
+def test_agents_are_told_before_the_time_limit(
     signal: str | None, time: str | None, role: Role, expected: str | None
 ) -> None:
     """Agents of relight are told in time, others only if asked for; never at the job's start."""
@@ -168,7 +168,9 @@ def test_the_signal_before_the_limit(
          "needs a fixed number of nodes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_down(roles: list[Role], cfg: dict[str, Any], message: str) -> None:
+def test_words_that_slurm_or_a_shell_would_misread_are_refused(
+    roles: list[Role], cfg: dict[str, Any], message: str
+) -> None:
     """What Slurm or a shell would read otherwise than it was meant is refused."""
     with pytest.raises(UsageError, match=message):
         rendered(*roles, **cfg)
@@ -188,8 +190,7 @@ def test_words_arrive_verbatim(text: str) -> None:
     [("90", 90), ("1:30", 1.5), ("1:30:00", 90), ("2-12", 3600), ("1-0:30", 1470),
      ("1-0:0:30", 1440.5), ("UNLIMITED", None), ("", None)],
 )  # fmt: skip
-def test_time_limits(text: str, expected: float | None) -> None:
-    """Time limits are read as sbatch reads them."""
+def test_time_limits_are_read_as_sbatch_reads_them(text: str, expected: float | None) -> None:
     assert script.minutes(text) == expected
 
 
@@ -200,7 +201,7 @@ def squeue_line(**values: str) -> str:
     return "".join(values.get(name, "N/A").ljust(width) for name, width in states._FIELDS)
 
 
-def test_squeue() -> None:
+def test_the_output_of_squeue_is_read() -> None:
     """Jobs and components of heterogeneous ones are told apart, exit codes are those of wait(2)."""
     text = "\n".join(
         [
@@ -223,7 +224,7 @@ def test_squeue() -> None:
     assert states.state_of(jobs["8"]) is AppState.RUNNING
 
 
-def test_sacct() -> None:
+def test_the_output_of_sacct_is_read() -> None:
     """What accounting keeps is read: components, codes, signals, who cancelled."""
     text = (
         "7|CANCELLED by 1000|0:15|2026-01-02T03:04:05|None assigned|a|b\n"
@@ -246,13 +247,13 @@ def test_sacct() -> None:
      ("FAILED COMPLETING", "RUNNING"), ("PENDING CONFIGURING", "PENDING"),
      ("RUNNING PENDING", "RUNNING"), ("COMPLETED BRAND_NEW", "UNKNOWN")],
 )  # fmt: skip
-def test_the_state_of_several_parts(parts: str, expected: str) -> None:
+def test_a_job_of_several_parts_is_over_when_all_are(parts: str, expected: str) -> None:
     """A job is over when all of it is, and has failed when a part has, whichever comes last."""
     text = "\n".join(f"1+{k}|{state}|0:0|x|n1|a" for k, state in enumerate(parts.split()))
     assert states.state_of(states.from_sacct(text)["1"]) is AppState[expected]
 
 
-def test_what_srun_says_of_tasks() -> None:
+def test_the_first_task_to_fail_is_read_from_what_srun_says() -> None:
     """The first task to fail comes first; those of lost nodes are known as such."""
     text = """\
 srun: error: Node failure on n3
@@ -270,8 +271,9 @@ srun: error: Unable to create step for job 1: Job/step already completing or com
     ]
 
 
-def test_without_a_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Where there is no Slurm, `-s auto` passes it by, and a dry run works."""
+def test_without_slurm_auto_passes_it_by_and_a_dry_run_works(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
     scheduler = make()
@@ -293,7 +295,7 @@ def test_without_a_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip
-def test_a_slurm_without_a_cluster(
+def test_slurm_without_a_cluster_is_told_with_its_own_words(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
 ) -> None:
     """Commands of Slurm's that reach no cluster: what is missing is said, with their own words."""
@@ -317,7 +319,7 @@ def test_a_slurm_without_a_cluster(
     [("a* 1\nb 64000+\n", "", False), ("a* 1\nb 64000+\n", "b", True), ("a 1\nb 64000\n", "", True),
      ("", "", True), ("sinfo: error: no\n", "x", True)],
 )  # fmt: skip
-def test_memory_is_asked_for_where_there_is_some(
+def test_memory_is_asked_for_only_where_it_is_configured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, partition: str, expected: bool
 ) -> None:
     """Where a partition's nodes have no memory configured, none is asked for, unless the user says
@@ -345,7 +347,7 @@ FORGOTTEN = {"app_id": "77", "roles": {"main": 2}}
     ("ended", "state", "exitcode"),
     [("0\n", AppState.SUCCEEDED, 0), ("7\n", AppState.FAILED, 7), (None, AppState.UNKNOWN, 1)],
 )
-def test_a_job_that_slurm_has_forgotten(
+def test_a_job_that_slurm_has_forgotten_is_known_from_its_directory(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     ended: str | None,

@@ -135,7 +135,7 @@ def test_a_dry_run_shows_all_and_leaves_no_trace(scheduler: Ssh, tmp_path: Path)
     assert named.body["role_params"]["main"][0]["env"]["RELIGHT_RANK0_HOST"] == "10.0.0.1"
 
 
-def test_too_few_hosts(scheduler: Ssh) -> None:
+def test_too_few_hosts_are_refused(scheduler: Ssh) -> None:
     """Each replica needs a host of its own, unless one is listed more than once."""
     with pytest.raises(UsageError, match="3 replicas for 2 hosts: each needs its own") as caught:
         render(scheduler, shell("true", replicas=2), shell("true", "other"), hosts=["a", "b"])
@@ -151,8 +151,7 @@ def test_what_has_no_effect_is_said(scheduler: Ssh) -> None:
 
 
 @pytest.mark.parametrize("cfg", [{"grace": 31.0}, {"grace": -1.0}, {"silence": 0.1}])
-def test_times_that_cannot_be(scheduler: Ssh, cfg: dict[str, float]) -> None:
-    """Times out of their range are refused."""
+def test_a_time_out_of_its_range_is_refused(scheduler: Ssh, cfg: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="expected"):
         render(scheduler, shell("true"), hosts=["a"], **cfg)
 
@@ -186,7 +185,7 @@ def test_arguments_and_variables_arrive_verbatim(scheduler: Ssh, hosts: Sshd) ->
     assert json.loads(lines(scheduler, app_id)[0]) == [list(words), odd]
 
 
-def test_variables_that_travel(
+def test_named_variables_travel(
     scheduler: Ssh, hosts: Sshd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Variables of this process travel if they are named; PATH finds the relight of that Python."""
@@ -200,7 +199,9 @@ def test_variables_that_travel(
     assert lines(scheduler, app_id) == [f"1,,3,{relight}"]
 
 
-def test_much_output(scheduler: Ssh, hosts: Sshd) -> None:
+def test_a_replica_that_writes_too_fast_waits_and_loses_nothing(
+    scheduler: Ssh, hosts: Sshd
+) -> None:
     """A replica that writes faster than the network takes waits, and no byte is lost."""
     code = """
 import os, sys, time
@@ -229,7 +230,7 @@ sys.exit(5)
     assert found == [f"{n} {'x' * 40}" for n in range(400000)]
 
 
-def test_all_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
+def test_all_hosts_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
     """The first failure ends the job with its exit code and cause; the other host is stopped."""
     marker = f"{os.getpid()}01.25"
     report = json.dumps({"message": {"message": "ValueError: no data", "extraInfo": {}}})
@@ -243,16 +244,15 @@ def test_all_end_when_one_fails(scheduler: Ssh, hosts: Sshd) -> None:
     assert running(marker) == []
 
 
-def test_a_killed_replica(scheduler: Ssh, hosts: Sshd) -> None:
-    """An end by a signal is told, and counts 128 + n; 255 is an exit code like any other."""
+def test_a_replica_ended_by_a_signal_counts_128_plus_n(scheduler: Ssh, hosts: Sshd) -> None:
+    """255 is an exit code like any other."""
     status = wait(scheduler, submit(scheduler, shell("kill -KILL $$"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with SIGKILL", 137)
     status = wait(scheduler, submit(scheduler, shell("exit 255"), **hosts.cfg("beta")))
     assert (status.message, status.exitcode) == ("main/0 failed with exit code 255", 255)
 
 
-def test_tried_again(scheduler: Ssh, hosts: Sshd) -> None:
-    """A job with retries runs again as a whole."""
+def test_a_job_with_retries_runs_again_as_a_whole(scheduler: Ssh, hosts: Sshd) -> None:
     role = shell("echo try; mkdir seen || exit 0; exit 3", max_retries=5)
     app_id = submit(scheduler, role, **hosts.cfg("alpha"))
     status = wait(scheduler, app_id)
@@ -281,7 +281,9 @@ def test_the_working_directory_travels(scheduler: Ssh, hosts: Sshd, work: Path) 
     assert scheduler.list() == []
 
 
-def test_a_directory_that_is_named(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_a_job_runs_in_the_directory_that_is_named(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """The job runs in `cwd`; a relative one is below the home directory, or in the copy."""
     home = hosts["alpha"].home
     for cwd, expected in ((str(tmp_path), tmp_path), (".", home), ("~", home)):
@@ -296,7 +298,7 @@ def test_a_directory_that_is_named(scheduler: Ssh, hosts: Sshd, tmp_path: Path) 
     assert lines(scheduler, app_id) == ["file"]
 
 
-def test_what_start_up_files_print(scheduler: Ssh) -> None:
+def test_a_shell_that_greets_disturbs_nothing(scheduler: Ssh) -> None:
     """A shell that greets on every connection disturbs nothing."""
     with Sshd(["noisy"]) as hosts:
         (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
@@ -331,7 +333,9 @@ def refused(scheduler: Ssh, tmp_path: Path, *roles: Role, **cfg: Any) -> Relight
     return caught.value
 
 
-def test_hosts_that_are_not_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_a_host_that_is_not_there_is_named_and_nothing_runs(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """An unknown name and a closed port are told with their host; the other host runs nothing."""
     good, role = hosts.cfg("alpha")["hosts"][0], shell("touch ran", replicas=2)
     cfg = {**hosts.cfg(), "hosts": [good, "nosuch.invalid"]}
@@ -345,7 +349,9 @@ def test_hosts_that_are_not_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -
     assert not Path("ran").exists()
 
 
-def test_a_key_that_is_not_let_in(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_a_key_that_is_not_let_in_leads_to_no_password_prompt(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """Where the key does not fit, nobody is asked for a password."""
     subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", str(tmp_path / "wrong")], check=True)
     cfg = {**hosts.cfg(), "identity": str(tmp_path / "wrong")}
@@ -356,7 +362,7 @@ def test_a_key_that_is_not_let_in(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -
     assert "ssh-copy-id" in error.hint
 
 
-def test_host_keys(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_a_host_with_an_unknown_key_is_refused(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
     """A host with another key than the known one, or with one that nobody knows, is refused."""
     known = tmp_path / "known"
     args = hosts.cfg()["ssh_args"].replace(str(hosts.directory / "known_hosts"), str(known))
@@ -371,7 +377,9 @@ def test_host_keys(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
     assert error.message == f"the key of {alpha.host} is not known here"
 
 
-def test_what_is_missing_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_what_is_missing_on_a_host_is_told_in_one_line(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """No Python, no relight, no directory, no command: each is one line and says what to do."""
     cfg, alpha = hosts.cfg("alpha"), hosts["alpha"].host
     error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
@@ -388,7 +396,9 @@ def test_what_is_missing_there(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> N
     assert error.message == f"{alpha}: the command nosuchcommand is not there"
 
 
-def test_another_version(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_a_relight_of_another_version_is_told_from_a_missing_one(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """A relight that speaks otherwise, or breaks, is told from one that is not there."""
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
@@ -400,10 +410,9 @@ def test_another_version(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
     assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"
 
 
-def test_no_ssh_here(
+def test_a_missing_ssh_command_is_told_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the ssh command there is one line that says so."""
     monkeypatch.setenv("PATH", str(tmp_path))
     error = refused(scheduler, tmp_path, shell("true"), **hosts.cfg("alpha"))
     assert error.message == "there is no ssh here"
@@ -420,7 +429,7 @@ def start_stubborn(scheduler: Ssh, hosts: Sshd, marker: str, **cfg: Any) -> str:
     return app_id
 
 
-def test_cancelling_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
+def test_a_job_can_be_cancelled_from_another_process(scheduler: Ssh, hosts: Sshd) -> None:
     """A job that is cancelled from elsewhere is over when the call returns, on all hosts."""
     marker = f"{os.getpid()}02.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -442,7 +451,7 @@ def test_closing_ends_held_jobs(scheduler: Ssh, hosts: Sshd) -> None:
     assert running(marker) == []
 
 
-def test_time_to_save(scheduler: Ssh, hosts: Sshd) -> None:
+def test_processes_that_save_have_the_grace_time(scheduler: Ssh, hosts: Sshd) -> None:
     """Processes that end in good order have the grace time to do so, and are heard to the last."""
     command = "trap 'sleep 1; echo saved; exit 0' TERM; touch up; while :; do sleep 0.1; done"
     app_id = submit(scheduler, shell(command), grace=20.0, **hosts.cfg("alpha"))
@@ -477,7 +486,7 @@ def start_submitter(hosts: Sshd, command: str, **cfg: Any) -> "subprocess.Popen[
     return process
 
 
-def test_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
+def test_nothing_outlives_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     """If the process that submitted it is killed, nothing of the job is left on any host."""
     marker = f"{os.getpid()}04.25"
     process = start_submitter(hosts, STUBBORN.format(marker), **QUICK)
@@ -488,7 +497,7 @@ def test_a_killed_caller(scheduler: Ssh, hosts: Sshd) -> None:
     assert running(marker) == []
 
 
-def test_a_detached_job_lives_on(scheduler: Ssh, hosts: Sshd) -> None:
+def test_a_detached_job_outlives_its_submitter(scheduler: Ssh, hosts: Sshd) -> None:
     """With `detach` the job outlives the process that submitted it."""
     process = start_submitter(
         hosts, "while [ ! -e go ]; do sleep 0.02; done; echo done", detach=True
@@ -500,7 +509,7 @@ def test_a_detached_job_lives_on(scheduler: Ssh, hosts: Sshd) -> None:
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
-def test_a_killed_runner(scheduler: Ssh, hosts: Sshd) -> None:
+def test_the_hosts_end_a_job_whose_processes_here_are_killed(scheduler: Ssh, hosts: Sshd) -> None:
     """If all that is here of a job is killed at once, the hosts end it by themselves."""
     marker = f"{os.getpid()}05.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -511,7 +520,9 @@ def test_a_killed_runner(scheduler: Ssh, hosts: Sshd) -> None:
 
 
 @pytest.mark.parametrize("which", ["ssh", "sshd"])
-def test_a_connection_that_ends(scheduler: Ssh, hosts: Sshd, which: str) -> None:
+def test_a_connection_that_ends_fails_the_job_and_names_the_host(
+    scheduler: Ssh, hosts: Sshd, which: str
+) -> None:
     """If a connection ends on either side the job fails, says which host, and is gone from it."""
     marker = f"{os.getpid()}06.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -532,7 +543,7 @@ def test_a_connection_that_ends(scheduler: Ssh, hosts: Sshd, which: str) -> None
     assert [replica.state.name for replica in status.replicas] == ["FAILED", "CANCELLED"]
 
 
-def test_a_killed_holder(scheduler: Ssh, hosts: Sshd) -> None:
+def test_a_replica_dies_with_the_process_that_holds_it(scheduler: Ssh, hosts: Sshd) -> None:
     """If the process that holds a replica is killed, so is the replica, and the job fails."""
     marker = f"{os.getpid()}07.25"
     app_id = start_stubborn(scheduler, hosts, marker)
@@ -552,7 +563,7 @@ def _serves(pid: int, sessions: list[int]) -> bool:
         return False  # the end of another job
 
 
-def test_jobs_that_are_not_there(scheduler: Ssh, hosts: Sshd) -> None:
+def test_an_unknown_job_has_no_status(scheduler: Ssh, hosts: Sshd) -> None:
     """An unknown id has no status, and nothing of it can be done."""
     for app_id in ("nosuch-1", "../x", ""):
         assert scheduler.status([app_id]) == {}
@@ -584,7 +595,7 @@ def cfg_words(cfg: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-def test_two_nodes_train(launch: Launch, hosts: Sshd, work: Path) -> None:
+def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> None:
     """`-j 2x2` is an agent a host; they meet at the first, as one job of 4 workers."""
     (work / "train.py").write_text(TRAIN)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -601,7 +612,7 @@ def test_two_nodes_train(launch: Launch, hosts: Sshd, work: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c(hosts: Sshd, work: Path) -> None:
+def test_ctrl_c_ends_the_job_on_all_hosts(hosts: Sshd, work: Path) -> None:
     """Ctrl-C in the terminal ends the job on all hosts, workers that ignore it included."""
     marker = f"{os.getpid()}08.25"
     words = ["submit", "-s", "ssh", "-cfg", cfg_words({**hosts.cfg(), "grace": 0.5})]
@@ -621,7 +632,7 @@ def test_ctrl_c(hosts: Sshd, work: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(lab_unavailable()), reason=lab_unavailable() or "it works")
-def test_a_network_that_goes_silent(work: Path) -> None:
+def test_each_side_ends_a_job_whose_network_goes_silent(work: Path) -> None:
     """If a host can't be reached any more, each side ends the job by itself."""
     marker = f"{os.getpid()}09.25"
     with Lab(["node1", "node2", "node3"]) as lab, Sshd(["node2", "node3"], lab) as hosts:

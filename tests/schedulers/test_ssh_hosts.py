@@ -22,7 +22,7 @@ from relight.schedulers.ssh.hosts import Host
         ("a@b@node1", Host("node1", "a@b")),
     ],
 )
-def test_a_host(text: str, expected: Host) -> None:
+def test_a_host_is_read_with_its_user_and_port(text: str, expected: Host) -> None:
     """A host is a name or address, with a user and a port if they are said."""
     assert hosts.parse(text) == expected
     assert hosts.parse(str(expected)) == expected
@@ -33,13 +33,13 @@ def test_a_host(text: str, expected: Host) -> None:
     ["", "@node1", "node1:", "node1:x", "node1:0", "node1:99999", "-oProxyCommand=x", "a b",
      "$(x)", "-l@node1", "[fd77::1", "[fd77::1]2222", "node1;x"],
 )  # fmt: skip
-def test_what_is_no_host(text: str) -> None:
+def test_a_word_that_is_no_host_is_refused(text: str) -> None:
     """A word that ssh or a shell could take for something else is refused."""
     with pytest.raises(UsageError, match="is no host"):
         hosts.parse(text)
 
 
-def test_a_host_file(tmp_path: Path) -> None:
+def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
     """A host file is that of mpirun: comments, slots and empty lines say nothing here."""
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
@@ -52,7 +52,7 @@ def test_a_host_file(tmp_path: Path) -> None:
     [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
      ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
 )  # fmt: skip
-def test_what_is_no_host_file(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_host_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     """What is wrong in a host file is told with its line."""
     file = tmp_path / "hosts"
     file.write_text(text)
@@ -60,7 +60,7 @@ def test_what_is_no_host_file(tmp_path: Path, text: str, message: str) -> None:
         hosts.of({"hostfile": str(file)})
 
 
-def test_no_hosts(tmp_path: Path) -> None:
+def test_a_job_without_hosts_is_refused(tmp_path: Path) -> None:
     """Hosts must be said, in one way."""
     with pytest.raises(UsageError, match="needs to know the hosts"):
         hosts.of({"hosts": None, "hostfile": None})
@@ -70,8 +70,8 @@ def test_no_hosts(tmp_path: Path) -> None:
         hosts.of({"hostfile": str(tmp_path / "nosuch")})
 
 
-def test_the_command() -> None:
-    """The user's own arguments come before ours, so that they hold; no question can be asked."""
+def test_the_users_ssh_arguments_come_first() -> None:
+    """So that they hold; no question can be asked."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
     words = hosts.command(Host("node1", "ann"), cfg, "/opt/it's/python")
     assert words[:8] == [
@@ -102,7 +102,6 @@ def test_frames_arrive_in_any_pieces() -> None:
         assert decoder.greeted and decoder.noise == b"Welcome to\nrelight ss"
 
 
-def test_what_is_no_frame() -> None:
-    """A length beyond all reason is an error, not a wait."""
+def test_a_length_beyond_reason_is_an_error_not_a_wait() -> None:
     with pytest.raises(ValueError, match="a frame of"):
         frames.Decoder().feed(b"o\xff\xff\xff\xff")

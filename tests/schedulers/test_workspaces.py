@@ -54,7 +54,9 @@ def packed(directory: Path, destination: Path) -> set[str]:
     return tree(destination)
 
 
-def test_what_is_kept_of_jobs_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_of_jobs_and_the_token_stay_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither other jobs nor the token travel, by whatever name their directory is known."""
     here = tmp_path / "here"
     fill(here, "main.py", "state/token", "state/jobs/a-1/job.json", "jobs/mine", "token")
@@ -91,7 +93,7 @@ def test_files_arrive_as_they_are(tmp_path: Path) -> None:
     assert os.readlink(there / "dangling") == "/nowhere/at/all"
 
 
-def test_what_is_no_file_stays_behind(tmp_path: Path) -> None:
+def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
     """A pipe would block whoever opens it, and a socket can't be copied."""
     here = tmp_path / "here"
     fill(here, "main.py")
@@ -120,7 +122,7 @@ def test_a_second_copy_replaces_the_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [".relightignore", ".dockerignore"])
-def test_ignore_files(name: str, tmp_path: Path) -> None:
+def test_what_an_ignore_file_names_stays_behind(name: str, tmp_path: Path) -> None:
     """What an ignore file names stays behind; `!` takes it back in."""
     here = tmp_path / "here"
     fill(here, "main.py", "data/big.bin", "data/small.csv", "a.log", "keep.log", "x/y/b.log")
@@ -151,7 +153,9 @@ TORCHX = {
 
 
 @pytest.mark.parametrize(("text", "expected"), TORCHX.items())
-def test_patterns_of_torchx(tmp_path: Path, text: str, expected: set[str]) -> None:
+def test_torchxignore_is_matched_as_torchx_does(
+    tmp_path: Path, text: str, expected: set[str]
+) -> None:
     """In .torchxignore a pattern is matched with the whole path, as TorchX does, and not as git
     does; .relightignore has git's rules.
     """
@@ -161,7 +165,9 @@ def test_patterns_of_torchx(tmp_path: Path, text: str, expected: set[str]) -> No
     assert packed(here, tmp_path / "there") - {".torchxignore"} == expected
 
 
-def test_several_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_directories_become_one_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`a;b:c`, or TorchX's mapping, puts b into the directory c of the copy; each has its own
     ignore file.
     """
@@ -194,7 +200,7 @@ def test_the_first_ignore_file_counts(tmp_path: Path) -> None:
     assert packed(here, tmp_path / "there") == {"a", ".dockerignore", ".relightignore"}
 
 
-def test_what_is_never_meant(tmp_path: Path) -> None:
+def test_history_and_byte_code_stay_behind(tmp_path: Path) -> None:
     """History, virtual environment and byte code stay behind, unless they are taken back."""
     here = tmp_path / "here"
     fill(here, "main.py", ".git/HEAD", ".venv/bin/python", "p/__pycache__/m.pyc", ".gitignore")
@@ -222,7 +228,7 @@ def test_an_archive_holds_the_same(tmp_path: Path) -> None:
     assert os.readlink(there / "w/link") == "sub"
 
 
-def test_an_archive_of_nothing(tmp_path: Path) -> None:
+def test_an_archive_of_no_files_has_the_directory(tmp_path: Path) -> None:
     """The directory that files are put into is in the archive even if there are none."""
     file = io.BytesIO()
     workspaces.archive(str(tmp_path), file, prefix="w")
@@ -231,7 +237,7 @@ def test_an_archive_of_nothing(tmp_path: Path) -> None:
         assert [(m.name, m.isdir()) for m in tar.getmembers()] == [("w", True)]
 
 
-def test_errors_are_one_line(tmp_path: Path) -> None:
+def test_a_wrong_directory_is_an_error_of_one_line(tmp_path: Path) -> None:
     """No such directory is the user's error; a destination that can't be is the machine's."""
     with pytest.raises(UsageError, match="is not a directory"):
         workspaces.pack(str(tmp_path / "none"), str(tmp_path / "there"))
@@ -283,7 +289,7 @@ def test_patterns_mean_what_git_says(
 
 
 @needs_git
-def test_pattern_of_a_class_with_a_slash(tmp_path: Path) -> None:
+def test_no_class_of_letters_matches_the_slash_between_directories(tmp_path: Path) -> None:
     """No class, whatever it excludes, matches the slash between directories."""
     rules = patterns.parse(["a[!b]c", "/x[^y]z"])
     assert not patterns.ignored(rules, "x/z", False)
@@ -291,7 +297,7 @@ def test_pattern_of_a_class_with_a_slash(tmp_path: Path) -> None:
 
 
 @needs_git
-def test_git_state(tmp_path: Path) -> None:
+def test_git_state_has_commit_branch_and_changes(tmp_path: Path) -> None:
     """Commit, branch and whether anything differs from it, from anywhere in the work tree."""
     fill(tmp_path, "sub/main.py")
     git(tmp_path, "init", "-q", "-b", "topic/x")
@@ -309,7 +315,9 @@ def test_git_state(tmp_path: Path) -> None:
     assert workspaces.git_state(str(tmp_path)) == {**clean, "branch": ""}
 
 
-def test_git_state_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_git_or_a_repository_nothing_is_known_and_nothing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No repository, no git, or a git that does not answer: nothing is known, nothing fails."""
     assert workspaces.git_state(str(tmp_path)) == {}
     slow = tmp_path / "git"
