@@ -36,7 +36,6 @@ def test_an_event_is_written_with_its_name_and_fields(event: events.Event) -> No
 
 
 def test_every_event_has_an_example_here_and_words() -> None:
-    """A new event needs an example here, and with it words."""
     assert {type(event) for event in EXAMPLES} == set(events.Event.__args__)
 
 

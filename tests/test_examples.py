@@ -136,7 +136,7 @@ def test_digits_learns_to_read(uninterrupted: tuple[str, Path]) -> None:
 def test_digits_has_the_same_result_after_a_worker_was_killed(
     start: Start, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """Not a bit differs: be it rank 0, which saves, or another."""
+    """Not a bit differs, if rank 0 is killed, which saves, or another."""
     process = start(
         "run", "--nproc-per-node=2", "--max-restarts=2", "--log-dir=logs", DIGITS,
         stderr=subprocess.STDOUT,
@@ -189,7 +189,7 @@ def test_digits_goes_on_with_another_number_of_workers(
 def test_digits_gives_the_same_under_torchrun(
     launch: Launch, tmp_path: Path, uninterrupted: tuple[str, Path]
 ) -> None:
-    """Unmodified, bit for bit."""
+    """The script is unmodified; the result is the same bit for bit."""
     done = launch("--nproc-per-node=2", DIGITS, command=TORCHRUN, timeout=LIMIT_S, **OWN_STORE)
     assert done.returncode == 0, done.stderr
     assert done.stdout == uninterrupted[0]
@@ -245,7 +245,7 @@ def test_digits_leaves_a_whole_checkpoint_at_any_moment(launch: Launch, tmp_path
 def test_hello_ddp_prints_three_lines_a_rank(
     launcher: str, nproc: int, launch: Launch, tmp_path: Path
 ) -> None:
-    """Under relight and under torchrun."""
+    """It does so under relight and under torchrun."""
     arguments = ("--nnodes=1", f"--nproc-per-node={nproc}", HELLO)
     if launcher == "relight":
         done = launch(*WARM, *arguments, timeout=LIMIT_S)
@@ -305,7 +305,7 @@ def test_a_worker_computes_on_its_accelerator_or_all_do_on_the_cpu(
 
 
 def test_the_demo_shows_the_kill_the_restart_and_the_accuracy(start: Start, tmp_path: Path) -> None:
-    """And the resume; it leaves nothing."""
+    """It shows the resume as well, and leaves nothing."""
     process = start(
         DEMO,
         command=(sys.executable,),

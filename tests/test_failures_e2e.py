@@ -247,7 +247,7 @@ PEER_IS_GONE = "raised RuntimeError: "
 def test_in_a_job_of_torch_the_culprit_is_named_not_its_peers(
     text: str, first: str, exit_code: int, says: str, launch: Launch, script: Script
 ) -> None:
-    """Peers that lose their connection to it."""
+    """The peers lose their connection to it."""
     path = script(text)
     result = launch("run", "--nproc-per-node=3", path, timeout=110)
     report = report_of(result.stderr)
@@ -266,7 +266,7 @@ RAISES = "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('bad ba
 def test_the_launchers_own_error_file_has_torchs_schema(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Without a decorator in the script."""
+    """The script needs no decorator."""
     file = tmp_path / "made" / "error.json"
     launch("run", "--nproc-per-node=2", script(RAISES), TORCHELASTIC_ERROR_FILE=str(file))
     record = json.loads(file.read_text())
@@ -289,7 +289,7 @@ def test_the_launchers_own_error_file_has_torchs_schema(
 def test_an_error_file_that_cannot_be_written_changes_nothing(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """Neither the report nor the exit code, and nothing is left behind."""
+    """The report and the exit code stay, and nothing is left behind."""
     taken = tmp_path / "taken"
     taken.mkdir()
     result = launch("run", script(RAISES), TORCHELASTIC_ERROR_FILE=str(taken))

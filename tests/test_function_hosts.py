@@ -80,7 +80,7 @@ def test_results_of_other_hosts_come_back(call: Call, tmp_path: Path, hosts: Ssh
 def test_an_exception_on_another_host_is_raised_here(
     call: Call, tmp_path: Path, hosts: Sshd
 ) -> None:
-    """With its traceback."""
+    """It comes with its traceback."""
     result = call("""
         def work():
             if os.environ["RANK"] == "1":
@@ -96,7 +96,7 @@ def test_an_exception_on_another_host_is_raised_here(
 
 
 def test_a_host_that_is_not_there_is_named(call: Call, tmp_path: Path, hosts: Sshd) -> None:
-    """In one line, and nothing has run on the other."""
+    """The error is one line, and nothing has run on the other host."""
     result = call("""
         def work():
             raise SystemExit("it ran")

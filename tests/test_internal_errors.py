@@ -100,10 +100,9 @@ entry()
 def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
-    """Be that an agent or `relight coordinator`.
-
-    If a message has led to it, only the connection of the node that sent it ends; that node comes
-    again, but not at once, and says so once.
+    """The coordinator is an agent or `relight coordinator`. If a message has led to the exception,
+    only the connection of the node that sent it ends; that node comes again, but not at once, and
+    says so once.
     """
     code = BROKEN_LATER.format(method=method)
     where = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet", "--rdzv-id=job")
@@ -135,7 +134,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
 
 
 def test_without_descriptors_the_exit_code_is_4_and_a_line_says_why(tmp_path: Path) -> None:
-    """However few files may be open."""
+    """This holds however few files may be open."""
     for most in (11, 13, 15, 17):
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
         result = subprocess.run(

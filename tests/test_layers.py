@@ -152,7 +152,6 @@ def test_no_module_imports_from_the_folder_of_another_scheduler(path: Path) -> N
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)
 def test_the_core_touches_neither_machine_nor_clock_nor_chance(path: Path) -> None:
-    """core/ imports nothing that touches the machine, the clock or chance."""
     for name in imports(path):
         top = name.split(".")[0]
         assert top == "relight" or top in PURE_MAY_IMPORT, f"{path.name} imports {name}"

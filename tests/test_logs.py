@@ -43,7 +43,7 @@ def files_of(directory: Path) -> dict[str, str]:
 def test_redirects_sends_streams_to_files_and_tee_to_both(
     launch: Launch, tmp_path: Path, redirects: int, tee: int
 ) -> None:
-    """A bit for each stream."""
+    """Each stream has a bit."""
     output = say(launch, f"-r{redirects}", f"-t{tee}", "--log-dir=logs")
     expected = {}
     for bit, name, text, shown in ((1, "stdout", "out", output.stdout),
@@ -76,7 +76,7 @@ def test_redirects_and_tee_take_a_value_a_rank(launch: Launch, tmp_path: Path) -
 def test_the_filter_of_local_ranks_takes_their_console_not_their_files(
     launch: Launch, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """From the ranks that it does not name."""
+    """Ranks that the filter does not name lose the console."""
     everybody = say(launch, *flags, "--log-dir=all", count=3)
     filtered = say(launch, *flags, "--log-dir=some", "--local-ranks-filter=0,2", count=3)
     for all_lines, some_lines in zip(everybody, filtered, strict=True):

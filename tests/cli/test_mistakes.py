@@ -189,13 +189,13 @@ def test_flags_after_the_script_are_noted_once() -> None:
 def test_the_version_is_printed_for_a_command_as_well(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`relight COMMAND --version` prints the version."""
+    """The command is `relight COMMAND --version`."""
     assert main([command, "--version"]) == 0
     assert capsys.readouterr().out == f"relight {relight.__version__}\n"
 
 
 def test_relight_help_command_is_relight_command_help(capsys: pytest.CaptureFixture[str]) -> None:
-    """`relight help COMMAND` is `relight COMMAND --help`."""
+    """The commands are `relight help COMMAND` and `relight COMMAND --help`."""
     assert main(["help", "run"]) == 0
     assert capsys.readouterr().out.startswith("usage: relight run")
 

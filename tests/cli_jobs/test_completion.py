@@ -73,7 +73,7 @@ def test_bash_offers_the_right_words(completion: Path, line: str, expected: str)
 def test_fish_offers_the_right_words(
     relight: Command, tmp_path: Path, line: str, expected: str
 ) -> None:
-    """No file beside commands."""
+    """It offers no file beside commands."""
     path = tmp_path / "relight.fish"
     path.write_text(relight("completion", "fish").stdout)
     (tmp_path / "file").touch()
@@ -92,7 +92,7 @@ def test_fish_offers_the_right_words(
 def test_zsh_shows_the_right_words(
     relight: Command, tmp_path: Path, line: str, expected: str
 ) -> None:
-    """On a terminal when TAB is pressed."""
+    """It shows them on a terminal when TAB is pressed."""
     path = tmp_path / "relight.zsh"
     path.write_text(relight("completion", "zsh").stdout)
     command, own = [shell("zsh"), "-f", "-i"], {"HOME": str(tmp_path), "TERM": "dumb"}
@@ -136,7 +136,7 @@ def test_every_flag_is_completed(relight: Command) -> None:
 def test_each_shell_reads_its_file_without_complaint(
     relight: Command, tmp_path: Path, shell: str
 ) -> None:
-    """If it is installed; each line is a command of it."""
+    """A shell that is not installed is left out; each line is a command of it."""
     found = relight("completion", shell)
     assert (found.returncode, found.stderr) == (0, "")
     path = tmp_path / "completion"

@@ -46,7 +46,6 @@ def test_relight_help_has_a_line_for_each_command(relight: Command) -> None:
 
 
 def test_components_are_a_table_an_object_flags_and_source(relight: Command, place: Path) -> None:
-    """A table, an object, the flags of one, and its source to begin with."""
     rows = relight("components").stdout.splitlines()
     assert [row.split()[0] for row in rows] == ["COMPONENT", *components.names()]
     shown = json.loads(relight("components", "--json").stdout)
@@ -136,7 +135,6 @@ def test_configure_with_print_writes_nothing(relight: Command, place: Path) -> N
 def test_a_printed_component_can_be_submitted_as_it_is(
     relight: Command, place: Path, name: str
 ) -> None:
-    """What --print prints is a component that can be submitted as it is."""
     (place / "mine.py").write_text(relight("components", "--print", name).stdout)
     words = {
         "dist.ddp": ("--script", "a.py"), "dist.spmd": ("--script", "a.py", "-j", "1x1"),
@@ -158,7 +156,7 @@ def test_a_printed_component_can_be_submitted_as_it_is(
 def test_configure_leaves_out_a_broken_plug_in_by_name(
     relight: Command, place: Path, tmp_path: Path
 ) -> None:
-    """If it is asked for, that is an error."""
+    """A broken one that is asked for is an error."""
     info = tmp_path / "site" / "theirs-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")

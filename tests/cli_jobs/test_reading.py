@@ -34,7 +34,7 @@ def two(place: Path, ended: Ended) -> str:
 
 
 def test_status_shows_the_jobs_state_and_a_line_a_replica(relight: Command, two: str) -> None:
-    """By handle, by id, by TorchX's name of scheduler."""
+    """The job is named by handle, by id, or with TorchX's name of the scheduler."""
     app_id = two.rpartition("/")[2]
     for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
         found = relight("status", name)
@@ -89,7 +89,7 @@ def test_status_without_a_job_lists_the_agents_of_this_machine(
 
 
 def test_status_as_json_is_one_object(relight: Command, two: str) -> None:
-    """With all of it; --roles leaves the others out."""
+    """The object has all of the status; --roles leaves the others out."""
     found = json.loads(relight("status", "--json", two).stdout)
     assert (found["handle"], found["state"], found["exitcode"]) == (two, "SUCCEEDED", 0)
     assert [(role["role"], len(role["replicas"])) for role in found["roles"]] == [
@@ -127,7 +127,7 @@ def test_logs_of_one_replica_are_its_lines_as_they_are(relight: Command, ended: 
 
 
 def test_logs_of_several_replicas_name_the_replica_of_each_line(relight: Command, two: str) -> None:
-    """One alone has none."""
+    """The lines of a single one have no name."""
     only = ("--streams", "stdout")
     assert sorted(relight("logs", two, *only).stdout.splitlines()) == [
         "reader/0 reader 0", "trainer/0 trainer 0", "trainer/1 trainer 1"
@@ -210,7 +210,7 @@ def test_wait_ends_as_the_job_has(
 def test_the_list_has_what_runs_and_what_is_over_newest_first(
     relight: Command, ended: Ended, submitted: Submitted
 ) -> None:
-    """As a table and as JSON."""
+    """The list is a table, or JSON."""
     assert relight("list").stderr == "relight: there are no jobs\n"
     assert relight("list", "--json").stdout == "[]\n"
     bad = ended("utils.sh", "false")["handle"]
@@ -258,7 +258,7 @@ def test_a_job_that_its_scheduler_forgot_is_listed(
 
 
 def test_a_description_says_what_was_submitted_and_by_whom(relight: Command, place: Path) -> None:
-    """And from where, of which commit."""
+    """It also says from where, and of which commit."""
     git = ("git", "-c", "user.name=a", "-c", "user.email=a@b")
     (place / "train.py").write_text("print('x')\n")
     for words in (("init", "-q", "-b", "main"), ("add", "."), ("commit", "-q", "-m", "x")):

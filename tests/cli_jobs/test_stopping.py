@@ -45,7 +45,7 @@ def test_cancel_leaves_a_job_that_is_over_as_it_was(relight: Command, submitted:
 def test_cancel_and_delete_take_several_jobs(
     relight: Command, submitted: Submitted, tmp_path: Path
 ) -> None:
-    """By handle or by id."""
+    """Jobs are named by handle or by id."""
     handles = [submitted("utils.sh", "sleep", "300") for _ in range(3)]
     names = [handles[0], *(handle.rpartition("/")[2] for handle in handles[1:])]
     found = relight("cancel", *names)

@@ -337,7 +337,7 @@ def test_a_job_runs_in_a_copy_of_the_workspace(relight: Command, tmp_path: Path)
 
 
 def test_a_letter_that_the_terminal_lacks_is_shown_escaped(relight: Command) -> None:
-    """It is shown escaped, and ends nothing."""
+    """It ends nothing."""
     found = relight("submit", "--dryrun", "utils.echo", "--msg", "…", PYTHONIOENCODING="latin-1")
     assert found.returncode == 0
     assert r"\u2026" in found.stdout

@@ -256,7 +256,7 @@ def test_broken_settings_stop_each_command_with_their_name(
 
 @pytest.mark.parametrize("word", ["--dryrun", "-s"])
 def test_a_flag_of_submit_after_the_component_is_refused(relight: Command, word: str) -> None:
-    """It is refused, with where it belongs."""
+    """The error says where it belongs."""
     found = relight("submit", "dist.ddp", word, "--script", "a.py")
     assert found.returncode == 2
     assert found.stderr.endswith("it stands before dist.ddp\n")
@@ -275,7 +275,7 @@ def test_a_wrong_value_of_the_settings_is_told_with_its_file(relight: Command, p
 def test_output_on_a_full_disk_is_an_error_of_one_line(
     relight: Command, place: Path, words: tuple[str, ...]
 ) -> None:
-    """With the machine's exit code."""
+    """The exit code is the machine's."""
     command = [sys.executable, "-m", "relight", *words]
     with open("/dev/full", "w") as full:
         found = subprocess.run(

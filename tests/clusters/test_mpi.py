@@ -84,7 +84,6 @@ def test_several_agents_on_a_host_are_refused_with_the_remedy(mpi: Mpi) -> None:
 
 
 def test_nnodes_says_that_each_process_of_a_host_is_a_node(mpi: Mpi) -> None:
-    """On one machine, --nnodes says that each process is a node."""
     text, code = relight(mpi, "node1", "-np", "3", "--host", "node1:3", more=("--nnodes=3",))
     assert code == 0, text
     assert [(worker.rank, worker.world) for worker in seen(text)] == [(0, 3), (1, 3), (2, 3)]

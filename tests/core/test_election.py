@@ -51,7 +51,7 @@ def started(size: int, *, alone: bool = False) -> World:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 7])
 def test_the_first_host_coordinates_if_all_start_at_once(size: int) -> None:
-    """And it stays so."""
+    """It stays the coordinator."""
     world = started(size)
     assert world.leaders() == [0]
     world.run(20.0)
@@ -113,7 +113,7 @@ def test_half_of_the_hosts_decide_if_the_first_is_among_them() -> None:
 
 @pytest.mark.parametrize("hosts", range(1, 8))
 def test_any_two_majorities_have_a_host_in_common(hosts: int) -> None:
-    """And no set and its rest are both without one."""
+    """No set of hosts and its rest are both without a majority."""
     subsets = [{i for i in range(hosts) if bits >> i & 1} for bits in range(1 << hosts)]
     deciding = [s for s in subsets if is_majority(s, hosts)]
     assert all(a & b for a in deciding for b in deciding)
@@ -133,7 +133,7 @@ def test_a_host_that_hears_nothing_does_not_disturb_the_others() -> None:
 
 
 def test_a_coordinator_that_was_frozen_resigns_in_its_first_step() -> None:
-    """Before it says anything else."""
+    """It resigns before it says anything else."""
     world = started(3)
     world.hosts[0].frozen = True
     world.run(6.0)
@@ -307,7 +307,7 @@ def test_a_higher_candidate_gives_way() -> None:
 
 
 def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:
-    """After three times vote_s, not before."""
+    """It goes on after three times vote_s, not before."""
     world = started(2, alone=True)
     world.crash(0)
     world.run(5.7)
@@ -343,7 +343,7 @@ def test_a_frozen_host_listens_before_it_goes_on_alone() -> None:
 
 
 def test_with_takeover_alone_a_healed_network_has_one_coordinator() -> None:
-    """Within a few seconds."""
+    """This takes a few seconds."""
     for seed in range(40):
         world = simulate(seed, alone=True)
         world.cut.clear()

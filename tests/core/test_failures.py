@@ -151,7 +151,7 @@ def test_the_same_failure_is_told_once() -> None:
 
 
 def test_equal_signals_and_exit_codes_are_one_cause() -> None:
-    """Unless the agent had asked for the end."""
+    """An end that the agent had asked for is another one."""
     killed = [end(r, -SEGV) for r in (0, 1)]
     assert len(diagnose(killed).same) == 1
     assert diagnose(killed).headline().startswith("ranks 0-1 were killed by SIGSEGV")
@@ -212,7 +212,7 @@ def test_the_first_line_names_the_exception_only_if_it_ended_the_worker(
     ],
 )
 def test_the_job_has_the_exit_code_of_its_root_cause(failure: Failure, expected: int) -> None:
-    """Or the one that it would have had, had the agent not been quicker."""
+    """The exit code is the one that the cause would have had, had the agent not been quicker."""
     assert diagnose([failure]).exit_code == expected
 
 
@@ -384,7 +384,7 @@ ENDS = st.builds(
 @settings(max_examples=500)
 @given(st.lists(ENDS, min_size=1, max_size=8))
 def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[Failure]) -> None:
-    """One cause of the best class; the exit code is not 0."""
+    """One cause of the best class comes first; the exit code is not 0."""
     ends = [each._replace(rank=rank) for rank, each in enumerate(ends)]
     diagnosis = diagnose(ends)
     assert classify(diagnosis.root) is min(map(classify, ends))

@@ -197,7 +197,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
 
 
 def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
-    """Sooner or later, as it was there before or not."""
+    """Patience is longer or shorter if the coordinator was there before or not."""
     for played, limit_s in ((Played(), TERMS.seek_s), (Played().connected(), TERMS.rejoin_s)):
         if played.link.state is State.CONNECTED:
             played.lost()
@@ -221,7 +221,7 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
 
 
 def test_each_reason_for_waiting_is_told_once() -> None:
-    """And only after a second."""
+    """It is told after a second, not before."""
     played = Played()
     assert played.step(Nowhere("a", 0.2)) == []
     (said,) = played.step(Nowhere("a", 0.2), 1.0)

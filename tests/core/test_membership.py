@@ -192,7 +192,6 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
 
 
 def test_the_job_ends_well_when_the_last_node_is_done() -> None:
-    """The job ends well when the last worker of the last node has ended well."""
     table(2, 2).play("""
         0 a b joins
         -> form 0: a b

@@ -180,7 +180,7 @@ def test_a_loss_while_nothing_runs_does_not_pay_for_a_later_failure() -> None:
 
 
 def test_nodes_can_be_lost_one_after_the_other_and_come_again() -> None:
-    """Down to none."""
+    """The last one can be lost, too."""
     table(1, 2).play("""
         0 a b joins
         -> form 0: a b
@@ -258,7 +258,7 @@ def test_a_node_that_reconnects_before_it_is_lost_is_confirmed() -> None:
 
 
 def test_a_node_that_reconnects_without_workers_makes_all_start_again() -> None:
-    """At no cost."""
+    """No restart is spent."""
     game = table(2, 2, 0).play("""
         0 a b joins
         -> form 0: a b

@@ -54,7 +54,7 @@ def test_the_rarest_value_comes_first() -> None:
 
 
 def test_of_many_hosts_four_are_named_and_the_rest_counted() -> None:
-    """In natural order."""
+    """Hosts are in natural order."""
     others = {f"node{i}": {"torch": "2.13.0"} for i in range(1, 16)}
     (line,) = compare(others, "bad", {"torch": "2.12.0"})
     assert line.endswith("2.12.0 on bad, 2.13.0 on node1, node2, node3 and 12 more")

@@ -91,7 +91,6 @@ def test_a_worker_learns_its_place_from_torchruns_variables(
 def test_a_worker_with_a_virtual_local_rank_sees_its_device_alone(
     variable: str | None, local_rank: int, device: str
 ) -> None:
-    """A worker sees the device of its local rank alone."""
     assert visible_device(variable, local_rank) == device
 
 

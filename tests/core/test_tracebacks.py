@@ -123,7 +123,7 @@ EXPECTED = [
 def test_real_output_is_read_as_what_happened(
     name: str, kind: Kind, type_: str, message: str, place: str | None, source: str
 ) -> None:
-    """And the script's line is found."""
+    """The script's line is found."""
     report = from_stderr(read(name))
     assert report is not None
     where = "" if place is None else place if ".py" in place else f"train.py:{place}"
@@ -310,7 +310,7 @@ def test_cleaned_text_has_nothing_that_moves_a_cursor_hides_or_reorders() -> Non
 
 
 def test_the_last_lines_that_say_something_are_kept() -> None:
-    """Without the prefix that torch gives them."""
+    """The prefix that torch gives them is dropped."""
     assert last_lines("a\n\nb\n[rank0]: c\n \n") == ("a", "b", "c")
     assert last_lines("") == ()
 
@@ -362,7 +362,7 @@ def test_no_order_of_lines_breaks_the_reader(text: str) -> None:
 def test_no_change_to_a_real_traceback_breaks_the_reader(
     name: str, edits: list[tuple[int, int, str]]
 ) -> None:
-    """No cut, gap or insertion."""
+    """Changes are cuts, gaps and insertions."""
     text = read(name)
     for position, size, new in edits:
         position %= len(text) + 1
@@ -373,7 +373,6 @@ def test_no_change_to_a_real_traceback_breaks_the_reader(
 @settings(max_examples=100)
 @given(st.sampled_from(list(SAMPLES)), LINES)
 def test_an_exception_is_found_whatever_was_printed_before_it(name: str, before: list[str]) -> None:
-    """Some lines before it."""
     report = from_stderr(read(name))
     assert report is not None
     later = from_stderr("\n".join([*before, *["epoch done"] * 12, ""]) + read(name))

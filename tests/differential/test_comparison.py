@@ -28,7 +28,7 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, Rec
 def test_what_varies_from_run_to_run_is_no_mismatch(
     recordings: tuple[Recording, Recording],
 ) -> None:
-    """Ports, pids, directories, random names."""
+    """Ports, pids, directories and random names vary."""
     assert mismatches(*recordings) == []
     assert len(flat(recordings[0])) > 300
 
@@ -36,7 +36,6 @@ def test_what_varies_from_run_to_run_is_no_mismatch(
 def test_a_change_of_any_recorded_thing_is_a_mismatch_with_its_name(
     recordings: tuple[Recording, Recording],
 ) -> None:
-    """A change of any one thing that was recorded is a mismatch with its name."""
     first, second = recordings
     fields = [field for field in flat(first) if field != "says"]
     for field in fields:

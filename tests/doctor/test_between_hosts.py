@@ -102,7 +102,6 @@ def test_two_nodes_that_cannot_reach_each_other_are_the_only_finding(
 
 
 def test_where_packets_pass_one_way_the_dead_direction_is_named(lab: Lab, tmp_path: Path) -> None:
-    """Where packets pass in one direction alone, it says which one is dead."""
     lab.block("node3", "node2")
     for report in diagnose(lab, commands(THREE), tmp_path).values():
         finding = report.one("nothing gets through in this direction")

@@ -48,13 +48,12 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
     ],
 )
 def test_who_listens_is_known_by_its_first_bytes(data: bytes, closed: bool, what: str) -> None:
-    """Who listens is known by the first bytes that it answers."""
     assert what in answer_of(data, closed=closed)
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
-    """And none puts control characters on a terminal."""
+    """None puts control characters on a terminal."""
     assert answer_of(data, closed=closed).isprintable()
 
 
@@ -181,7 +180,6 @@ def test_a_look_at_the_endpoint_takes_two_seconds_at_most(serve: Serve) -> None:
 
 
 def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
-    """Whatever goes wrong while looking, the reason of the timeout is still told."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "look", lambda *_: 1 / 0)
         assert doctor.at_timeout("gpu-01", 29400) == [
@@ -193,7 +191,6 @@ def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
 
 
 def test_without_a_number_of_nodes_one_machines_view_is_told(launch: Launch, serve: Serve) -> None:
-    """With an endpoint and no number of nodes, one machine's view of it is told."""
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
     assert "is taken by a program" in result.stdout

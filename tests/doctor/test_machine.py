@@ -184,7 +184,7 @@ def test_a_process_that_has_a_gpu_open_is_named(tmp_path: Path) -> None:
 
 
 def test_without_flags_this_machine_is_checked(launch: Launch, tmp_path: Path) -> None:
-    """And told as JSON if wanted."""
+    """The findings are told as JSON if wanted."""
     result = launch("doctor", "--json", TMPDIR=str(tmp_path))
     told = json.loads(result.stdout)
     assert told["nodes"] == []

@@ -62,7 +62,7 @@ def greeting(**hello: object) -> bytes:
 def test_a_peer_without_the_greeting_gets_no_answer(
     ends: Ends, security: Security, data: bytes, words: str
 ) -> None:
-    """And the owner does not hear of it."""
+    """The owner does not hear of it."""
     ends.listen(security)
     client = ends.raw(data)
     assert read_all(client, ends) == b""

@@ -178,7 +178,7 @@ def test_a_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -
 def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
     loop: FastLoop, screen: Screen
 ) -> None:
-    """After some seconds."""
+    """It is broken after some seconds."""
     dots, other = Stream(screen.console), Stream(screen.console)
     dots.feed(b".")
     loop.sleep(0.2)

@@ -356,7 +356,7 @@ names = st.sampled_from(["GPU-00", "GPU-1", "GPU-", "GPU-2200d5", "GPU-9", "1", 
 @settings(max_examples=400)
 @given(text=st.lists(numbers).map(",".join) | st.lists(names).map(",".join))
 def test_torch_counts_as_many_gpus(text: str) -> None:
-    """By its reading of CUDA_ and HIP_VISIBLE_DEVICES, for the same GPUs."""
+    """Torch reads CUDA_ and HIP_VISIBLE_DEVICES for the same GPUs."""
     import torch.cuda
 
     listed = [devices.Device(n, pci, fake.uuid_of(3 - n)) for n, pci in enumerate(PCI)]
@@ -385,7 +385,7 @@ def test_torch_counts_as_many_gpus(text: str) -> None:
 @settings(max_examples=100)
 @given(mask=st.lists(st.sampled_from(["0", "1", "2", " 3", "5"]), min_size=1).map(",".join))
 def test_torch_reads_ze_affinity_mask_in_the_same_way(mask: str) -> None:
-    """For the devices that are there."""
+    """Both read it for the devices that are there."""
     import torch.xpu
 
     listed = [devices.Device(n, pci) for n, pci in enumerate(PCI)]

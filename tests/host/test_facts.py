@@ -23,7 +23,7 @@ def environment_with(path: Path, *names: str, version: str = "3.11") -> str:
 
 
 def test_the_facts_are_those_of_this_interpreter_and_script(tmp_path: Path) -> None:
-    """Versions, the script's hash and its arguments."""
+    """Facts are versions, the script's hash and its arguments."""
     script = tmp_path / "train.py"
     script.write_text("print(1)\n")
     facts = collect(script=str(script), arguments=["--lr", "0.1"], is_file=True)
@@ -80,7 +80,6 @@ def test_an_interpreter_with_two_package_folders_says_nothing_about_torch(tmp_pa
 
 
 def test_a_linked_environment_has_this_python_and_its_own_torch(tmp_path: Path) -> None:
-    """A virtual environment that links to this interpreter has its Python and its own torch."""
     python = environment_with(tmp_path, "torch", "torch-1.0.dist-info")
     Path(python).symlink_to(os.path.realpath(sys.executable))
     facts = collect(script="x", arguments=[], is_file=False, python=python)

@@ -88,13 +88,13 @@ def test_every_mode_binds_as_promised_on_a_server_with_eight_gpus(
 
 
 def test_a_worker_is_bound_near_its_gpu_whatever_its_rank(tmp_path: Path) -> None:
-    """In whatever order the GPUs are on the nodes."""
+    """GPUs may be on the nodes in any order."""
     root = machine(tmp_path, DUAL_SOCKET, (3, 1, 3, 0))
     assert masks("node", 4, DUAL_SOCKET, root) == [NODE[3], NODE[1], NODE[3], NODE[0]]
 
 
 def test_cuda_visible_devices_decides_which_gpu_a_worker_has(tmp_path: Path) -> None:
-    """By number, by UUID, and by the name of an old MIG instance."""
+    """It names GPUs by number, by UUID, or by the name of an old MIG instance."""
     root = machine(tmp_path, DUAL_SOCKET, (0, 1, 2, 3))
     for text, expected in (
         ("3,1", [NODE[3], NODE[1]]),
@@ -281,7 +281,6 @@ def lose(path: str, root: Path) -> None:
 def test_what_cannot_be_done_is_one_line_with_the_flag_and_a_hint(
     tmp_path: Path, mode: str, harm: Callable[[Path], None], message: str
 ) -> None:
-    """What can't be done is one line that names the flag and the thing, and a hint."""
     fake.add_cpus(tmp_path, SMALL)
     harm(tmp_path)
     with pytest.raises(UsageError, match=message) as caught:
@@ -373,7 +372,7 @@ def test_every_mask_is_within_what_is_allowed(
 @settings(max_examples=60)
 @given(layouts, st.integers(1, 16))
 def test_with_as_many_workers_on_every_node_all_cpus_are_used(layout: Layout, each: int) -> None:
-    """By `exclusive`, exactly once."""
+    """With `exclusive` each is used exactly once."""
     root = built(layout, ())
     nproc = min(each, layout.cores) * len(layout.all_nodes())
     for mode in ("node", "socket", "exclusive"):
@@ -482,7 +481,7 @@ def test_workers_run_where_they_were_bound(
 def test_more_workers_than_cores_end_the_command_with_exit_code_2(
     launch: Launch, script: Callable[[str], Path]
 ) -> None:
-    """With `exclusive`: one line and a hint."""
+    """This is so with `exclusive`; there is one line and a hint."""
     cpus = len(os.sched_getaffinity(0))
     result = launch(
         "run",

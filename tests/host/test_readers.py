@@ -52,7 +52,7 @@ def test_without_a_descriptor_for_the_terminal_modules_output_has_no_colours(
 
 
 def test_the_last_64_kb_of_a_stream_are_kept(loop: FastLoop) -> None:
-    """For the report; not much more is."""
+    """They are kept for the report; not much more is."""
     ours, theirs = channel(-1)
     reader = PipeReader(loop, ours, None)
     for number in range(400):

@@ -99,7 +99,7 @@ def bound(place: Path) -> Callable[..., dict[str, Any]]:
 def test_words_become_values_of_the_parameters_types(
     bound: Callable[..., Any], words: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
-    """And what is for the program arrives as it is."""
+    """What is for the program arrives as it is."""
     assert bound(*words) == expected
 
 
@@ -128,7 +128,7 @@ def test_words_become_values_of_the_parameters_types(
 def test_words_that_do_not_fit_are_refused_by_name(
     bound: Callable[..., Any], words: tuple[str, ...], text: str
 ) -> None:
-    """With what is expected."""
+    """The error says what is expected."""
     with pytest.raises(UsageError) as caught:
         bound(*words)
     assert text in caught.value.message
@@ -190,7 +190,7 @@ def test_annotations_may_be_texts_as_from_future_makes_them(place: Path) -> None
 def test_a_parameter_before_the_rest_keeps_its_value_or_default(
     place: Path, words: tuple[str, ...], expected: tuple[object, ...]
 ) -> None:
-    """As in TorchX, one may stand before `*args`."""
+    """TorchX, too, allows a parameter before `*args`."""
     head = "def f(script: str, n: int = 3, *rest: str, lr: str = '0.1', a: object = None):"
     (place / "c.py").write_text(f"{head} return script, n, rest, lr\n")
     function = loading.find("c.py:f")
@@ -211,7 +211,7 @@ def test_the_command_line_takes_precedence_over_values_and_settings(place: Path)
 
 @pytest.mark.parametrize("given", [{"a": "x"}, {"a": True}, {"a": 1.5}, {"nope": 1}, {}])
 def test_a_value_from_json_of_another_type_is_refused(place: Path, given: dict[str, Any]) -> None:
-    """And an unknown name, and a missing one."""
+    """An unknown name and a missing one are refused as well."""
     (place / "c.py").write_text("def f(a: int): ...\n")
     signature = arguments.signature_of("c.py:f", loading.find("c.py:f"))
     with pytest.raises(UsageError):

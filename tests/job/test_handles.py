@@ -63,7 +63,7 @@ def test_a_printed_handle_is_read_as_it_was(scheduler: str, session: str, app_id
 
 
 def test_a_recorded_job_is_found_by_its_id_alone() -> None:
-    """By the one here, and by the one that its scheduler gave."""
+    """The id is the one here, or the one that the scheduler gave."""
     record("train-x3b")
     record("other-y4c", app_id="77", scheduler="slurm", handle="slurm://relight/77")
     assert handles.parse("train-x3b") == Handle("local", "relight", "train-x3b")
@@ -87,7 +87,7 @@ def test_a_part_of_a_recorded_job_is_found_by_the_jobs_id(
 
 
 def test_an_unknown_id_is_answered_with_the_nearest() -> None:
-    """Or with where to look."""
+    """If none is near, the answer is where to look."""
     record("train-x3b")
     with pytest.raises(UsageError, match="there is no job train-x3c") as caught:
         handles.parse("train-x3c/train/0")

@@ -54,7 +54,7 @@ def test_each_built_in_component_loads(name: str) -> None:
 
 
 def test_a_component_is_found_by_file_module_and_package(place: Path) -> None:
-    """In a package with its relative imports."""
+    """Relative imports of a package work."""
     (place / "good.py").write_text(GOOD)
     package = place / "pack"
     package.mkdir()
@@ -109,7 +109,7 @@ def test_a_wrong_file_is_an_error_of_one_line_with_its_place(
 
 
 def test_the_component_that_was_probably_meant_is_told(place: Path) -> None:
-    """Or the file, in the hint."""
+    """So is the file; both are in the hint."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (
         ("utils.ecoh", "did you mean utils.echo?"),
@@ -124,7 +124,7 @@ def test_the_component_that_was_probably_meant_is_told(place: Path) -> None:
 def test_packages_add_components_below_their_alias(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the group relight.components, the functions of a module."""
+    """The entry point group relight.components adds the functions of a module."""
     (place / "theirs.py").write_text(GOOD)
     for number, alias in enumerate(("team", "_hidden")):
         info = place / f"p{number}-1.0.dist-info"

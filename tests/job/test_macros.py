@@ -46,7 +46,7 @@ def test_a_macro_without_a_value_stays() -> None:
 
 
 def test_macros_count_in_arguments_variables_and_metadata() -> None:
-    """In all depths of metadata; not in names, image, entrypoint."""
+    """They count in all depths of metadata; not in names, image, entrypoint."""
     role = Role(
         name="${app_id}",
         image="${app_id}",

@@ -103,7 +103,7 @@ def test_as_many_workers_as_gpus(h: str, j: str, expected: Nodes) -> None:
     ],
 )
 def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: str) -> None:
-    """Or of another form."""
+    """Nodes of another form are refused as well."""
     with pytest.raises(UsageError) as caught:
         parse_nodes_of(h, j)
     assert message in caught.value.message
@@ -123,7 +123,7 @@ def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: s
     ],
 )
 def test_a_name_is_split_at_its_first_slash(name: str, experiment: str, run: str) -> None:
-    """Into EXPERIMENT/RUN; what is not there comes from the script."""
+    """Its parts are EXPERIMENT/RUN; a missing one comes from the script."""
     assert parse_name(name, "dir/my.train.py", None) == Name(experiment, run)
 
 

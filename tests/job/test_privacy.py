@@ -97,7 +97,7 @@ def test_a_variable_whose_name_is_only_similar_stays(name: str) -> None:
     ],
 )
 def test_what_follows_a_secrets_name_in_a_command_is_hidden(text: str, expected: str) -> None:
-    """And nothing more."""
+    """Nothing more is hidden."""
     assert privacy.of_text(text) == expected
 
 
@@ -125,7 +125,7 @@ def test_names_that_begin_like_a_token_stay() -> None:
 
 
 def test_the_word_after_a_secrets_flag_is_hidden() -> None:
-    """Whatever it looks like."""
+    """The word may look like anything."""
     words = [
         "a.py",
         "--api-key",
@@ -163,7 +163,7 @@ def test_a_directory_and_a_port_are_no_secrets() -> None:
 
 
 def test_no_part_of_a_kept_app_has_the_secret() -> None:
-    """And all else is there."""
+    """All else is there."""
     role = specs.Role(
         name="r",
         image="i",
@@ -185,7 +185,7 @@ def test_no_part_of_a_kept_app_has_the_secret() -> None:
 
 
 def test_of_the_environment_only_what_bears_on_a_job_is_kept() -> None:
-    """And no secret of it."""
+    """No secret of it is kept."""
     found = privacy.of_environment(
         {"CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_ID": "1", "TORCH_TOKEN": SECRET, "HF_HOME": "/x",
          "OTHER": SECRET}

@@ -82,7 +82,7 @@ def test_the_newest_job_is_found_in_any_time_zone() -> None:
 
 
 def test_jobs_are_listed_newest_first() -> None:
-    """By when they were submitted."""
+    """The time of submission counts."""
     for day in (2, 3, 1):
         records.write(f"a-{day}", whole(f"a-{day}", submitted=f"2026-01-0{day}T00:00:00+00:00"))
     assert [record["id"] for record in records.every()] == ["a-3", "a-2", "a-1"]
@@ -137,7 +137,7 @@ def test_text_that_is_no_id_is_refused(name: str) -> None:
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    """With the variable that says another."""
+    """So is the variable that says another."""
     (tmp_path / "state").write_text("")
     with pytest.raises(MachineError, match=f"{tmp_path}/state/jobs/a-1: Not a dir") as caught:
         records.write("a-1", whole("a-1"))

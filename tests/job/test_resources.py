@@ -219,7 +219,7 @@ def test_a_variable_that_names_no_module_of_resources_is_refused(
 
 
 def test_packages_add_named_resources(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the group relight.named_resources; known ones keep their meaning."""
+    """The group relight.named_resources adds names; known ones keep their meaning."""
     from relight.env import Environment
 
     (place / "their_machines.py").write_text(

@@ -109,7 +109,7 @@ def test_below_the_minimum_survivors_wait_for_a_replacement(lab: Lab, tmp_path: 
 
 
 def test_with_too_few_nodes_the_job_ends_after_the_join_timeout(lab: Lab, tmp_path: Path) -> None:
-    """With exit code 3 on all nodes."""
+    """It ends with exit code 3 on all nodes."""
     job = Job(lab, tmp_path, *c10d("node1", "2", "--rdzv-conf=join_timeout=3"))
     agents = [job.start("node1"), job.start("node2")]
     job.until_runs(agents, 2)

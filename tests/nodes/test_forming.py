@@ -144,7 +144,6 @@ def test_newcomers_are_let_in_together_and_spares_wait(lab: Lab, tmp_path: Path)
 
 
 def test_two_jobs_at_one_endpoint_do_not_see_each_other(lab: Lab, tmp_path: Path) -> None:
-    """Jobs with different ids share an endpoint and do not see each other."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     flags = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1")

@@ -92,7 +92,7 @@ def test_of_two_hosts_of_the_endpoints_name_the_one_with_its_address_coordinates
 
 
 def test_agents_of_one_pid_are_different_nodes(lab: Lab, tmp_path: Path) -> None:
-    """In containers of one host or of several."""
+    """They run in containers of one host or of several."""
     job = Job(lab, tmp_path, *c10d("node1", "3", "--max-restarts=1"))
     agents = [job.start(host, under=OWN_PIDS) for host in ("node1", "node1", "node2")]
     job.until_runs(agents, 3)
@@ -139,7 +139,6 @@ def test_the_endpoint_may_resolve_to_loopback_on_its_own_host(
 def test_with_several_networks_workers_use_the_one_of_the_endpoint(
     lab: Lab, tmp_path: Path
 ) -> None:
-    """On machines with several networks the workers use the one of the endpoint."""
     for number, name in enumerate(HOSTS, 1):
         check(lab, name, "ip", "addr", "add", f"10.88.0.{number}/24", "dev", "eth0")
         check(lab, name, "ip", "addr", "add", f"172.17.0.1{number}/32", "dev", "lo")
@@ -152,7 +151,6 @@ def test_with_several_networks_workers_use_the_one_of_the_endpoint(
 
 
 def test_local_addr_of_the_first_node_is_what_the_others_are_told(lab: Lab, tmp_path: Path) -> None:
-    """--local-addr is what the others are told, if this node is the first."""
     check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
     agents = [job.start("node1", "--local-addr=10.88.0.1"), job.start("node2")]

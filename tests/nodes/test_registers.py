@@ -77,7 +77,7 @@ def test_the_others_go_on_without_a_killed_coordinator(
 def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
-    """Of two `relight coordinator`, the other takes over."""
+    """The other `relight coordinator` takes over."""
     job = Job(here, tmp_path, *flags, "--nnodes=2", "--rdzv-conf=is_host=0")
     first = coordinator(here, tmp_path, "first", *flags)
     until(lambda: "coordinating job" in first[1].read_text())
@@ -98,7 +98,7 @@ def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     assert second[0].wait(30) == 0
 
 
-def test_a_coordinator_paused_past_its_lease_can_not_act(
+def test_a_coordinator_paused_past_its_lease_cannot_act(
     flags: tuple[str, ...], here: OneMachine, tmp_path: Path
 ) -> None:
     """It was replaced and then continued: its group has ended."""

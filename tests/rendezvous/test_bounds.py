@@ -25,7 +25,6 @@ from relight.values import MOST_SECONDS
     ],
 )
 def test_a_number_that_no_clock_could_count_is_refused(text: str) -> None:
-    """A number that no clock could count is refused by the name of its key."""
     with pytest.raises(UsageError, match=re.escape(f"--rdzv-conf: {text}: expected")):
         parse((tuple(text.split("=")),), "file")
 

@@ -230,7 +230,7 @@ def test_an_evicted_holder_that_is_back_has_another_revision(new: New) -> None:
 
 
 def test_an_eviction_never_hits_a_successor(new: New) -> None:
-    """Also if that is the same with the same value."""
+    """Neither does it if that is the same holder with the same value."""
     first, second = new(), new()
     second.evict(NOBODY)
     dead = first.hold("first", LONG_S)

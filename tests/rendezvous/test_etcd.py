@@ -245,7 +245,7 @@ def test_the_holder_stays_the_holder_when_a_member_is_lost(
 def test_the_holder_stays_the_holder_when_the_leader_is_lost(
     cluster: EtcdCluster, backend: str, registers: New
 ) -> None:
-    """And the next election works."""
+    """The next election works."""
     place = Place(backend, cluster.endpoint, f"leader {random.random()}")
     first, second = registers(place), registers(place)
     mine = first.hold("first", LONG_S)
@@ -404,7 +404,7 @@ def test_leases_that_are_no_longer_used_are_given_back(server: EtcdServer, regis
 def test_a_holder_whose_lease_was_revoked_takes_the_register_again(
     server: EtcdServer, registers: New
 ) -> None:
-    """If nobody has it."""
+    """It does so if nobody has the register."""
     place = Place("etcd", server.endpoint, "revoked")
     first, second = registers(place), registers(place)
     before = first.hold("first", LONG_S)

@@ -147,7 +147,6 @@ def test_an_endpoint_may_be_a_name_or_an_ipv6_address(
 
 
 def test_wrong_settings_are_refused_when_the_register_is_opened() -> None:
-    """What is wrong in --rdzv-conf is refused when the register is opened."""
     with pytest.raises(UsageError, match="protocol=ftp"):
         etcd.open("host", "job", {"protocol": "ftp"})
     with pytest.raises(UsageError, match="protocol=ftp"):

@@ -85,7 +85,6 @@ def test_a_server_that_asks_for_no_certificates_is_verified(
 def test_a_server_of_another_authority_is_never_talked_to(
     tls: EtcdServer, strangers: Certificates, backend: str, registers: New
 ) -> None:
-    """A server whose certificate another authority signed is never talked to."""
     register = registers(Place(backend, tls.endpoint, "tls"), **pairs(backend, strangers))
     with pytest.raises(UsageError, match=f"{tls.endpoint}: its certificate is not accepted: ") as e:
         register.hold("a", LONG_S)
@@ -173,7 +172,7 @@ def test_one_bad_member_of_several_does_no_harm(
 def test_files_that_are_no_certificates_are_refused_by_their_setting(
     files: Certificates, strangers: Certificates, backend: str, tmp_path: Path
 ) -> None:
-    """Before anything starts."""
+    """They are found before anything starts."""
     text = tmp_path / "text"
     text.write_text("no certificate")
     names = NAMES[backend]
@@ -300,7 +299,7 @@ def test_a_server_without_users_takes_everybody(
 
 
 def test_a_missing_or_empty_password_file_is_refused(backend: str, tmp_path: Path) -> None:
-    """Before anything starts."""
+    """It is found before anything starts."""
     empty = tmp_path / "empty"
     empty.write_text("\n")
     for path, says in ((empty, "the file is empty"), ("/gone", "No such file")):

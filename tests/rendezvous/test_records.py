@@ -175,7 +175,7 @@ def plug_ins(tmp_path: Path) -> str:
 def test_a_plug_in_that_breaks_its_promise_is_named(
     plug_ins: str, launch: Launch, verb: str, backend: str, says: str
 ) -> None:
-    """And nothing is started."""
+    """Nothing is started."""
     flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=/x", "--rdzv-id=job")
     more = ("--nnodes=2", "--no-python", "true") if verb == "run" else ()
     result = launch(verb, *flags, *more, PYTHONPATH=plug_ins)

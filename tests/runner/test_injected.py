@@ -30,7 +30,7 @@ def injected(
 
 
 def test_each_role_has_the_jobs_handle_and_session() -> None:
-    """Under both names; its own variables stay."""
+    """The session stands under both names; a role's own variables stay."""
     first, second = injected()
     number = first["TORCHX_INTERNAL_SESSION_ID"]
     assert first == {
@@ -75,7 +75,7 @@ def test_a_runners_own_session_is_in_both_handles() -> None:
 def test_the_parent_is_the_one_given_or_that_of_the_environment(
     said: str, env: dict[str, str], expected: str | None
 ) -> None:
-    """With neither there is no variable."""
+    """If there is neither, there is no variable."""
     (found, _) = injected(parent=said, **env)
     assert found.get("TORCHX_PARENT_RUN_ID") == found.get("RELIGHT_PARENT_RUN_ID") == expected
 

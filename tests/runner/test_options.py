@@ -98,7 +98,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
     ],
 )
 def test_a_wrong_text_is_refused_by_name(text: str, message: str, hint: str) -> None:
-    """With what is expected or near."""
+    """The error says what is expected or near."""
     with pytest.raises(UsageError) as caught:
         resolved(text)
     assert message in caught.value.message

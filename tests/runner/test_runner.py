@@ -92,7 +92,7 @@ def test_a_submitted_job_has_the_schedulers_id_and_a_record(
 def test_a_prepared_job_is_sent_as_it_was_shown(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """And once."""
+    """It is sent once."""
     job = runner.dryrun(*ECHO)
     handle = runner.submit(job)
     assert scheduler.jobs["1"] is job.request
@@ -338,7 +338,7 @@ def test_a_handle_may_name_roles_and_replicas(
 def test_all_recorded_jobs_are_listed_newest_first(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:
-    """With a scheduler, also those that others have sent."""
+    """If a scheduler is named, those that others have sent are listed, too."""
     first, second = runner.submit(*ECHO), runner.submit(*ECHO)
     scheduler.others = [
         Listed("1", AppState.RUNNING, "echo"),
@@ -435,7 +435,7 @@ def test_a_workspace_is_noted_where_the_scheduler_takes_none(runner: Runner, pla
 def test_a_runner_may_have_an_environment_of_its_own(
     scheduler: scripted.Scripted, tmp_path: Path
 ) -> None:
-    """With its files of settings."""
+    """The environment has its own files of settings."""
     home = tmp_path / "elsewhere"
     home.mkdir()
     (home / ".relightconfig").write_text("[cli:submit]\nscheduler = scripted\n")

@@ -180,7 +180,7 @@ def test_cancel_ends_a_job_for_good(jobs: Jobs) -> None:
 
 
 def test_cancel_kills_what_ignores_sigterm(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while."""
+    """It does so after a while."""
     monkeypatch.setattr(docker, "STOP_LIMIT_S", 0.5)
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000"))
     jobs.until(lambda: "up" in jobs.lines(app_id))
@@ -274,7 +274,6 @@ def test_a_gpu_belongs_to_one_job(jobs: Jobs) -> None:
 
 
 def test_an_unknown_job_or_replica_is_an_error_that_names_those_there(jobs: Jobs) -> None:
-    """Unknown jobs and replicas are errors that name what there is."""
     for verb in (jobs.scheduler.cancel, jobs.lines):
         with pytest.raises(UsageError, match="no job nosuch-x1"):
             verb("nosuch-x1")

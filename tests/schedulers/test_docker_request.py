@@ -139,7 +139,7 @@ def test_replicas_on_one_host_share_no_device() -> None:
 
 
 def test_the_roles_variables_take_precedence_over_the_options() -> None:
-    """And these over copied ones."""
+    """These take precedence over copied ones."""
     variables = Environment({"A1": "shell", "A2": "shell", "A3": "shell", "B": "no"})
     its = role(env={"A1": "role"})
     found = body(its, variables=variables, copy_env=["A*"], env={"A1": "cfg", "A2": "cfg"})

@@ -54,7 +54,7 @@ def scheduler() -> Iterator[Local]:
 
 
 def test_a_cancelled_job_is_over_when_the_call_returns(scheduler: Local) -> None:
-    """With all that it had started."""
+    """All processes that it had started are gone."""
     marker = f"{os.getpid()}02.25"
     app_id = submit(scheduler, shell(f"setsid sleep {marker} & sleep {marker}", replicas=2))
     until(lambda: len(marked(marker)) >= 4)
@@ -103,7 +103,7 @@ def test_a_missing_command_is_refused_before_anything_starts(scheduler: Local, s
 def test_a_log_directory_that_cannot_be_made_is_an_error_of_one_line(
     scheduler: Local, tmp_path: Path, state: Path
 ) -> None:
-    """And there is no job."""
+    """There is no job."""
     (tmp_path / "file").touch()
     request = render(scheduler, shell("true"), log_dir=str(tmp_path / "file"))
     with pytest.raises(UsageError, match=r"can't write logs to .*: Not a directory"):

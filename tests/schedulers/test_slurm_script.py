@@ -127,7 +127,6 @@ def test_every_option_arrives_as_a_line_for_sbatch() -> None:
 def test_gpus_are_asked_for_in_the_clusters_form(
     form: str, kind: str | None, lines: list[str]
 ) -> None:
-    """GPUs are asked for in the form that the cluster wants."""
     found = sbatch_lines(ddp(resource=Resource(-1, 2, -1)), gpus=form, gpu_type=kind)
     assert found[-len(lines) :] == lines
 

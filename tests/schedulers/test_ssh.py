@@ -299,7 +299,6 @@ def test_a_job_runs_in_the_directory_that_is_named(
 
 
 def test_a_shell_that_greets_disturbs_nothing(scheduler: Ssh) -> None:
-    """A shell that greets on every connection disturbs nothing."""
     with Sshd(["noisy"]) as hosts:
         (hosts["noisy"].home / "noise").write_text("echo Welcome; echo Beware >&2\n")
         hosts["noisy"].stop()

@@ -53,7 +53,6 @@ def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
      ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
 )  # fmt: skip
 def test_a_wrong_host_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
-    """What is wrong in a host file is told with its line."""
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):

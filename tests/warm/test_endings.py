@@ -187,7 +187,7 @@ def end_of(
 def test_a_script_ends_the_same_cold_and_warm(
     name: str, launch: Launch, tmp_path: Path, script: Script
 ) -> None:
-    """Exit code, stdout and stderr."""
+    """Its exit code, stdout and stderr are the same."""
     script("x = 3\n", "neighbour.py")
     path = script(SCRIPTS[name])
     assert end_of("off", launch, tmp_path, [path]) == end_of(MODULES, launch, tmp_path, [path])
