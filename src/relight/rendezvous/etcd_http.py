@@ -49,16 +49,6 @@ class Answer(NamedTuple):
     member: str
 
 
-class Stored(NamedTuple):
-    """What is stored in the key of a job. `token` is its writer's; `doubted`: somebody has not
-    found the writer where `value` says, and waits for its next renewal.
-    """
-
-    token: str
-    value: str
-    doubted: bool = False
-
-
 class Members:
     """The members of one cluster.
 

@@ -12,30 +12,19 @@ No answer to a request does not mean that it was not carried out, or will not be
 holds a token of its writer.
 """
 
-import math
 import time
 
 from relight.core import fields
 from relight.errors import UsageError
-from relight.rendezvous.etcd_http import Answer, Login, Members, Stored, message_of, nonsense
-from relight.rendezvous.register import NOBODY, Record
+from relight.rendezvous.etcd_http import Answer, Login, Members, message_of, nonsense
+from relight.rendezvous.etcd_record import TRIES, EtcdRegister, Found, Stored, login_needed
+from relight.rendezvous.register import Record
 from relight.typed import NamedTuple
 
-_TRIES = 5
 _NOT_FOUND = 100
 _COMPARE_FAILED = 101
 _EXISTS = 105
 _NO_PERMISSION = 110
-
-
-class _Found(NamedTuple):
-    """What is in the key. `revision` is 0 where there is none."""
-
-    token: str = ""
-    value: str = ""
-    revision: int = 0
-    text: str = ""
-    modified: int = 0
 
 
 class _Node(NamedTuple):
@@ -46,36 +35,17 @@ class _Node(NamedTuple):
     modifiedIndex: int  # noqa: N815
 
 
-class V2Register:
-    """The record of one job.
-
-    Args:
-        members: the cluster.
-        key: the key of the record.
-        login: who we are there.
-    """
+class V2Register(EtcdRegister):
+    """The record of one job; see `EtcdRegister`."""
 
     def __init__(self, members: Members, key: str, login: Login) -> None:
-        import os
         from urllib.parse import quote
 
-        self.own_address = ""
-        self._members = members
-        self._key = key
+        super().__init__(members, key, login)
         self._path = "/v2/keys" + quote(key, errors="surrogateescape")
-        self._login = login
-        self._token = os.urandom(16).hex()
         self._turn = 0
         self._asked = False
-        self._ours = _Found()
-
-    def hold(self, value: str, ttl_s: float) -> Record:
-        """Take the record, renew it or look; see `Register`."""
-        self._members.hurry(ttl_s)
-        try:
-            return self._record(self._hold(value, math.ceil(ttl_s)) if value else self._look())
-        finally:
-            self.own_address = self._members.own_address
+        self._ours = Found()
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
@@ -93,24 +63,15 @@ class V2Register:
         """Give the record back if it is ours."""
         if self._asked:
             found = self._look()
-            self._asked, self._ours = False, _Found()
+            self._asked, self._ours = False, Found()
             if found.token == self._token:
                 self._remove(found)
                 self._remove_directory()
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._members.close()
-
-    def _record(self, found: _Found) -> Record:
-        if not found.revision:
-            return NOBODY
-        return Record(found.value, str(found.revision), found.token == self._token)
-
-    def _hold(self, value: str, seconds: int) -> _Found:
+    def _hold(self, value: str, seconds: int) -> Found:
         found = self._ours if self._ours.revision else self._look()
-        self._ours = _Found()
-        for _ in range(_TRIES):
+        self._ours = Found()
+        for _ in range(TRIES):
             if found.revision and found.token != self._token:
                 return found
             written = self._write(found, value, seconds)
@@ -118,9 +79,9 @@ class V2Register:
                 self._ours = written
                 return written
             found = self._look()
-        raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
+        raise self._restless()
 
-    def _write(self, found: _Found, value: str, seconds: int) -> _Found | None:
+    def _write(self, found: Found, value: str, seconds: int) -> Found | None:
         """Take the key, or renew it, if it is as it was found; None if it was not."""
         form = {"ttl": str(seconds)}
         if not found.revision:
@@ -138,10 +99,10 @@ class V2Register:
         self._turn += 1
         return json.dumps({"token": self._token, "turn": self._turn, "value": value})
 
-    def _look(self) -> _Found:
-        return self._call("GET", {"quorum": "true"}) or _Found()
+    def _look(self) -> Found:
+        return self._call("GET", {"quorum": "true"}) or Found()
 
-    def _remove(self, found: _Found) -> None:
+    def _remove(self, found: Found) -> None:
         self._call("DELETE", {"prevValue": found.text})
 
     def _remove_directory(self) -> None:
@@ -160,7 +121,7 @@ class V2Register:
         pair = ":".join(self._login).encode(errors="surrogateescape")
         return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
 
-    def _call(self, method: str, asked: dict[str, str]) -> _Found | None:
+    def _call(self, method: str, asked: dict[str, str]) -> Found | None:
         """Make one call; return what is in the key, or None if it is not as was asked for."""
         from urllib.parse import urlencode
 
@@ -177,7 +138,7 @@ class V2Register:
             return None
         raise self._error(answer)
 
-    def _found(self, answer: Answer) -> _Found:
+    def _found(self, answer: Answer) -> Found:
         found = answer.body.get("node")
         if not isinstance(found, dict):
             raise nonsense(answer)
@@ -185,10 +146,10 @@ class V2Register:
             node: _Node = fields.record(_Node, found)
             stored: Stored = fields.record(Stored, fields.decode(node.value))
         except fields.Malformed:
-            raise OSError(
-                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
-            ) from None
-        return _Found(stored.token, stored.value, node.createdIndex, node.value, node.modifiedIndex)
+            raise self._something_else(answer) from None
+        return Found(
+            stored.token, stored.value, node.createdIndex, node.modifiedIndex, text=node.value
+        )
 
     def _error(self, answer: Answer) -> Exception:
         """Return what a refusal means."""
@@ -200,10 +161,7 @@ class V2Register:
             )
         if answer.status == 401 or code == _NO_PERMISSION:
             if not self._login.user:
-                return UsageError(
-                    f"{where} wants a user and a password",
-                    hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
-                )
+                return login_needed(where)
             return UsageError(
                 f"{where} refuses user {self._login.user}: the password is wrong, or the user may "
                 f"not read and write {self._key}"

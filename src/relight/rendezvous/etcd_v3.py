@@ -11,7 +11,6 @@ A renewal of the lease changes nothing in the key, so whoever doubts that the ho
 that into its record. A holder that lives writes it anew with its next renewal.
 """
 
-import math
 import time
 
 from relight.core import fields
@@ -20,30 +19,18 @@ from relight.rendezvous.etcd_http import (
     Answer,
     Login,
     Members,
-    Stored,
     cluster_version,
     message_of,
     nonsense,
 )
-from relight.rendezvous.register import NOBODY, Record
+from relight.rendezvous.etcd_record import TRIES, EtcdRegister, Found, Stored, login_needed
+from relight.rendezvous.register import Record
 from relight.typed import Any, NamedTuple
 
-_TRIES = 5
 _LEASE_ENDED = 5
 _NO_PERMISSION = 7
 _UNAUTHENTICATED = 16
 _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
-
-
-class _Found(NamedTuple):
-    """What is in the key. `revision` is 0 where there is none."""
-
-    token: str = ""
-    value: str = ""
-    revision: int = 0
-    lease: int = 0
-    modified: int = 0
-    doubted: bool = False
 
 
 class _Pair(NamedTuple):
@@ -65,37 +52,17 @@ class _LeaseEnded(Exception):  # noqa: N818
     """The lease that was to be used is over."""
 
 
-class V3Register:
-    """The record of one job.
-
-    Args:
-        members: the cluster.
-        key: the key of the record.
-        login: who we are there.
-    """
+class V3Register(EtcdRegister):
+    """The record of one job; see `EtcdRegister`."""
 
     def __init__(self, members: Members, key: str, login: Login) -> None:
-        import os
-
-        self.own_address = ""
-        self._members = members
-        self._key = key
-        self._login = login
-        self._token = os.urandom(16).hex()
+        super().__init__(members, key, login)
         self._held = False
         self._lease = 0
         self._lease_s = 0
         self._session = ""
         self._base = ""
         self._base_works = False
-
-    def hold(self, value: str, ttl_s: float) -> Record:
-        """Take the record, renew it or look; see `Register`."""
-        self._members.hurry(ttl_s)
-        try:
-            return self._record(self._hold(value, math.ceil(ttl_s)) if value else self._look())
-        finally:
-            self.own_address = self._members.own_address
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
         """Remove the record of a dead holder; see `Register`."""
@@ -126,21 +93,12 @@ class V3Register:
         self._revoke(self._lease)  # a request that is still on its way finds no lease
         self._lease = 0
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._members.close()
-
-    def _record(self, found: _Found) -> Record:
-        if not found.revision:
-            return NOBODY
-        return Record(found.value, str(found.revision), found.token == self._token)
-
-    def _hold(self, value: str, seconds: int) -> _Found:
+    def _hold(self, value: str, seconds: int) -> Found:
         old = self._lease
         # The lease first: if the key is there after it was renewed, it stays as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
         found = self._look()
-        for _ in range(_TRIES):
+        for _ in range(TRIES):
             if found.revision and found.token != self._token:
                 self._held = False
                 return found
@@ -156,7 +114,7 @@ class V3Register:
             except _LeaseEnded:
                 renewed = self._lease = 0
                 found = self._look()
-        raise OSError(f"etcd: the key {self._key} changes faster than it can be read")
+        raise self._restless()
 
     def _renewed(self, seconds: int) -> int:
         """Return our lease, renewed, or 0 if there is none for so long a time."""
@@ -182,25 +140,25 @@ class V3Register:
         except (_LeaseEnded, OSError):
             pass
 
-    def _look(self) -> _Found:
+    def _look(self) -> Found:
         answer = self._call("/kv/range", self._range())
         return self._found(answer, answer.body)
 
-    def _write(self, revision: int, value: str, lease: int) -> _Found:
+    def _write(self, revision: int, value: str, lease: int) -> Found:
         """Write the key if it has this revision; return what is in it afterwards."""
         return self._put(_if_created(revision), Stored(self._token, value), lease)
 
-    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> _Found:
+    def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> Found:
         import json
 
         text = json.dumps(fields.plain(stored))
         put = {"key": _encoded(self._key), "value": _encoded(text), "lease": str(lease)}
         return self._transact(condition, {"request_put": put})
 
-    def _remove(self, condition: dict[str, str]) -> _Found:
+    def _remove(self, condition: dict[str, str]) -> Found:
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
-    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> _Found:
+    def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> Found:
         """Make a change if the key is as in a condition; return what is in it afterwards."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
@@ -216,14 +174,14 @@ class V3Register:
     def _range(self) -> dict[str, Any]:
         return {"key": _encoded(self._key)}
 
-    def _found(self, answer: Answer, result: Any) -> _Found:
+    def _found(self, answer: Answer, result: Any) -> Found:
         """Return what a range holds."""
         import base64
 
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
             raise nonsense(answer)
         if not result.get("kvs"):
-            return _Found()
+            return Found()
         try:
             pair, *_ = fields.record(_Range, result).kvs
             stored: Stored = fields.record(Stored, fields.decode(base64.b64decode(pair.value)))
@@ -231,11 +189,10 @@ class V3Register:
             pair = _Pair("", "", "")
         revision, modified = _number(pair.create_revision), _number(pair.mod_revision)
         if not revision:
-            raise OSError(
-                f"etcd at {answer.member}: the key {self._key} holds something else than a record"
-            )
+            raise self._something_else(answer)
         token, value, doubted = stored
-        return _Found(token, value, revision, _number(pair.lease), modified, doubted)
+        lease = _number(pair.lease)
+        return Found(token, value, revision, modified, lease=lease, doubted=doubted)
 
     # Calls.
 
@@ -298,10 +255,7 @@ class V3Register:
         if "invalid user ID or password" in text:
             return UsageError(f"{where} knows no user {self._login.user} with this password")
         if not self._login.user and (code == _UNAUTHENTICATED or "user name is empty" in text):
-            return UsageError(
-                f"{where} wants a user and a password",
-                hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
-            )
+            return login_needed(where)
         self._members.move_on()
         return OSError(f"{where}: {text}")
 

@@ -1,0 +1,89 @@
+"""A record in a key of etcd, as far as it is the same in both APIs."""
+
+import math
+import os
+
+from relight.errors import UsageError
+from relight.rendezvous.etcd_http import Answer, Login, Members
+from relight.rendezvous.register import NOBODY, Record
+from relight.typed import NamedTuple
+
+TRIES = 5
+
+
+class Stored(NamedTuple):
+    """What is stored in the key of a job. `token` is its writer's; `doubted`: somebody has not
+    found the writer where `value` says, and waits for its next renewal.
+    """
+
+    token: str
+    value: str
+    doubted: bool = False
+
+
+class Found(NamedTuple):
+    """What is in the key. `revision` is 0 where there is none; `text` is known in v2 only, `lease`
+    and `doubted` in v3.
+    """
+
+    token: str = ""
+    value: str = ""
+    revision: int = 0
+    modified: int = 0
+    text: str = ""
+    lease: int = 0
+    doubted: bool = False
+
+
+class EtcdRegister:
+    """The record of one job.
+
+    Args:
+        members: the cluster.
+        key: the key of the record.
+        login: who we are there.
+    """
+
+    def __init__(self, members: Members, key: str, login: Login) -> None:
+        self.own_address = ""
+        self._members = members
+        self._key = key
+        self._login = login
+        self._token = os.urandom(16).hex()
+
+    def hold(self, value: str, ttl_s: float) -> Record:
+        """Take the record, renew it or look; see `Register`."""
+        self._members.hurry(ttl_s)
+        try:
+            found = self._hold(value, math.ceil(ttl_s)) if value else self._look()
+        finally:
+            self.own_address = self._members.own_address
+        if not found.revision:
+            return NOBODY
+        return Record(found.value, str(found.revision), found.token == self._token)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._members.close()
+
+    def _hold(self, value: str, seconds: int) -> Found:
+        raise NotImplementedError
+
+    def _look(self) -> Found:
+        raise NotImplementedError
+
+    def _restless(self) -> OSError:
+        return OSError(f"etcd: the key {self._key} changes faster than it can be read")
+
+    def _something_else(self, answer: Answer) -> OSError:
+        return OSError(
+            f"etcd at {answer.member}: the key {self._key} holds something else than a record"
+        )
+
+
+def login_needed(where: str) -> UsageError:
+    """Return the error for a cluster that serves nobody without a login."""
+    return UsageError(
+        f"{where} wants a user and a password",
+        hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
+    )
