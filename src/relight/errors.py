@@ -13,6 +13,7 @@ A message is one line: what happened, to which thing, why. The hint says what to
 """
 
 import signal
+from collections.abc import Iterable
 
 from relight import env
 
@@ -125,3 +126,11 @@ def nearest(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 
 
     matches = difflib.get_close_matches(word, known, n=1, cutoff=cutoff)
     return matches[0] if matches else ""
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return a hint with the entry of `known` that `word` was probably meant to be, or `otherwise`
+    where none is like it.
+    """
+    meant = nearest(word, list(known))
+    return f"did you mean {meant}?" if meant else otherwise

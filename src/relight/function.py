@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from relight import env as environment
-from relight.errors import MachineError, UsageError, nearest
+from relight.errors import MachineError, UsageError, did_you_mean, nearest
 from relight.function_results import Refusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
 from relight.host import scratch
@@ -201,8 +201,7 @@ def _meant(word: str) -> str:
 
     if word in {flag.field for flag in FLAGS}:
         return f"flags=['--{word.replace('_', '-')}=…'] is for relight run"
-    meant = nearest(word, _OWN)
-    return f"did you mean {meant}?" if meant else f"nor does relight.launch: {', '.join(_OWN)}"
+    return did_you_mean(word, _OWN, f"nor does relight.launch: {', '.join(_OWN)}")
 
 
 def _name(function: Callable[..., Any]) -> str:

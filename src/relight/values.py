@@ -276,3 +276,12 @@ def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
     return f"{word} is not one of {', '.join(known)}" + (
         f"; did you mean {meant}?" if meant else ""
     )
+
+
+def is_number(text: str) -> bool:
+    """Return whether Python's float takes a text."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -12,6 +12,7 @@ from relight.env import Environment
 from relight.errors import UsageError
 from relight.spec import FLAGS, Flag, RunSpec
 from relight.typed import Any, NamedTuple
+from relight.values import is_number
 
 _FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
@@ -109,7 +110,7 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
                 f"there are spaces around the = of --{flag.name}",
                 hint=f"type --{flag.name}={''.join(rest[1:2])}",
             )
-        elif rest and (not rest[0].startswith("-") or _is_number(rest[0])):
+        elif rest and (not rest[0].startswith("-") or is_number(rest[0])):
             texts[flag.name] = rest.pop(0)
         else:
             raise UsageError(f"--{flag.name} needs a value: {flag.metavar}")
@@ -132,14 +133,6 @@ def _unknown(word: str, table: Mapping[str, Flag]) -> UsageError:
     from relight.cli import mistakes
 
     return mistakes.unknown_flag(word, table)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _value(flag: Flag, text: str, source: str) -> object:

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from relight.cli.jobs import HELP, Page, read
 from relight.cli.main import COMMANDS, OF_JOBS
-from relight.errors import EXIT_OK, UsageError, nearest
+from relight.errors import EXIT_OK, UsageError, did_you_mean
 from relight.job import components
 from relight.schedulers import registry
 from relight.spec import FLAGS, Flag
@@ -50,8 +50,7 @@ def main(argv: list[str]) -> int:
         return EXIT_OK
     shell = parsed.command[0]
     if shell not in SHELLS:
-        meant = nearest(shell, SHELLS)
-        hint = f"did you mean {meant}?" if meant else f"shells: {', '.join(SHELLS)}"
+        hint = did_you_mean(shell, SHELLS, f"shells: {', '.join(SHELLS)}")
         raise UsageError(f"there is no completion for {shell}", hint=hint)
     print({"bash": bash, "zsh": zsh, "fish": fish}[shell]())
     return EXIT_OK

@@ -16,7 +16,7 @@ from relight.cli.arguments import Parsed, parse
 from relight.coordinator import Coordinator
 from relight.core.group import Settings
 from relight.env import Environment
-from relight.errors import UsageError, mistake, nearest
+from relight.errors import UsageError, did_you_mean, mistake
 from relight.events import Mistake, describe
 from relight.host import background, system
 from relight.host.console import Consoles
@@ -217,8 +217,7 @@ def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, Settings, list[
                          hint="a register names the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
         if name not in KEY_BY_NAME:  # torchrun has no such command, so nobody relies on it
-            meant = nearest(name, tuple(KEY_BY_NAME))
-            hint = f"did you mean {meant}?" if meant else f"known are {', '.join(KEY_BY_NAME)}"
+            hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}
     fields |= {name.replace("-", "_"): value for name, value in given.items() if name != "help"}

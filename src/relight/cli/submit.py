@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 from relight.cli.arguments import parse
 from relight.cli.jobs import HELP, JSON, Follower, Page, report, say, show, status_object
 from relight.env import Environment
-from relight.errors import EXIT_OK, RelightError, UsageError, exit_code_of_signal, nearest
+from relight.errors import EXIT_OK, RelightError, UsageError, did_you_mean, exit_code_of_signal
 from relight.job import handles
 from relight.job.handles import Handle
 from relight.runner.checking import missing_script
@@ -179,8 +179,7 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
         raise UsageError("--stdin: expected a JSON object", hint=f"keys: {', '.join(_STDIN)}")
     for key, value in found.items():
         if key not in _STDIN:
-            meant = nearest(key, list(_STDIN))
-            hint = f"did you mean {meant}?" if meant else f"keys: {', '.join(_STDIN)}"
+            hint = did_you_mean(key, _STDIN, f"keys: {', '.join(_STDIN)}")
             raise UsageError(f"--stdin: there is no key {key}", hint=hint)
         if not isinstance(value, _STDIN[key]):
             raise UsageError(f"--stdin: {key} must be a {_STDIN[key].__name__}, not {value!r}")

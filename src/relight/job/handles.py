@@ -57,13 +57,13 @@ def _part_of(job: Handle, role: str | None, replicas: str | None) -> Handle:
 
 
 def _by_id(text: str) -> Handle:
-    from relight.errors import nearest
+    from relight.errors import did_you_mean
     from relight.job import records
 
     every = records.every()
     for record in every:
         if text in (record.get("id"), record.get("app_id")):
             return parse(record["handle"])
-    meant = nearest(text, [str(record.get("id")) for record in every])
-    hint = f"did you mean {meant}?" if meant else "relight list shows them"
+    ids = (str(record.get("id")) for record in every)
+    hint = did_you_mean(text, ids, "relight list shows them")
     raise UsageError(f"there is no job {text}", hint=hint)

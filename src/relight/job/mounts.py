@@ -6,7 +6,7 @@
 import os
 from collections.abc import Sequence
 
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError, did_you_mean
 from relight.job.app import BindMount, DeviceMount, Mount, VolumeMount
 
 _KINDS = ("bind", "volume", "device")
@@ -36,10 +36,9 @@ def parse_mounts(words: Sequence[str]) -> list[Mount]:
         name, equals, value = word.partition("=")
         key = _NAMES.get(name.strip())
         if key is None:
-            meant = nearest(name, list(_NAMES))
             raise UsageError(
                 f"a mount has no option {name!r}",
-                hint=f"did you mean {meant}?" if meant else f"options: {', '.join(_NAMES)}",
+                hint=did_you_mean(name, _NAMES, f"options: {', '.join(_NAMES)}"),
             )
         if key == "type":
             if value not in _KINDS:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight.job.app import AppDef
+from relight.values import is_number
 
 HIDDEN = "<hidden>"
 _PART = r"[A-Za-z0-9_.-]*"
@@ -144,7 +145,7 @@ def _is_login(before: str, value: str) -> bool:
     to mean something else.
     """
     command = re.split(r"[;|&\n(]", before)[-1].split()
-    if _PORTS.fullmatch(value) or _is_number(value):
+    if _PORTS.fullmatch(value) or is_number(value):
         return False
     return not any(word.rpartition("/")[2] in _ANOTHER_P for word in command)
 
@@ -155,14 +156,6 @@ def _is_other(name: str, value: str) -> bool:
     if name.endswith("tokens"):
         return value.isdecimal()
     return name.endswith("pwd") and value.lstrip("'\"").startswith(("/", "$", "~", ".", "`"))
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _inside(value: Any) -> Any:

@@ -11,7 +11,7 @@ it.
 
 from collections.abc import Callable, Mapping
 
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError, did_you_mean
 from relight.typed import Any, NamedTuple
 from relight.values import BACKENDS, MOST_SECONDS
 
@@ -295,8 +295,8 @@ def keys_of(backend: str) -> tuple[str, ...]:
 def _unknown(name: str, backend: str) -> str:
     known = keys_of(backend)
     accepted = tuple(key.name for key in KEYS if not key.backends)
-    meant = nearest(name.lower().replace("-", "_"), known + accepted)
-    remedy = f"did you mean {meant}?" if meant else f"known are {', '.join(known)}"
+    word = name.lower().replace("-", "_")
+    remedy = did_you_mean(word, known + accepted, f"known are {', '.join(known)}")
     return f"--rdzv-conf: {name} has no effect: it is not a known key; {remedy}"
 
 

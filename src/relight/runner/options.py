@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError, did_you_mean
 from relight.job.components import decoding
 from relight.schedulers.api import Option
 
@@ -100,10 +100,9 @@ def _value(option: Option, value: Any) -> Any:
     if isinstance(found, str) and found.startswith("~/") and option.name not in _THERE:
         found = os.path.expanduser(found)  # as a shell would, which does not see it here
     if option.choices and found not in option.choices:
-        meant = nearest(str(found), list(option.choices))
-        hint = f"did you mean {meant}?" if meant else ""
         raise UsageError(
-            f"{option.name}={value}: expected one of {', '.join(option.choices)}", hint=hint
+            f"{option.name}={value}: expected one of {', '.join(option.choices)}",
+            hint=did_you_mean(str(found), option.choices),
         )
     return found
 
@@ -143,6 +142,5 @@ def _plain(name: str) -> str:
 
 def _unknown(scheduler: str, name: str, known: Iterable[Option]) -> UsageError:
     names = [option.name for option in known]
-    meant = nearest(name, names)
-    hint = f"did you mean {meant}?" if meant else f"options: {', '.join(names) or 'none'}"
+    hint = did_you_mean(name, names, f"options: {', '.join(names) or 'none'}")
     return UsageError(f"{scheduler} has no option {name}", hint=hint)

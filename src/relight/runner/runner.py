@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from relight import env as environment
 from relight.env import Environment
-from relight.errors import MachineError, RelightError, UsageError, nearest
+from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 from relight.job import handles, serial
 from relight.job.app import AppDef, AppState
 from relight.job.components import arguments, loading
@@ -440,11 +440,10 @@ class Runner:
         from relight.job import components
 
         if launcher not in components.LAUNCHERS:
-            meant = nearest(launcher, components.LAUNCHERS)
             known = " or ".join(components.LAUNCHERS)
             raise UsageError(
                 f"--launcher={launcher}: expected {known}",
-                hint=f"did you mean {meant}?" if meant else "",
+                hint=did_you_mean(launcher, components.LAUNCHERS),
             )
         function = loading.find(address)
         signature = arguments.signature_of(address, function)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from relight.errors import UsageError, nearest
+from relight.errors import UsageError, did_you_mean
 from relight.schedulers.api import Scheduler
 
 GROUP, OF_TORCHX = "relight.schedulers", "torchx.schedulers"
@@ -49,8 +49,7 @@ def find(name: str) -> Scheduler:
             "relight is made (entry point group relight.schedulers)",
         )
     known = names()
-    meant = nearest(name, [*known, *ALIASES])
-    hint = f"did you mean {meant}?" if meant else f"known: {', '.join(known)}"
+    hint = did_you_mean(name, [*known, *ALIASES], f"known: {', '.join(known)}")
     raise UsageError(f"there is no scheduler {name}", hint=hint)
 
 

@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from types import ModuleType
 from typing import Any
 
-from relight.errors import RelightError, UsageError, nearest
+from relight.errors import RelightError, UsageError, did_you_mean, nearest
 from relight.job import components
 from relight.job.app import AppDef
 
@@ -154,8 +154,7 @@ def _of_module(module: ModuleType, name: str, place: str) -> Component:
     if callable(found) and not isinstance(found, type):
         return found  # type: ignore[no-any-return]
     known = public(module)
-    meant = nearest(name, known)
-    hint = f"did you mean {meant}?" if meant else f"it has {', '.join(known) or 'no functions'}"
+    hint = did_you_mean(name, known, f"it has {', '.join(known) or 'no functions'}")
     what = f"{name} in {place} is no function" if found is not None else f"no {name} in {place}"
     raise UsageError(f"there is {what}" if found is None else what, hint=hint)
 
