@@ -1,9 +1,9 @@
 """A load generator: thousands of agents without workers, in one process, that speak the protocol.
 
-Each has its connection, joins, gets ready, beats, and answers `Stop` as a real agent does whose
-worker was stopped. One epoll loop and no threads. What it sends comes from `relight.core`, and so
-does the reading of what it gets; only the echoes of beats are counted unread, because there are
-very many and the generator must not be what is slow.
+Each has its connection, joins, gets ready, beats, and answers `StopWorkers` as a real agent does
+whose worker was stopped. One epoll loop and no threads. What it sends comes from `relight.core`,
+and so does the reading of what it gets; only the echoes of beats are counted unread, because there
+are very many and the generator must not be what is slow.
 """
 
 import errno
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 
 from relight.core import fields, wire
 from relight.core.exits import Failure
-from relight.core.group import Hello, Settings
+from relight.core.group_types import GroupSettings, Hello
 from relight.core.messages import (
     Confirm,
-    End,
     Form,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
-    Ready,
-    Stop,
+    NodeReady,
+    StopWorkers,
 )
 from relight.core.ranks import NO_GENERATION
 
@@ -82,7 +82,7 @@ class Load:
         self,
         address: tuple[str, int],
         job: str,
-        settings: Settings,
+        settings: GroupSettings,
         nodes: int,
         facts: dict[str, str],
     ) -> None:
@@ -223,7 +223,7 @@ class Load:
         self.counts[message["type"]] += 1
         if message["type"] == "hello":
             self._say(node, self._join(node))
-            self._say(node, Ready(NO_GENERATION, 1, (), ()))
+            self._say(node, NodeReady(NO_GENERATION, 1, (), ()))
             self.last_ready = time.monotonic()
             assert node.sock is not None
             self._beat(node)
@@ -232,11 +232,11 @@ class Load:
         match fields.message(FromCoordinator, message):
             case Form(generation, place):
                 self.formed.setdefault(generation.number, {})[node.name] = place.group_rank
-            case Stop(generation=generation):
+            case StopWorkers(generation=generation):
                 rank = self.formed.get(generation.number, {}).get(node.name, 0)
-                self._say(node, Ready(generation, 1, (self._ended(node, rank),), ()))
+                self._say(node, NodeReady(generation, 1, (self._ended(node, rank),), ()))
                 self.last_ready = time.monotonic()
-            case End(reason=reason):
+            case JobEnded(reason=reason):
                 raise RuntimeError(f"the coordinator ended the job: {reason}")
             case Confirm():
                 raise RuntimeError("the coordinator confirmed what nobody announced")

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from benchmarks import results
 from benchmarks.load import Load, Traffic
 from benchmarks.nodes import Job
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.host.facts import collect
 
 AGENTS = (8, 16, 64)
@@ -132,7 +132,7 @@ def measure(nodes: int) -> Row:
         job.until(lambda: any(b"have joined" in line for _, line in agent.lines))
         pid = agent.process.pid
         facts = collect(script="sh", arguments=["worker.sh"], is_file=False, python="")
-        settings = Settings(nodes + 1, nodes + 1, 3)
+        settings = GroupSettings(nodes + 1, nodes + 1, 3)
         load = Load(("127.0.0.1", job.port), "bench", settings, nodes, facts)
         try:
             idle_kib = _rss_kib(pid)

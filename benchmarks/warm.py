@@ -36,7 +36,7 @@ WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
 LEARN_S = 6
 _SOONER = (
-    "from relight.cli.main import entry; from relight.host import warm; "
+    "from relight.cli.main import entry; from relight.host import warm_spawner; "
     f"warm._LEARN_S = {LEARN_S}; entry()"
 )
 LAUNCHERS = {

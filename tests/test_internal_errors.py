@@ -15,14 +15,14 @@ from conftest import Launch, Start, clean_environment
 
 from relight.coordinator import Coordinator
 from relight.core.fields import Malformed, to_json
-from relight.core.group import Hello, Settings
+from relight.core.group_types import GroupSettings, Hello
 from relight.errors import MachineError
-from relight.host.beats import Beats
 from relight.host.connection import Connection, Security, dial
+from relight.host.heartbeats import Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.tcp_store import TCPStore
-from relight.rendezvous.elected import Elector
+from relight.rendezvous.election_finder import Elector
 from relight.rendezvous.meeting import Meeting
 
 BROKEN = """
@@ -241,7 +241,9 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
         lease_s=1.0, checkpoint_s=1.0, dial_s=1.0, seek_s=1.0, close_s=1.0,
         security=Security(),
     )  # fmt: skip
-    elector = Elector(loop, meeting, Settings(1, 2, 0), 0, [[], []], lambda _: None, said.append)
+    elector = Elector(
+        loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, said.append
+    )
     coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
     coordinator.on_elector = elector.take
     there = Owner(AssertionError())
@@ -264,7 +266,7 @@ def test_who_says_hello_and_joins_nothing_makes_room() -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
     coordinator._listener.places = 20
-    hello = to_json(Hello("", "another", Settings(1, 2, 0)))
+    hello = to_json(Hello("", "another", GroupSettings(1, 2, 0)))
     owner = Owner(AssertionError())
     owner.closed = lambda connection, reason: owner.reasons.append(reason)  # type: ignore[method-assign]
     strangers = [dial(loop, sock.getsockname(), owner, hello, Security()) for _ in range(16)]
@@ -307,7 +309,7 @@ def test_a_mistake_on_a_datagram_or_in_the_store_harms_nothing_else(
     def broken(*_: Any) -> None:
         raise KeyError
 
-    beats = Beats(loop, ("127.0.0.1", 0), socket.AF_INET, broken)
+    beats = Heartbeats(loop, ("127.0.0.1", 0), socket.AF_INET, broken)
     assert beats._socket is not None
     store = TCPStore(loop, "127.0.0.1", 0)
     monkeypatch.setattr("relight.host.tcp_store._parse", broken)

@@ -18,7 +18,7 @@ OWN = {
     "relight.core",
     "relight.core.commands",
     "relight.core.exits",
-    "relight.core.group",
+    "relight.core.group_types",
     "relight.core.members",
     "relight.core.membership",
     "relight.core.messages",

@@ -25,18 +25,18 @@ from collections.abc import Sequence
 
 from relight.core.messages import (
     Announce,
-    Done,
-    End,
-    Failed,
     Form,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
-    Leave,
+    NodeLeaving,
+    NodeReady,
     Note,
-    Ready,
-    Stop,
-    Wait,
+    StopWorkers,
+    WaitReason,
+    WorkerFailed,
+    WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.errors import exit_code_of_signal, many, mistake, signal_name
@@ -55,8 +55,8 @@ from relight.worker_group import Equipment, Outcome, WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.flag import Flag
-    from relight.host.warm import Preload
+    from relight.host.checkpoint_flag import CheckpointFlag
+    from relight.host.warm_spawner import Preload
     from relight.link import RemoteLink
 
 _FOR_EVER = float("inf")
@@ -87,8 +87,8 @@ class Agent:
         """Those that want this agent to leave."""
         self._form: Form | None = None  # the latest generation with this node in it
         self._workers: WorkerGroup | None = None  # the latest that were started here
-        self._ready: Ready | None = None
-        self._end: End | None = None
+        self._ready: NodeReady | None = None
+        self._end: JobEnded | None = None
         self._restart = 0  # of which the user knows
         self._lease_until = _FOR_EVER
         self._store: TCPStore | Reservation | None = None
@@ -163,7 +163,7 @@ class Agent:
         port = self._store.port
         if isinstance(self._store, TCPStore):
             port = self.link.share_port(self._store) or port
-        self._ready = Ready(self._latest, port, *outcome, self._restart)
+        self._ready = NodeReady(self._latest, port, *outcome, self._restart)
         self.link.send(self._ready)
 
     def _may_begin(self) -> Form | None:
@@ -190,7 +190,7 @@ class Agent:
     def _wait_for_others(self, workers: WorkerGroup) -> None:
         """All workers here have ended well; those of other nodes may not have."""
         workers.done = True
-        self.link.send(Done(workers.form.generation.id))
+        self.link.send(WorkersSucceeded(workers.form.generation.id))
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
 
     def _is_over(self) -> bool:
@@ -200,7 +200,7 @@ class Agent:
 
     def _leave(self, number: int) -> tuple[int, str]:
         reason = f"agent got {signal_name(number)}"
-        self.link.send(Leave(f"its {reason}"))
+        self.link.send(NodeLeaving(f"its {reason}"))
         return exit_code_of_signal(number), f"the {reason}"
 
     def _give_up(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
@@ -208,13 +208,15 @@ class Agent:
         from relight.core import verdict
 
         now = self.loop.now()
-        self.link.send(Leave(f"the system of {self.link.join.host} does not let go of a worker"))
-        self._ready = Ready(self._latest, 0, *outcome, self._restart)
+        self.link.send(
+            NodeLeaving(f"the system of {self.link.join.host} does not let go of a worker")
+        )
+        self._ready = NodeReady(self._latest, 0, *outcome, self._restart)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         story = verdict.Story(ends, outcome.left, "", workers.began)
         return self._finish(verdict.end(story, "no restart: what it holds may not be free", now))
 
-    def _finish(self, end: End) -> tuple[int, str]:
+    def _finish(self, end: JobEnded) -> tuple[int, str]:
         env = self.job.command.env
         if end.exit_code:
             from relight.postmortem import report
@@ -278,13 +280,13 @@ class Agent:
         match message:
             case Form() if self._ready is not None:
                 self._form, self._ready = message, None
-            case Stop():
+            case StopWorkers():
                 self._on_stop(message)
-            case End(reason=reason):
+            case JobEnded(reason=reason):
                 self._end = message
                 if self._running is not None:
-                    self._running.stop(Stop(self._latest, reason, gently=False))
-            case Wait(text, _, generation):
+                    self._running.stop(StopWorkers(self._latest, reason, gently=False))
+            case WaitReason(text, _, generation):
                 ready = self._ready
                 if ready is not None and generation.number >= ready.latest.number:
                     # A later coordinator may not know.
@@ -301,7 +303,7 @@ class Agent:
         if self._running is not None:
             self._running.lease(self._lease_until)
 
-    def _on_stop(self, stop: Stop) -> None:
+    def _on_stop(self, stop: StopWorkers) -> None:
         if self._ready is not None or stop.generation != self._latest:
             return  # it is of a generation that is over here
         if self._running is not None:
@@ -344,8 +346,8 @@ class Agent:
     def _tell_failure(self) -> None:
         self.link.send(self._failure())
 
-    def _failure(self) -> Failed:
-        return Failed(self._latest, f"a worker failed on {self.link.join.host}")
+    def _failure(self) -> WorkerFailed:
+        return WorkerFailed(self._latest, f"a worker failed on {self.link.join.host}")
 
     # Signals.
 
@@ -372,17 +374,17 @@ def _stop_s(job: NodeJob) -> float | None:
     return job.grace_s + checkpoint_s + _READY_S
 
 
-def _flag(job: NodeJob) -> "Flag | None":
+def _flag(job: NodeJob) -> "CheckpointFlag | None":
     if not job.settings.gently:
         return None
-    from relight.host.flag import Flag
+    from relight.host.checkpoint_flag import CheckpointFlag
 
-    return Flag()
+    return CheckpointFlag()
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
     if job.workplace is None:
         return None
-    from relight.host.warm import Preload
+    from relight.host.warm_spawner import Preload
 
     return Preload(loop, job.workplace, job.command.spec.preload, journal.record, journal.say)

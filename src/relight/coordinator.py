@@ -13,22 +13,22 @@ from collections.abc import Callable
 
 from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
-from relight.core.group import Hello, Lost, Settings, Told
+from relight.core.group_types import GroupSettings, Hello, NodeLost, Told
 from relight.core.messages import (
     Beat,
-    End,
     Form,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
     Note,
     Redirect,
 )
 from relight.errors import EXIT_USAGE
 from relight.group import Group, Sink
-from relight.host.beats import Address, Beats
 from relight.host.connection import Connection, Security
 from relight.host.descriptors import raise_limit
+from relight.host.heartbeats import Address, Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
@@ -65,7 +65,7 @@ class Coordinator:
         """The address of this machine that other nodes use, once one has come."""
         self.holds: Callable[[], bool] = lambda: True
         """Whether this host is the coordinator now; an endpoint of several hosts elects one."""
-        self.on_elector: Callable[[Connection, Settings | None], None] = _close
+        self.on_elector: Callable[[Connection, GroupSettings | None], None] = _close
         """Takes connections from the electors of other hosts of the endpoint."""
         self.whereabouts: Callable[[], int] = lambda: -1
         """Which host of the endpoint is the coordinator, if this one is not."""
@@ -79,7 +79,7 @@ class Coordinator:
         self._loop = loop
         self._peers: dict[Connection, _Peer] = {}
         self._unjoined: dict[Connection, None] = {}
-        self._beats = Beats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
+        self._beats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._by_key: dict[bytes, Connection] = {}
         self._by_node: dict[tuple[Group, str], _Peer] = {}
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
@@ -94,7 +94,7 @@ class Coordinator:
         """How many agents of other nodes are connected."""
         return len(self._peers)
 
-    def group(self, job: str, settings: Settings) -> Group:
+    def group(self, job: str, settings: GroupSettings) -> Group:
         """Return the group of a job; it is made if this is its first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has come")
@@ -228,7 +228,7 @@ class Coordinator:
         return message._replace(generation=generation._replace(master_addr=address))
 
     def _turn_away(self, connection: Connection, reason: str) -> None:
-        end = End(EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None)
+        end = JobEnded(EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None)
         connection.send(fields.to_json(end))
         connection.close()
         self._log(f"{connection.peer}: {reason}")
@@ -245,7 +245,7 @@ class Coordinator:
         self._forget(connection)
         if peer.node:
             peer.group.sinks.pop(peer.node, None)
-            peer.group.step(Lost(peer.node, reason))
+            peer.group.step(NodeLost(peer.node, reason))
 
     def _drop(self, group: Group, node: str) -> None:
         """The group gives a node up: without echoes the lease of its workers ends."""
@@ -311,7 +311,7 @@ class Coordinator:
         return self._stalled_at + 2 * peer.patience_s
 
 
-def _close(connection: Connection, settings: Settings | None) -> None:
+def _close(connection: Connection, settings: GroupSettings | None) -> None:
     del settings
     connection.close()
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from relight import env as environment
 from relight.errors import MachineError, UsageError, did_you_mean, nearest
-from relight.function_results import Refusal, collect
+from relight.function_results import LaunchRefusal, collect
 from relight.function_results import RemoteTraceback as RemoteTraceback
 from relight.host import scratch
 from relight.host.files import remove_tree
@@ -113,7 +113,7 @@ def launch(
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
             pickle.dump((bool(hosts), sys.path, script, payload), file)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
-        refusal = Refusal(directory)
+        refusal = LaunchRefusal(directory)
         if hosts:
             from relight import function_hosts
 
@@ -249,7 +249,7 @@ def _meeting(nnodes: int) -> list[str]:
 
 
 def _run(
-    commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: Refusal
+    commands: Sequence[Sequence[str]], variables: Mapping[str, str], refusal: LaunchRefusal
 ) -> list[int]:
     """Run agents to their end; show what they print; return their exit codes."""
     agents: list[subprocess.Popen[bytes]] = []
@@ -297,7 +297,7 @@ entry()
 """Ends an agent with this process; not done after the fork, where threads may have held locks."""
 
 
-def _show(source: Any, name: str, refusal: Refusal) -> None:
+def _show(source: Any, name: str, refusal: LaunchRefusal) -> None:
     """Copy to the stream as it is now, which is the notebook's cell in a notebook."""
     with source:
         for line in source:

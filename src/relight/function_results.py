@@ -16,7 +16,7 @@ class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
         return f"\n{self.args[0]}"
 
 
-class Refusal:
+class LaunchRefusal:
     """What `relight run` says when it starts no worker: its error, and the hint in the next line.
 
     Args:
@@ -40,7 +40,9 @@ class Refusal:
         return False
 
 
-def collect(directory: str, name: str, exit_codes: Sequence[int], refusal: Refusal) -> list[Any]:
+def collect(
+    directory: str, name: str, exit_codes: Sequence[int], refusal: LaunchRefusal
+) -> list[Any]:
     """Return what each rank of the last attempt has returned, in the order of ranks.
 
     Args:
@@ -77,7 +79,7 @@ def _began(directory: str) -> bool:
     return any(_kept(directory, call.BEGUN))
 
 
-def _failure(directory: str, exit_codes: Sequence[int], refusal: Refusal) -> BaseException:
+def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
     """Return what to raise for a job that has failed."""
     errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _kept(directory, call.ERROR)]
     raised = [each for each in errors if not _is_good_end(each[3])]

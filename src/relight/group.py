@@ -7,7 +7,7 @@ coordinator has one for each job, and agents reach it by a `link.RemoteLink`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.core.group import Drop, Lost, Send, Settings, Told
+from relight.core.group_types import Drop, GroupSettings, NodeLost, Send, Told
 from relight.core.membership import Membership
 from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
 from relight.events import Tick
@@ -17,7 +17,7 @@ from relight.typed import Protocol
 Sink = Callable[[FromCoordinator], None]
 
 
-class Owner(Protocol):
+class LinkOwner(Protocol):
     """The agent, as its link sees it."""
 
     def announce(self) -> Announce | None:
@@ -47,7 +47,7 @@ class Group:
     """
 
     def __init__(
-        self, loop: Loop, settings: Settings, holds: Callable[[], bool] = lambda: True
+        self, loop: Loop, settings: GroupSettings, holds: Callable[[], bool] = lambda: True
     ) -> None:
         self.membership = Membership(settings, origin=os.urandom(8).hex())
         self._holds = holds
@@ -57,7 +57,7 @@ class Group:
         self._loop = loop
         self._timer: Timer | None = None
 
-    def step(self, event: Told | Lost | Tick) -> None:
+    def step(self, event: Told | NodeLost | Tick) -> None:
         """Take an event in and send what follows from it."""
         if not self._holds():
             return
@@ -92,12 +92,12 @@ def _ignore(node: str) -> None:
 class LocalLink:
     """The link of a job of one node."""
 
-    def __init__(self, loop: Loop, settings: Settings, join: Join) -> None:
+    def __init__(self, loop: Loop, settings: GroupSettings, join: Join) -> None:
         self._group = Group(loop, settings)
         self._loop = loop
         self.join = join
 
-    def open(self, owner: Owner) -> None:
+    def open(self, owner: LinkOwner) -> None:
         """Join."""
         node = self.join.node
 

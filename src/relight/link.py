@@ -11,61 +11,61 @@ from collections.abc import Callable
 from functools import partial
 
 from relight.core import fields
-from relight.core.group import Hello, Settings, Told
+from relight.core.group_types import GroupSettings, Hello, Told
 from relight.core.link import (
     FOR_EVER,
-    Beat,
     Broken,
+    CoordinatorLost,
     Disconnect,
     Echoed,
     Event,
-    Found,
     GiveUp,
     Heard,
     Hosting,
     Lease,
     Left,
     Link,
-    Lost,
-    Nowhere,
+    LinkState,
+    NothingFound,
     Opened,
+    PlaceFound,
     Resigned,
     Say,
     Seek,
-    State,
+    SendHeartbeat,
     Terms,
 )
-from relight.core.messages import Beat as BeatMessage
 from relight.core.messages import (
+    Beat,
     Confirm,
-    End,
     Form,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
-    Leave,
+    NodeLeaving,
     Redirect,
 )
 from relight.errors import EXIT_GROUP
 from relight.events import Tick
-from relight.group import Group, Owner
+from relight.group import Group, LinkOwner
 from relight.host.connection import dial
+from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
-from relight.host.names import sock_address
 from relight.rendezvous import finder as finders
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.coordinator import Coordinator
     from relight.core.fields import Message
-    from relight.host.beats import Address, Beats
     from relight.host.connection import Connection
+    from relight.host.heartbeats import Address, Heartbeats
     from relight.host.tcp_store import TCPStore
     from relight.rendezvous.finder import Answer
     from relight.rendezvous.meeting import Meeting
 
 _LOG_EVERY_S = 10.0
-_HEARD = FromCoordinator | BeatMessage | Redirect
+_HEARD = FromCoordinator | Beat | Redirect
 
 
 class RemoteLink(finders.Seeker):
@@ -78,7 +78,7 @@ class RemoteLink(finders.Seeker):
         meeting: where and how.
     """
 
-    def __init__(self, loop: Loop, settings: Settings, join: Join, meeting: "Meeting") -> None:
+    def __init__(self, loop: Loop, settings: GroupSettings, join: Join, meeting: "Meeting") -> None:
         self.join = join
         self.core = Link(
             Terms(
@@ -95,12 +95,12 @@ class RemoteLink(finders.Seeker):
         self._settings = settings
         self._meeting = meeting
         self._finder = finders.of(loop, meeting, settings)
-        self._owner: Owner
+        self._owner: LinkOwner
         self._shared: TCPStore | None = None
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
-        self._beats: Beats | None = None
+        self._beats: Heartbeats | None = None
         self._target: Address = ()
         self._timer: Timer | None = None
         self._quiet_until = 0.0
@@ -108,7 +108,7 @@ class RemoteLink(finders.Seeker):
         """Whether this node is done, and others are not."""
         self._closed = False
 
-    def open(self, owner: Owner) -> None:
+    def open(self, owner: LinkOwner) -> None:
         """Find the coordinator, or become it, and join."""
         self._owner = owner
         self.say(f"{self._meeting.who} meets at {self._meeting.where}")
@@ -119,7 +119,7 @@ class RemoteLink(finders.Seeker):
         """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
         if self._group is not None:
             self._group.step(Told(self.join.node, message))
-            if isinstance(message, Leave) and self._coordinator is not None:
+            if isinstance(message, NodeLeaving) and self._coordinator is not None:
                 self._coordinator.say(
                     f"{self.join.host}, which coordinates, left: {message.reason}"
                 )
@@ -189,13 +189,13 @@ class RemoteLink(finders.Seeker):
             match effect:
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
-                case Beat(number, late):
+                case SendHeartbeat(number, late):
                     self._beat(number, late)
                 case Lease(until):
                     self._owner.lease(None if until == FOR_EVER else until)
                 case Disconnect():
                     self._disconnect()
-                case Lost():
+                case CoordinatorLost():
                     self._finder.gone()
                 case Say(text):
                     self.say(text)
@@ -210,7 +210,7 @@ class RemoteLink(finders.Seeker):
         report: tuple[str, ...] = ()
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._what_is_wrong()
-        self._tell(End(exit_code, reason, report, None))
+        self._tell(JobEnded(exit_code, reason, report, None))
 
     def _what_is_wrong(self) -> list[str]:
         """Look at the endpoint from here, for 2 s at most."""
@@ -222,7 +222,7 @@ class RemoteLink(finders.Seeker):
 
     def _tell(self, message: FromCoordinator) -> None:
         """Tell the agent; where nodes did not meet, with what finds out why."""
-        if isinstance(message, End):
+        if isinstance(message, JobEnded):
             self._others_run = message.others_run
             if message.exit_code == EXIT_GROUP:
                 report = message.report or (f"error: {message.reason}",)
@@ -252,19 +252,19 @@ class RemoteLink(finders.Seeker):
             return
         if isinstance(answer, finders.Here):
             self._host(answer.until)
-        elif self._connection is None and self.core.state is State.SEEKING:
+        elif self._connection is None and self.core.state is LinkState.SEEKING:
             match answer:
                 case finders.There(address, timeout_s):
-                    self._step(Found())
+                    self._step(PlaceFound())
                     self._dial(address, timeout_s)
                 case finders.Nowhere(reason, again_s):
                     if self.core.unfit:
                         reason += f", and the last one turned us away: {self.core.unfit}"
-                    self._step(Nowhere(reason, again_s))
+                    self._step(NothingFound(reason, again_s))
                 case finders.Never(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
                     report = f"error: {error.message}", *hint
-                    self._owner.told(End(error.exit_code, error.message, report, None))
+                    self._owner.told(JobEnded(error.exit_code, error.message, report, None))
 
     def certain(self, until: float) -> None:
         """The coordinator is in this process for longer."""
@@ -362,7 +362,7 @@ class RemoteLink(finders.Seeker):
             self._disconnect()
             self._step(Broken(self._finder.redirected(told.host), told=True))
             return
-        if isinstance(told, BeatMessage):
+        if isinstance(told, Beat):
             self._step(Heard(lets_run=False))
             self._step(Echoed(told.number))
             return
@@ -420,11 +420,11 @@ class RemoteLink(finders.Seeker):
             self._beats.send(self._beats.datagram(number, connection.session_key), self._target)
 
     def _open_beats(self, connection: "Connection") -> None:
-        from relight.host.beats import Beats
+        from relight.host.heartbeats import Heartbeats
 
         own = connection.own_address()
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        self._beats = Beats(self._loop, (own, 0), family, self._on_datagram)
+        self._beats = Heartbeats(self._loop, (own, 0), family, self._on_datagram)
 
     def _on_datagram(self, data: bytes, sender: "Address") -> None:
         del sender

@@ -1,12 +1,12 @@
 """What one node runs of a job: made from the command line by `launch`, carried out by `agent`."""
 
 from relight.core.commands import Command
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.warm import Workplace
+    from relight.host.warm_spawner import Workplace
     from relight.rendezvous.meeting import Meeting
 
 
@@ -29,7 +29,7 @@ class NodeJob(NamedTuple):
     stuck_after_s: float
     run_directory: str
     scratch: str
-    settings: Settings
+    settings: GroupSettings
     meeting: "Meeting | None"
     facts: dict[str, str]
     workplace: "Workplace | None"

@@ -13,8 +13,8 @@ from relight.core import tracebacks
 from relight.core.commands import Command
 from relight.core.exits import Failure
 from relight.core.failures import shared
-from relight.core.messages import End, Ready
-from relight.core.supervision import End as WorkerEnd
+from relight.core.messages import JobEnded, NodeReady
+from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
 from relight.host import interpreter, reports
 from relight.host.logs import Logs
@@ -43,7 +43,7 @@ def gather(
     return shared(failures, now), tuple(workers.ranks[end.local_rank] for end in left)
 
 
-def report(end: End, ready: Ready | None, env: Environment) -> str:
+def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
     """Return what an agent says of a job that has failed.
 
     Args:

@@ -7,7 +7,7 @@ import os
 
 from relight import script
 from relight.core.commands import Command
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.core.ranks import visible_device
 from relight.env import Environment
 from relight.errors import UsageError
@@ -21,7 +21,7 @@ _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.warm import Workplace
+    from relight.host.warm_spawner import Workplace
 
 
 def prepare(
@@ -44,9 +44,9 @@ def prepare(
 
         spec, given, found = take(spec, given, env)
     if spec.rdzv_backend not in BACKENDS:
-        from relight.rendezvous import registers
+        from relight.rendezvous import backends
 
-        registers.check(spec.rdzv_backend)
+        backends.check(spec.rdzv_backend)
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
@@ -92,7 +92,7 @@ def _job(
         threads=threads,
         timer_file=_timer_file(env),
     )
-    settings, meeting, facts = Settings(1, 1, spec.max_restarts), None, {}
+    settings, meeting, facts = GroupSettings(1, 1, spec.max_restarts), None, {}
     if not spec.runs_locally():
         from relight.host.facts import collect
         from relight.host.ports import any_address
@@ -138,7 +138,7 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
     from relight.core import commands
-    from relight.host.warm import Workplace
+    from relight.host.warm_spawner import Workplace
 
     own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
     # The last worker has the longest arguments, so there is room for those of the others.

@@ -134,7 +134,7 @@ def parse_host(text: str) -> str:
 
 def parse_backend(text: str) -> str:
     """Parse the name of a rendezvous backend; whether there is a plug-in of that name is seen later
-    (`rendezvous/registers`).
+    (`rendezvous/backends`).
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
         raise ValueError(_not_one_of(text or "''", BACKENDS))

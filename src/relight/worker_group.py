@@ -4,7 +4,7 @@
     run     the spawner starts them; until all have ended, core/supervision says who is stopped, and
             how                                                              (host/supervisor)
             beside that, where it was asked for: their timers, those that are stuck; and who has
-            not reached init_process_group              (host/timers, host/stuck, host/arrivals)
+            not reached init_process_group        (host/timers, host/stuck, host/missing_at_init)
 
 Invariants: the workers start once; `stopped_by` and `failed` never go back; after `run` no process
 of theirs is left, or the system does not let go of it. What follows for the job is decided
@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from relight.core import commands, ranks
 from relight.core.exits import Failure
-from relight.core.messages import Form, Stop
+from relight.core.messages import Form, StopWorkers
 from relight.core.ranks import Assignment
 from relight.errors import MachineError, signal_name
 from relight.events import GroupStopped, SignalReceived, WorkerExited, WorkersFrozen
@@ -35,9 +35,9 @@ from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.flag import Flag
+    from relight.host.checkpoint_flag import CheckpointFlag
     from relight.host.tcp_store import Reservation, TCPStore
-    from relight.host.warm import Preload
+    from relight.host.warm_spawner import Preload
 
 _ARRIVED_AFTER_S = 60
 
@@ -53,7 +53,7 @@ class Equipment(NamedTuple):
     consoles: Consoles
     journal: Journal
     scratch: Scratch
-    flag: "Flag | None"
+    flag: "CheckpointFlag | None"
     preload: "Preload | None"
 
 
@@ -93,7 +93,7 @@ class WorkerGroup:
         self.failed = False
         self.stuck = False
         """Whether one of them is in an uninterruptible call."""
-        self.stopped_by: Stop | None = None
+        self.stopped_by: StopWorkers | None = None
         self.supervisor: Supervisor | None = None
         """There from the start of the workers on."""
         self._equipment = equipment
@@ -182,7 +182,7 @@ class WorkerGroup:
         if self.supervisor is not None:
             self.supervisor.lease(until)
 
-    def stop(self, stop: Stop) -> None:
+    def stop(self, stop: StopWorkers) -> None:
         """Do what the coordinator wants: end the workers, which may save a checkpoint first if the
         group is patient.
         """
@@ -322,7 +322,7 @@ class WorkerGroup:
 
     def _tell_arrivals(self) -> None:
         """Say for whom init_process_group waits, if it does."""
-        from relight.host.arrivals import explain
+        from relight.host.missing_at_init import explain
 
         if self.supervisor is not None:
             text = explain(self.supervisor.workers, self.form, self._store)

@@ -4,7 +4,15 @@ import heapq
 import random
 from collections import Counter
 
-from relight.core.election import Effect, Election, Heard, Message, Send, State, is_majority
+from relight.core.election import (
+    BallotReceived,
+    Effect,
+    Election,
+    ElectionState,
+    Message,
+    SendBallot,
+    is_majority,
+)
 from relight.events import Tick
 
 CHAOS_S = 10.0
@@ -72,7 +80,7 @@ class World:
         host.frozen = False
         waiting, host.waiting = host.waiting, []
         for message in waiting:
-            self.step(i, Heard(message))
+            self.step(i, BallotReceived(message))
         self.step(i, Tick())
 
     def wake(self, i: int) -> None:
@@ -82,13 +90,13 @@ class World:
         due = host.true_time(host.elector.deadline()) + 1e-6
         self.at(max(1e-6, due - self.now), "tick", i, host.elector)
 
-    def step(self, i: int, event: Heard | Tick) -> None:
+    def step(self, i: int, event: BallotReceived | Tick) -> None:
         host = self.hosts[i]
         elector = host.elector
         if elector is None:
             return
         if host.frozen:
-            if isinstance(event, Heard):
+            if isinstance(event, BallotReceived):
                 host.waiting.append(event.message)
             return
         before = elector.deadline()
@@ -103,7 +111,7 @@ class World:
 
     def carry_out(self, i: int, effect: Effect) -> None:
         self.effects[type(effect).__name__] += 1
-        if not isinstance(effect, Send):
+        if not isinstance(effect, SendBallot):
             self.log.append(f"{self.now:.3f} {i} {effect}")
             return
         if (i, effect.host) in self.cut or self.random.random() < self.drop:
@@ -117,7 +125,7 @@ class World:
             i
             for i, host in enumerate(self.hosts)
             if host.elector is not None
-            and host.elector.state is State.COORDINATOR
+            and host.elector.state is ElectionState.COORDINATOR
             and host.elector.holds(host.clock(self.now))
         ]
 
@@ -129,7 +137,7 @@ class World:
                 if elector is self.hosts[i].elector:
                     self.step(i, Tick())
             elif kind == "message":
-                self.step(what[0], Heard(what[1]))
+                self.step(what[0], BallotReceived(what[1]))
             elif kind == "thaw":
                 if self.hosts[what[0]].frozen:
                     self.thaw(what[0])

@@ -17,21 +17,21 @@ A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.exits import Failure
-from relight.core.group import Drop, Effect, Event, Lost, Settings, Told
+from relight.core.group_types import Drop, Effect, Event, GroupSettings, NodeLost, Told
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
     Confirm,
-    Done,
-    End,
-    Failed,
     Form,
     FromCoordinator,
+    JobEnded,
     Join,
-    Leave,
-    Ready,
-    Stop,
-    Wait,
+    NodeLeaving,
+    NodeReady,
+    StopWorkers,
+    WaitReason,
+    WorkerFailed,
+    WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.events import Tick
@@ -53,7 +53,7 @@ def formed(number: int, coordinator: int = 1) -> GenerationId:
 class Table:
     """A group, the time, and what its nodes have been told."""
 
-    def __init__(self, settings: Settings, coordinator: int = 1) -> None:
+    def __init__(self, settings: GroupSettings, coordinator: int = 1) -> None:
         self.settings = settings
         self.coordinator = coordinator
         self.group = Membership(settings, formed(0, coordinator).origin)
@@ -109,19 +109,22 @@ class Table:
         form = self.last.get(node)
         generation = form.generation.id if form else NO_GENERATION
         messages = {
-            "joins": [self.join(node), Ready(generation, 29500, (), ())],
-            "idle": [self.join(node), Ready(generation, 29500, (), ())],
-            "idle-failed": [self.join(node), Ready(generation, 29500, (record(host=node),), ())],
+            "joins": [self.join(node), NodeReady(generation, 29500, (), ())],
+            "idle": [self.join(node), NodeReady(generation, 29500, (), ())],
+            "idle-failed": [
+                self.join(node),
+                NodeReady(generation, 29500, (record(host=node),), ()),
+            ],
             "offers": [self.join(node)],
-            "ready": [Ready(generation, 29500, (), ())],
-            "failed": [Failed(generation, f"a worker failed on {node}")],
-            "ends": [Ready(generation, 29500, (record(host=node),), ())],
-            "done": [Done(generation)],
-            "leaves": [Leave("SIGTERM")],
+            "ready": [NodeReady(generation, 29500, (), ())],
+            "failed": [WorkerFailed(generation, f"a worker failed on {node}")],
+            "ends": [NodeReady(generation, 29500, (record(host=node),), ())],
+            "done": [WorkersSucceeded(generation)],
+            "leaves": [NodeLeaving("SIGTERM")],
             "-": [],
         }
         if verb == "lost":
-            return [Lost(node, "no word")]
+            return [NodeLost(node, "no word")]
         if verb.startswith("returns"):
             return [Told(node, self.join(node, self.announce(node, done="done" in verb)))]
         return [Told(node, message) for message in messages[verb]]
@@ -156,11 +159,11 @@ class Table:
                     key = f"form {generation.number}{restart}:"
                     places.setdefault(key, {})[place.group_rank] = node
                     found[key] = [n for _, n in sorted(places[key].items())]
-                case Stop(which, _, gently):
+                case StopWorkers(which, _, gently):
                     found.setdefault(f"{'gently ' * gently}stop {which.number}:", []).append(node)
                 case Confirm(which):
                     found.setdefault(f"confirm {which.number}:", []).append(node)
-                case End(code, _, _, _):
+                case JobEnded(code, _, _, _):
                     found.setdefault(f"end {code}:", []).append(node)
         self.fresh = []
         return [
@@ -168,17 +171,17 @@ class Table:
             for key, nodes in found.items()
         ]
 
-    def waits(self, node: str) -> Wait:
+    def waits(self, node: str) -> WaitReason:
         """Return the last that a node was told while it waited."""
-        return [m for m in self.heard[node] if isinstance(m, Wait)][-1]
+        return [m for m in self.heard[node] if isinstance(m, WaitReason)][-1]
 
     def reason(self, node: str) -> str:
         """Return why a node was last told to stop."""
-        return [m for m in self.heard[node] if isinstance(m, Stop)][-1].cause
+        return [m for m in self.heard[node] if isinstance(m, StopWorkers)][-1].cause
 
-    def end(self, node: str) -> End:
+    def end(self, node: str) -> JobEnded:
         """Return the end that a node was told."""
-        (end,) = (m for m in self.heard[node] if isinstance(m, End))
+        (end,) = (m for m in self.heard[node] if isinstance(m, JobEnded))
         return end
 
     def follow(self) -> "Table":
@@ -189,4 +192,4 @@ class Table:
 
 
 def table(least: int, most: int, max_restarts: int = 3, **others: object) -> Table:
-    return Table(Settings(least, most, max_restarts, **others))
+    return Table(GroupSettings(least, most, max_restarts, **others))

@@ -11,11 +11,11 @@ from relight.core.election import (
     LEAD,
     PROBE,
     VOTE,
+    BallotReceived,
     BecomeCoordinator,
     Election,
-    Heard,
-    Send,
-    State,
+    ElectionState,
+    SendBallot,
     VoteRelease,
     VoteReply,
     VoteRequest,
@@ -140,10 +140,10 @@ def test_a_coordinator_that_was_frozen_resigns_in_its_first_step() -> None:
     assert world.leaders() == [1]
     elector = world.hosts[0].elector
     assert elector is not None
-    assert elector.state is State.COORDINATOR
+    assert elector.state is ElectionState.COORDINATOR
     effects = elector.step(Tick(), world.hosts[0].clock(world.now))
-    sent = [e.message for e in effects if isinstance(e, Send)]
-    assert elector.state is not State.COORDINATOR
+    sent = [e.message for e in effects if isinstance(e, SendBallot)]
+    assert elector.state is not ElectionState.COORDINATOR
     assert all(isinstance(m, VoteRelease) or m.stage == PROBE for m in sent)
 
 
@@ -152,9 +152,9 @@ def voter(now: float = 0.0) -> Election:
 
 
 def answer(elector: Election, request: VoteRequest, now: float) -> VoteReply | None:
-    effects = elector.step(Heard(request), now)
+    effects = elector.step(BallotReceived(request), now)
     elector.check()
-    replies = [e.message for e in effects if isinstance(e, Send)]
+    replies = [e.message for e in effects if isinstance(e, SendBallot)]
     return next((m for m in replies if isinstance(m, VoteReply)), None)
 
 
@@ -210,12 +210,12 @@ def test_a_vote_given_back_is_free() -> None:
     """A released vote goes to the next candidate at once; an old release frees nothing."""
     elector = voter()
     answer(elector, VoteRequest(1, "a", 70.0, VOTE), 1.2)
-    elector.step(Heard(VoteRelease(1, "a", 69.0)), 1.25)
-    elector.step(Heard(VoteRelease(1, "other", 99.0)), 1.25)
+    elector.step(BallotReceived(VoteRelease(1, "a", 69.0)), 1.25)
+    elector.step(BallotReceived(VoteRelease(1, "other", 99.0)), 1.25)
     reply = answer(elector, VoteRequest(0, "b", 5.0, VOTE), 1.3)
     assert reply is not None
     assert not reply.granted
-    elector.step(Heard(VoteRelease(1, "a", 70.0)), 1.35)
+    elector.step(BallotReceived(VoteRelease(1, "a", 70.0)), 1.35)
     reply = answer(elector, VoteRequest(0, "b", 6.0, VOTE), 1.4)
     assert reply is not None
     assert reply.granted
@@ -226,9 +226,9 @@ def candidate() -> tuple[Election, float]:
     elector = Election(["host0", "host1", "host2"], 0, "me", 0.0)
     elector.step(Tick(), 1.0)
     promise = VoteReply(1, 0, "me", 1.0, PROBE, True, -1, False, 0.0)
-    effects = elector.step(Heard(promise), 1.01)
+    effects = elector.step(BallotReceived(promise), 1.01)
     elector.check()
-    assert Send(1, VoteRequest(0, "me", 1.01, VOTE)) in effects
+    assert SendBallot(1, VoteRequest(0, "me", 1.01, VOTE)) in effects
     return elector, 1.01
 
 
@@ -253,7 +253,7 @@ def test_only_a_fresh_granted_answer_of_another_host_counts_as_a_vote(
     """Only a granted answer of another host to this process's request, while it is fresh."""
     elector, asked = candidate()
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)._replace(**change)
-    effects = elector.step(Heard(reply), now)
+    effects = elector.step(BallotReceived(reply), now)
     elector.check()
     assert (BecomeCoordinator() in effects) == elected
 
@@ -261,7 +261,9 @@ def test_only_a_fresh_granted_answer_of_another_host_counts_as_a_vote(
 def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
     """The lease ends a tenth before a vote counted from the request's time, not the answer's."""
     elector, asked = candidate()
-    elector.step(Heard(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4)
+    elector.step(
+        BallotReceived(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4
+    )
     assert elector.lease_until() == pytest.approx(asked + 0.9)
     assert elector.holds(asked + 0.89)
     assert not elector.holds(asked + 0.91)
@@ -270,13 +272,13 @@ def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
 def test_answers_to_votes_given_back_do_not_count() -> None:
     """A late answer to a request of an earlier round is void: its vote was given back."""
     elector, asked = candidate()
-    (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, Send)}
+    (release,) = {e.message for e in elector.step(Tick(), 1.72) if isinstance(e, SendBallot)}
     assert release == VoteRelease(0, "me", 1.72)
     elector.step(Tick(), 1.83)
-    elector.step(Heard(VoteReply(1, 0, "me", 1.83, PROBE, True, -1, False, 0.0)), 1.84)
+    elector.step(BallotReceived(VoteReply(1, 0, "me", 1.83, PROBE, True, -1, False, 0.0)), 1.84)
     reply = VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)
-    assert BecomeCoordinator() not in elector.step(Heard(reply), 1.85)
-    assert BecomeCoordinator() in elector.step(Heard(reply._replace(sent=1.84)), 1.86)
+    assert BecomeCoordinator() not in elector.step(BallotReceived(reply), 1.85)
+    assert BecomeCoordinator() in elector.step(BallotReceived(reply._replace(sent=1.84)), 1.86)
 
 
 def test_a_voter_defends_a_coordinator_without_its_vote() -> None:
@@ -286,7 +288,7 @@ def test_a_voter_defends_a_coordinator_without_its_vote() -> None:
     reply = answer(elector, VoteRequest(0, "a", 70.0, LEAD), 1.3)
     assert reply is not None
     assert not reply.granted
-    elector.step(Heard(VoteRelease(1, "b", 5.0)), 1.4)
+    elector.step(BallotReceived(VoteRelease(1, "b", 5.0)), 1.4)
     reply = answer(elector, VoteRequest(1, "b", 5.3, VOTE), 1.5)
     assert reply is not None
     assert (reply.granted, reply.holder, reply.leads) == (False, 0, True)
@@ -296,12 +298,12 @@ def test_a_higher_candidate_gives_way() -> None:
     """A candidate that hears a lower one ask for votes gives its own back and votes for it."""
     elector = Election(["host0", "host1", "host2"], 2, "me", 0.0)
     elector.step(Tick(), 1.0)
-    elector.step(Heard(VoteReply(1, 2, "me", 1.0, PROBE, True, -1, False, 0.0)), 1.01)
+    elector.step(BallotReceived(VoteReply(1, 2, "me", 1.0, PROBE, True, -1, False, 0.0)), 1.01)
     effects = elector.step(Tick(), 1.35)  # the lower host that answered had its chance
-    assert Send(0, VoteRequest(2, "me", 1.35, VOTE)) in effects
-    effects = elector.step(Heard(VoteRequest(0, "x", 7.0, VOTE)), 1.4)
+    assert SendBallot(0, VoteRequest(2, "me", 1.35, VOTE)) in effects
+    effects = elector.step(BallotReceived(VoteRequest(0, "x", 7.0, VOTE)), 1.4)
     elector.check()
-    assert Send(1, VoteRelease(2, "me", 1.4)) in effects
+    assert SendBallot(1, VoteRelease(2, "me", 1.4)) in effects
     replies = [e.message for e in effects if isinstance(e.message, VoteReply)]
     assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
 
@@ -386,11 +388,11 @@ def test_a_coordinator_by_its_own_vote_alone_is_left_in_place() -> None:
     """Others are told that a coordinator goes by its own vote alone, and leave it in place."""
     elector = Election(["host0", "host1"], 1, "me", 0.0, alone=True)
     now = 0.0
-    while elector.state is not State.COORDINATOR:
+    while elector.state is not ElectionState.COORDINATOR:
         now = elector.deadline()
         effects = elector.step(Tick(), now)
     assert 3.0 <= now <= 3.6
-    assert Send(0, VoteRequest(1, "me", now, ALONE)) in effects
+    assert SendBallot(0, VoteRequest(1, "me", now, ALONE)) in effects
     assert elector.explain(now).endswith("by its own vote alone")
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.excerpts import cut, rows_of
-from relight.core.exits import Failure, Kind, Report
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.failures import Class, classify, diagnose, what_happened
 
 TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
@@ -19,16 +19,16 @@ AT_EXIT = ("ValueError: bad batch", "terminate called without an active exceptio
 def error(
     message: str = "bad batch",
     type_: str = "ValueError",
-    kind: Kind = Kind.RAISED,
+    kind: FailureKind = FailureKind.RAISED,
     where: str = "/srv/job/train.py:12 in step",
-) -> Report:
+) -> ErrorReport:
     lines = ("Traceback (most recent call last):", f"{type_}: {message}")
-    return Report(kind, type_, message, where, "step(batch)", lines)
+    return ErrorReport(kind, type_, message, where, "step(batch)", lines)
 
 
 LOST = error("Connection reset by peer", "RuntimeError")
-PRINTED = error(kind=Kind.PRINTED)
-CRASHED = error("Segmentation fault", "fatal error", Kind.CRASHED)
+PRINTED = error(kind=FailureKind.PRINTED)
+CRASHED = error("Segmentation fault", "fatal error", FailureKind.CRASHED)
 
 
 def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Failure:
@@ -59,7 +59,7 @@ def end(rank: int = 0, exitcode: int = 1, at: float = 0.0, **known: Any) -> Fail
         (end(asked=TERM, exitcode=143), Class.STOPPED),
         (end(asked=TERM, exitcode=1), Class.STOPPED),
         (end(asked=TERM, exitcode=-TERM, report=error()), Class.REPORTED),
-        (end(asked=TERM, exitcode=1, report=error(kind=Kind.RECORDED)), Class.REPORTED),
+        (end(asked=TERM, exitcode=1, report=error(kind=FailureKind.RECORDED)), Class.REPORTED),
         (end(asked=TERM, exitcode=-TERM, report=PRINTED), Class.STOPPED),
         (end(asked=TERM, exitcode=-TERM, report=LOST), Class.VICTIM),
         (end(asked=TERM, exitcode=-SEGV, report=CRASHED), Class.REPORTED),
@@ -167,13 +167,13 @@ def test_equal_signals_and_exit_codes_are_one_cause() -> None:
         (end(report=error("")), "raised ValueError"),
         (end(report=error("a\nb")), "raised ValueError: a"),
         (end(report=error("x" * 500)), f"raised ValueError: {'x' * 100}…"),
-        (end(report=error("GPU 3 is gone", "", Kind.RECORDED)), "reported: GPU 3 is gone"),
+        (end(report=error("GPU 3 is gone", "", FailureKind.RECORDED)), "reported: GPU 3 is gone"),
         (
             end(report=error("[/a/b/pair.cc:553] Connection closed by peer", "RuntimeError")),
             "raised RuntimeError: Connection closed by peer",
         ),
         (end(exitcode=7, report=error()), "exited with code 7"),
-        (end(exitcode=9, report=error(kind=Kind.RECORDED)), "raised ValueError: bad batch"),
+        (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), "raised ValueError: bad batch"),
         (end(exitcode=-2, report=error("", "KeyboardInterrupt")), "raised KeyboardInterrupt"),
         (end(exitcode=-2, report=error()), "was killed by SIGINT: relight did not send it"),
         (end(exitcode=-SEGV, report=CRASHED), "was killed by SIGSEGV"),
@@ -208,7 +208,7 @@ def test_the_first_line_names_the_exception_only_if_it_ended_the_worker(
         (end(exitcode=-ABRT, report=error(), last_lines=AT_EXIT), 1),
         (end(exitcode=-ABRT, last_lines=AT_EXIT), 134),
         (end(exitcode=-SEGV, asked=TERM, report=CRASHED), 139),
-        (end(exitcode=9, report=error(kind=Kind.RECORDED)), 9),
+        (end(exitcode=9, report=error(kind=FailureKind.RECORDED)), 9),
     ],
 )
 def test_the_job_has_the_exit_code_of_its_root_cause(failure: Failure, expected: int) -> None:
@@ -345,8 +345,8 @@ def test_a_long_list_of_ranks_is_cut() -> None:
 
 TEXT = st.text(st.sampled_from("ab :/\n"), max_size=300)
 REPORTS = st.builds(
-    Report,
-    st.sampled_from(Kind),
+    ErrorReport,
+    st.sampled_from(FailureKind),
     st.sampled_from(["", "ValueError", "RuntimeError", "KeyboardInterrupt", "fatal error"]),
     TEXT | st.just("Connection reset by peer"),
     st.sampled_from(["", "train.py:1", "/srv/job/" * 60 + "train.py:12 in step"]),

@@ -8,19 +8,28 @@ from fuzzing import Chance, fuzzed, kinds_of
 from plays import formed, record
 
 from relight.core import election, fields, wire
-from relight.core.election import Election, Heard
+from relight.core.election import BallotReceived, Election
 from relight.core.excerpts import rows_of
-from relight.core.exits import Failure, Kind, Report
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.failures import shared
 from relight.core.fields import Malformed, to_json
-from relight.core.group import Lost, Send, Settings, Told
+from relight.core.group_types import GroupSettings, NodeLost, Send, Told
 from relight.core.membership import Membership
-from relight.core.messages import End, Failed, FromAgent, FromCoordinator, Join, Ready
+from relight.core.messages import (
+    FromAgent,
+    FromCoordinator,
+    JobEnded,
+    Join,
+    NodeReady,
+    WorkerFailed,
+)
 from relight.core.ranks import NO_GENERATION
 from relight.events import Tick
 from relight.schedulers.ssh import frames, hosts
 
-REPORT = Report(Kind.RAISED, "ValueError", "x\n" * 5000, "a.py:1 in f", "x", ("─" * 5000,) * 300)
+REPORT = ErrorReport(
+    FailureKind.RAISED, "ValueError", "x\n" * 5000, "a.py:1 in f", "x", ("─" * 5000,) * 300
+)
 
 
 def arrives(kinds: Any, message: Any) -> Any:
@@ -39,11 +48,11 @@ def said(kinds: Any, kind: Any, chance: Chance) -> Any:
         return None
 
 
-def joins(node: str, wanted: Settings) -> list[Any]:
+def joins(node: str, wanted: GroupSettings) -> list[Any]:
     number = "abc".index(node) if wanted.ordered else -1
     asked = wanted.least, wanted.most, wanted.max_restarts
     join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
-    return [Told(node, join), Told(node, Ready(NO_GENERATION, 1, (), ()))]
+    return [Told(node, join), Told(node, NodeReady(NO_GENERATION, 1, (), ()))]
 
 
 @fuzzed
@@ -51,7 +60,7 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
     """Its invariants hold, and each of its answers is taken by the node that gets it."""
     ordered = chance.random() < 0.3
     most = 2 if ordered else 3
-    asked = Settings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
+    asked = GroupSettings(2 if ordered else 1, most, 1, 0.1, 5.0, 5.0, 1.0, ordered)
     group, now = Membership(asked, "C1"), 0.0
     events: list[Any] = [*joins("a", asked), *joins("b", asked)]
     for _ in range(chance.randrange(8)):
@@ -64,8 +73,8 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
             # The coordinator knows a node by its connection.
             node = message.node if isinstance(message, Join) else chance.choice("abc")
             events += [Told(node, message), Tick()]
-    ends = Failed(formed(0), "x"), Ready(formed(0), 1, (record(),), ())
-    events += [*(Told("a", each) for each in ends), Lost("b", "x")]
+    ends = WorkerFailed(formed(0), "x"), NodeReady(formed(0), 1, (record(),), ())
+    events += [*(Told("a", each) for each in ends), NodeLost("b", "x")]
     for event in events:
         for effect in group.step(event, now):
             if isinstance(effect, Send):
@@ -80,21 +89,23 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
     """A joined node reports any failures: the job ends with a report that all nodes take, that fits
     on a terminal, and that no terminal obeys. It does not end as if all were well.
     """
-    group = Membership(Settings(2, 2, 0), "C1")
+    group = Membership(GroupSettings(2, 2, 0), "C1")
     for event in (*joins("a", group.settings), *joins("b", group.settings)):
         group.step(event, 0.0)
     first = chance.valid(Failure)
     alike = first._replace(report=chance.valid(Failure).report)
     raw = [fields.plain(failure) for failure in (first, alike, first, chance.valid(Failure))]
-    sent = {**to_json(Ready(formed(0), 1, (), (1, 1))), "failures": chance.near(raw)}
+    sent = {**to_json(NodeReady(formed(0), 1, (), (1, 1))), "failures": chance.near(raw)}
     try:
         ready = fields.message(FromAgent, fields.decode(chance.written(sent)))
     except Malformed:
-        ready = arrives(FromAgent, Ready(formed(0), 1, (first, alike, first), (1, 1)))
-    group.step(Told("b", Failed(formed(0), "a worker failed on b")), 7.0)
+        ready = arrives(FromAgent, NodeReady(formed(0), 1, (first, alike, first), (1, 1)))
+    group.step(Told("b", WorkerFailed(formed(0), "a worker failed on b")), 7.0)
     group.step(Told("b", ready), 7.0)
-    effects = group.step(Told("a", Ready(formed(0), 1, (record(),), ())), 8.0)
-    ends = [each.message for each in effects if isinstance(getattr(each, "message", None), End)]
+    effects = group.step(Told("a", NodeReady(formed(0), 1, (record(),), ())), 8.0)
+    ends = [
+        each.message for each in effects if isinstance(getattr(each, "message", None), JobEnded)
+    ]
     assert len(ends) == 2
     for end in ends:
         taken = arrives(FromCoordinator, end)
@@ -120,10 +131,10 @@ def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> Non
             for field in set(near) & set(ballot._fields):
                 if chance.random() < 0.7:
                     ballot = ballot._replace(**{field: near[field]})
-            events.append(Heard(ballot))
+            events.append(BallotReceived(ballot))
         for event in events:
             for effect in elector.step(event, now):
-                if isinstance(effect, election.Send):
+                if isinstance(effect, election.SendBallot):
                     arrives(election.Message, effect.message)
             elector.check()
             assert elector.explain(now)
@@ -135,19 +146,19 @@ def test_the_failures_of_a_large_node_fit_into_a_message() -> None:
     for count in (1, 300):
         failure = record()._replace(last_lines=lines, evidence="é" * 9999, log="/" * 9999)
         ends = [failure._replace(rank=rank, report=REPORT) for rank in range(count)]
-        told = arrives(FromAgent, Ready(formed(0), 1, shared(ends, 0.0), ())).failures
+        told = arrives(FromAgent, NodeReady(formed(0), 1, shared(ends, 0.0), ())).failures
         assert [each.rank for each in told] == list(range(count))
         assert told[0].report is not None and len(told[0].report.lines) == 200
 
 
 def test_ends_that_differ_in_the_kind_of_report_alone_are_sorted() -> None:
-    group = Membership(Settings(1, 1, 0), "C1")
+    group = Membership(GroupSettings(1, 1, 0), "C1")
     for event in joins("a", group.settings):
         group.step(event, 0.0)
-    ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in Kind]
+    ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in FailureKind]
     ends += [record()._replace(report=None)]
-    *_, effect = group.step(Told("a", Ready(formed(0), 1, tuple(ends), ())), 1.0)
-    assert isinstance(effect.message, End)
+    *_, effect = group.step(Told("a", NodeReady(formed(0), 1, tuple(ends), ())), 1.0)
+    assert isinstance(effect.message, JobEnded)
 
 
 @fuzzed
@@ -155,11 +166,11 @@ def test_nothing_that_a_host_answers_over_ssh_does_harm(chance: Chance) -> None:
     """The end of a replica on another host is one that can be, or `Malformed`; what one side says,
     the other takes.
     """
-    ended = chance.valid(frames.Ended)
-    assert frames.Ended.of(ended.to_payload()).to_payload() == ended.to_payload()
+    ended = chance.valid(frames.ReplicaEnded)
+    assert frames.ReplicaEnded.of(ended.to_payload()).to_payload() == ended.to_payload()
     try:
-        heard = frames.Ended.of(chance.written(chance.near(fields.plain(ended))))
+        heard = frames.ReplicaEnded.of(chance.written(chance.near(fields.plain(ended))))
     except Malformed:
         return
     assert heard.exitcode is None or -127 <= heard.exitcode <= 255
-    hosts.problem(hosts.Host("node"), heard)
+    hosts.problem(hosts.SshHost("node"), heard)

@@ -8,27 +8,27 @@ from relight.core.link import (
     REFUSALS_S,
     RETRY_S,
     UNFIT_S,
-    Beat,
     Broken,
+    CoordinatorLost,
     Disconnect,
     Echoed,
     Effect,
     Event,
-    Found,
     GiveUp,
     Heard,
     Hosting,
     Lease,
     Left,
     Link,
-    Lost,
-    Nowhere,
+    LinkState,
+    NothingFound,
     Opened,
+    PlaceFound,
     Refusal,
     Resigned,
     Say,
     Seek,
-    State,
+    SendHeartbeat,
     Terms,
 )
 from relight.errors import EXIT_GROUP, EXIT_USAGE
@@ -54,12 +54,12 @@ class Played:
     def connected(self) -> "Played":
         """Come to the state CONNECTED, with a lease from now."""
         self.step(Tick())
-        self.step(Found())
+        self.step(PlaceFound())
         (beat,) = self.step(Opened("10.0.0.1:29400"))
-        assert beat == Beat(1, late=False)
+        assert beat == SendHeartbeat(1, late=False)
         self.step(Echoed(1))
         assert self.step(Heard(lets_run=True)) == [Lease(self.now + 1.0)]
-        assert self.link.state is State.CONNECTED
+        assert self.link.state is LinkState.CONNECTED
         return self
 
     def lost(self, refusal: Refusal = Refusal.NOTHING, seconds: float = 0.0) -> list[Effect]:
@@ -71,7 +71,7 @@ def test_a_lease_counts_from_when_the_echoed_beat_was_sent() -> None:
     """However late an echo comes, what it gives ends a lease after the beat."""
     played = Played().connected()
     sent_at = played.now + 0.25
-    assert Beat(2, late=False) in played.step(Tick(), 0.25)
+    assert SendHeartbeat(2, late=False) in played.step(Tick(), 0.25)
     assert played.step(Echoed(2), 0.9) == [Lease(sent_at + 1.0)]
     assert played.step(Echoed(2)) == []  # an echo that is repeated
 
@@ -83,7 +83,7 @@ def test_before_a_word_of_the_coordinator_echoes_give_nothing() -> None:
     played.step(Opened("x"))
     assert played.step(Echoed(1), 0.01) == []
     assert played.step(Heard(lets_run=False)) == []
-    assert played.link.state is State.JOINING
+    assert played.link.state is LinkState.JOINING
     assert played.step(Heard(lets_run=True)) == [Lease(101.0)]
 
 
@@ -91,12 +91,12 @@ def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> No
     """Beats go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
     played = Played().connected()
     played.step(Tick(), 0.25)
-    assert played.step(Tick(), 0.25) == [Beat(3, late=True)]
+    assert played.step(Tick(), 0.25) == [SendHeartbeat(3, late=True)]
     assert played.link.deadline() == pytest.approx(played.now + 0.05)
     effects = played.step(Tick(), 1.0)
-    assert effects[0] == Disconnect() and effects[-2:] == [Lost(), Seek()]
+    assert effects[0] == Disconnect() and effects[-2:] == [CoordinatorLost(), Seek()]
     assert "no word from it for 1.5 s" in str(effects[1])
-    assert played.link.state is State.SEEKING
+    assert played.link.state is LinkState.SEEKING
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> Non
     assert played.step(Heard(lets_run=True)) == [Lease(110.0)]
     assert played.step(Hosting(111.0), 1.0) == [Lease(111.0)]
     assert played.step(Resigned(3.0), 1.0) == [Lease(played.now)]
-    assert played.link.state is State.SEEKING
+    assert played.link.state is LinkState.SEEKING
     assert played.link.deadline() == played.now + 3.0
 
 
@@ -181,7 +181,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     assert played.link.deadline() is None
     assert played.step(Tick(), 50) == []
     played.step(Broken("refused"))
-    assert played.link.state is State.OVER  # 50 s are too long
+    assert played.link.state is LinkState.OVER  # 50 s are too long
     played = Played()
     played.step(Tick())
     played.step(Broken("refused"))
@@ -193,17 +193,17 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     played.step(Broken("another one does", told=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
     said = Say("lost the coordinator at 10.0.0.1:29400: gone; looking for it")
-    assert Played().connected().lost() == [said, Lost(), Seek()]
+    assert Played().connected().lost() == [said, CoordinatorLost(), Seek()]
 
 
 def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
     """Patience is longer or shorter if the coordinator was there before or not."""
     for played, limit_s in ((Played(), TERMS.seek_s), (Played().connected(), TERMS.rejoin_s)):
-        if played.link.state is State.CONNECTED:
+        if played.link.state is LinkState.CONNECTED:
             played.lost()
-        played.step(Nowhere("nobody is there", 0.3), limit_s)
-        assert played.link.state is State.SEEKING
-        (end,) = played.step(Nowhere("nobody is there", 0.3), 0.5)
+        played.step(NothingFound("nobody is there", 0.3), limit_s)
+        assert played.link.state is LinkState.SEEKING
+        (end,) = played.step(NothingFound("nobody is there", 0.3), 0.5)
         assert isinstance(end, GiveUp) and end.exit_code == EXIT_GROUP
         assert "nobody is there" in end.reason
         assert played.step(Tick(), 1) == []
@@ -223,11 +223,11 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
 def test_each_reason_for_waiting_is_told_once() -> None:
     """It is told after a second, not before."""
     played = Played()
-    assert played.step(Nowhere("a", 0.2)) == []
-    (said,) = played.step(Nowhere("a", 0.2), 1.0)
+    assert played.step(NothingFound("a", 0.2)) == []
+    (said,) = played.step(NothingFound("a", 0.2), 1.0)
     assert said == Say("waiting for the coordinator at there: a")
-    assert played.step(Nowhere("a", 0.2), 1.0) == []
-    assert len(played.step(Nowhere("b", 0.2), 1.0)) == 1
+    assert played.step(NothingFound("a", 0.2), 1.0) == []
+    assert len(played.step(NothingFound("b", 0.2), 1.0)) == 1
 
 
 def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:

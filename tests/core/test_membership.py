@@ -2,16 +2,16 @@
 
 from plays import formed, record, table
 
-from relight.core.group import Lost, State, Told
+from relight.core.group_types import GroupState, NodeLost, Told
 from relight.core.messages import (
     Announce,
-    Done,
-    Failed,
     Form,
-    Leave,
+    NodeLeaving,
+    NodeReady,
     Note,
-    Ready,
-    Wait,
+    WaitReason,
+    WorkerFailed,
+    WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION
 
@@ -89,8 +89,8 @@ def test_members_are_told_their_ranks_roles_and_the_address_of_rank_0() -> None:
     game = table(2, 2)
     game.step(Told("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
     game.step(Told("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
-    game.step(Told("b", Ready(NO_GENERATION, 4000, (), ())))
-    game.step(Told("a", Ready(NO_GENERATION, 5000, (), ())))
+    game.step(Told("b", NodeReady(NO_GENERATION, 4000, (), ())))
+    game.step(Told("a", NodeReady(NO_GENERATION, 5000, (), ())))
     (a,), (b,) = ([m for m in game.heard[node] if isinstance(m, Form)] for node in ("a", "b"))
     assert a.generation == b.generation
     assert (a.generation.master_addr, a.generation.master_port) == ("10.1.1.1", 5000)
@@ -169,7 +169,7 @@ def test_a_failure_that_nobody_describes_ends_the_job_too() -> None:
         1 a failed
         -> stop 0: a
     """)
-    game.step(Told("a", Ready(formed(0), 1, (), ())))
+    game.step(Told("a", NodeReady(formed(0), 1, (), ())))
     assert game.end("a").exit_code == 1
     assert game.end("a").reason == "a worker failed on a"
 
@@ -182,9 +182,9 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
         9 a failed
         -> stop 0: a b
     """)
-    game.step(Told("a", Ready(formed(0), 1, (record(0, exitcode=3)._replace(at=-0.1),), ())))
+    game.step(Told("a", NodeReady(formed(0), 1, (record(0, exitcode=3)._replace(at=-0.1),), ())))
     game.now = 12.0
-    game.step(Told("b", Ready(formed(0), 1, (record(2, exitcode=4)._replace(at=-3.5),), ())))
+    game.step(Told("b", NodeReady(formed(0), 1, (record(2, exitcode=4)._replace(at=-3.5),), ())))
     assert game.end("a").exit_code == 4
 
 
@@ -288,11 +288,15 @@ def test_messages_of_older_generations_are_ignored() -> None:
         -> form 1 restart 1: a b
     """)
     first = formed(0)
-    olds = [Failed(first, "old"), Done(first), Ready(first, 1, (record(),), ())]
-    for old in (*olds, Ready(NO_GENERATION, 1, (), ())):
+    olds = [
+        WorkerFailed(first, "old"),
+        WorkersSucceeded(first),
+        NodeReady(first, 1, (record(),), ()),
+    ]
+    for old in (*olds, NodeReady(NO_GENERATION, 1, (), ())):
         game.step(Told("a", old))
     assert game.sent() == []
-    assert game.group.state is State.RUNNING
+    assert game.group.state is GroupState.RUNNING
     game.play("""
         2 a b done
         -> end 0: a b
@@ -302,9 +306,14 @@ def test_messages_of_older_generations_are_ignored() -> None:
 def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
     game = table(1, 1)
     first = formed(0)
-    for message in (Ready(first, 1, (), ()), Done(first), Failed(first, "x"), Leave("x")):
+    for message in (
+        NodeReady(first, 1, (), ()),
+        WorkersSucceeded(first),
+        WorkerFailed(first, "x"),
+        NodeLeaving("x"),
+    ):
         game.step(Told("x", message))
-    game.step(Lost("x", "no word"))
+    game.step(NodeLost("x", "no word"))
     assert game.sent() == []
     assert game.group.deadline() is None
 
@@ -416,9 +425,9 @@ def test_each_difference_between_nodes_is_told_once() -> None:
 def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:
     game = table(1, 2)
     game.step(Told("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
-    game.step(Told("a", Ready(formed(1 << 61), 1, (), ())))
+    game.step(Told("a", NodeReady(formed(1 << 61), 1, (), ())))
     game.step(Told("b", game.join("b")))
-    game.step(Told("b", Ready(NO_GENERATION, 1, (), ())))
+    game.step(Told("b", NodeReady(NO_GENERATION, 1, (), ())))
     assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
 
 
@@ -457,7 +466,7 @@ def test_many_that_join_do_not_flood_each_other() -> None:
         game.wait(index / 1000)
         for event in game.events(f"n{index}", "joins"):
             game.step(event)
-    assert len([m for m in game.heard["n0"] if isinstance(m, Wait)]) <= 2
+    assert len([m for m in game.heard["n0"] if isinstance(m, WaitReason)]) <= 2
     game.wait(10)
     assert "999 of 1000 nodes have joined" in game.waits("n0").text
     assert "and 991 more" in game.waits("n0").text

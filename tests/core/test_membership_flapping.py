@@ -2,8 +2,8 @@
 
 from plays import formed, table
 
-from relight.core.group import Told
-from relight.core.messages import Note, Ready
+from relight.core.group_types import Told
+from relight.core.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION
 
 
@@ -153,7 +153,7 @@ def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old
     game = table(2, 2, rejoin_s=1.75)
     for node in ("s", "t"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(NO_GENERATION, 29500, (), (), latest=formed(4))))
+        game.step(Told(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(4))))
     game.play("""
         1.7 -
         1.8 -
@@ -170,7 +170,7 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
     game = old.follow()
     for node in ("s", "t"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(NO_GENERATION, 29500, (), (), latest=formed(0))))
+        game.step(Told(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(0))))
     game.play("""
         0.5 a returns
         0.6 b returns
@@ -184,7 +184,7 @@ def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer
     game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
     for node in ("a", "b", "c"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(formed(4), 29500, (), ())))
+        game.step(Told(node, NodeReady(formed(4), 29500, (), ())))
     assert game.sent() == ["form 5: a b c"]
 
 
@@ -193,7 +193,7 @@ def test_nodes_of_two_generations_of_one_number_are_not_all_of_one() -> None:
     game = table(1, 2, last_call_s=1.0, rejoin_s=2.0)
     for node, coordinator in (("a", 1), ("b", 2)):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(formed(4, coordinator), 29500, (), ())))
+        game.step(Told(node, NodeReady(formed(4, coordinator), 29500, (), ())))
     game.play("""
         1.9 -
         2 -
@@ -206,7 +206,7 @@ def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
     game = table(1, 3, last_call_s=1.0, rejoin_s=2.0)
     for node in ("a", "b"):
         game.step(Told(node, game.join(node)))
-        game.step(Told(node, Ready(formed(4), 29500, (), ())))
+        game.step(Told(node, NodeReady(formed(4), 29500, (), ())))
     game.play("""
         1.9 -
         2 -

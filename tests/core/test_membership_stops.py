@@ -2,8 +2,8 @@
 
 from plays import Table, table
 
-from relight.core.group import Told
-from relight.core.messages import Note, Wait
+from relight.core.group_types import Told
+from relight.core.messages import Note, WaitReason
 
 
 def started(nodes: str = "a b c", least: int = 2) -> Table:
@@ -113,4 +113,4 @@ def test_all_are_told_for_whom_a_stop_waits() -> None:
     assert notes(game, "a") == notes(game, "b") == [text]
     game.play("40 -")
     assert notes(game, "a") == [text]
-    assert not any(isinstance(message, Wait) for message in game.heard["a"][-1:])
+    assert not any(isinstance(message, WaitReason) for message in game.heard["a"][-1:])

@@ -10,21 +10,21 @@ from fuzzing import Chance, entering, fuzzed, read_in
 from relight.core import election, fields, messages
 from relight.core.exits import Failure
 from relight.core.fields import Malformed, to_json
-from relight.core.group import Hello, Settings
+from relight.core.group_types import GroupSettings, Hello
 from relight.core.messages import (
     Announce,
     Beat,
-    End,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
     Note,
 )
 from relight.core.ranks import GenerationId
-from relight.doctor.messages import Node, Verdict
-from relight.rendezvous.holding import Contact
+from relight.doctor.messages import DoctorNode, Verdict
+from relight.rendezvous.candidate import Contact
 from relight.schedulers.processes.orders import Order
-from relight.schedulers.ssh.frames import Ended
+from relight.schedulers.ssh.frames import ReplicaEnded
 from relight.schedulers.ssh.orders import LinkOrder, Run
 
 EVERY = FromAgent | FromCoordinator
@@ -42,8 +42,8 @@ def read(value: Any) -> Any:
 def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
-    assert {Join, End, Beat, Hello, election.VoteRequest, Ended} <= found
-    assert {Node, Verdict, Contact, Order, Run, LinkOrder} <= found
+    assert {Join, JobEnded, Beat, Hello, election.VoteRequest, ReplicaEnded} <= found
+    assert {DoctorNode, Verdict, Contact, Order, Run, LinkOrder} <= found
     text = "from relight.core import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [
         "A"
@@ -82,7 +82,7 @@ def test_what_one_side_sends_the_other_takes(chance: Chance) -> None:
     failure, text = chance.valid(Failure), chance.choice([*fuzzing.ODD, "x" * 5000, "a\rb"])
     assert failure.report is None or fields.record(Failure, fields.plain(failure))
     odd = failure._replace(host=text, last_lines=(text,) * 999, evidence=text, log=text, when=text)
-    arrived = read(over_the_wire(End(1, text, (text, text), odd)))
+    arrived = read(over_the_wire(JobEnded(1, text, (text, text), odd)))
     shown = [arrived.reason, *arrived.report, arrived.root.host, *arrived.root.last_lines]
     shown = [line.replace("\t", "") for line in shown]
     assert all(line.isprintable() and len(line) <= fields.MAX_TEXT for line in shown)
@@ -92,7 +92,7 @@ def test_texts_of_other_machines_cannot_confuse_a_terminal() -> None:
     """Control characters in what other machines say are replaced; lines of a report stay lines."""
     text = "a\x1b[2Jb\x07\u202e\nc\td"
     shown = "a\ufffd[2Jb\ufffd\ufffd\nc\td"
-    for kind in (Note(text), End(1, text, (text,), None)):
+    for kind in (Note(text), JobEnded(1, text, (text,), None)):
         raw = {"type": type(kind).__name__.lower(), **kind._asdict()}
         assert read(json.loads(json.dumps(raw))) == read(over_the_wire(kind))
     assert read(over_the_wire(Note(text))) == Note(shown)
@@ -157,14 +157,19 @@ def test_every_message_is_in_a_union() -> None:
             if isinstance(kind, type) and hasattr(kind, "_fields") and not name.startswith("_")
             and kind.__module__ == module.__name__
         }  # fmt: skip
-        nested = {Announce, election.Heard, election.Send, election.BecomeCoordinator}
+        nested = {
+            Announce,
+            election.BallotReceived,
+            election.SendBallot,
+            election.BecomeCoordinator,
+        }
         assert kinds - nested <= set(entering())
 
 
-@pytest.mark.parametrize("field", Settings._fields)
+@pytest.mark.parametrize("field", GroupSettings._fields)
 @pytest.mark.parametrize("value", [None, "1", -1, float("inf"), float("nan"), 1 << 63, [], True])
 def test_a_setting_of_the_wrong_type_or_size_is_malformed(field: str, value: object) -> None:
-    if value is True and Settings.__annotations__[field] is bool:
+    if value is True and GroupSettings.__annotations__[field] is bool:
         return
     with pytest.raises(Malformed):
-        fields.record(Settings, {**fields.plain(Settings(1, 2, 3)), field: value})
+        fields.record(GroupSettings, {**fields.plain(GroupSettings(1, 2, 3)), field: value})

@@ -8,7 +8,7 @@ from relight.core.commands import OF_ONE_WORKER, with_local_rank
 from relight.core.ranks import (
     Generation,
     GenerationId,
-    Node,
+    NodeSlots,
     assign,
     places,
     visible_device,
@@ -17,8 +17,8 @@ from relight.core.ranks import (
 from relight.errors import UsageError
 
 
-def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[Node, ...]:
-    return tuple(Node(size, role) for size, role in sizes_and_roles)
+def nodes(*sizes_and_roles: tuple[int, str]) -> tuple[NodeSlots, ...]:
+    return tuple(NodeSlots(size, role) for size, role in sizes_and_roles)
 
 
 def test_mixed_nodes_and_roles_get_the_ranks_that_torchrun_gives() -> None:

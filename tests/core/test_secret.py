@@ -6,7 +6,7 @@ import pytest
 
 from relight.core import secret, wire
 from relight.core.fields import Malformed
-from relight.core.secret import Opening, Refused, Seal, Transcript
+from relight.core.secret import Opening, ProofRefused, Seal, Transcript
 
 TOKEN = b"correct horse"
 NONCES = (b"d" * 32, b"l" * 32)
@@ -49,10 +49,10 @@ def test_a_wrong_token_is_refused_before_the_listener_proves_anything() -> None:
     dialler, listener = sides(b"guess", TOKEN)
     (hello,) = tell(listener, dialler.hello)
     (proof,) = tell(dialler, hello)
-    with pytest.raises(Refused, match="does not know the token") as refused:
+    with pytest.raises(ProofRefused, match="does not know the token") as refused:
         tell(listener, proof)
     assert json.loads(refused.value.answer) == {"type": "refused", "reason": "token"}
-    with pytest.raises(Refused, match="our token is not the one"):
+    with pytest.raises(ProofRefused, match="our token is not the one"):
         tell(dialler, refused.value.answer)
 
 
@@ -61,7 +61,7 @@ def test_a_listener_without_the_token_is_refused() -> None:
     dialler, listener = sides(TOKEN, b"other")
     tell(dialler, listener.hello)
     forged = wire.body_of({"type": "proof", "mac": "0" * 64})
-    with pytest.raises(Refused, match="does not know the token"):
+    with pytest.raises(ProofRefused, match="does not know the token"):
         tell(dialler, forged)
     assert not dialler.done and not dialler.session_key
 
@@ -70,9 +70,9 @@ def test_a_listener_without_the_token_is_refused() -> None:
 def test_one_token_of_two_is_named_on_both_sides(first: bytes, second: bytes) -> None:
     """If one side has a token and the other none, both learn which of them lacks it."""
     dialler, listener = sides(first, second)
-    with pytest.raises(Refused) as at_listener:
+    with pytest.raises(ProofRefused) as at_listener:
         tell(listener, dialler.hello)
-    with pytest.raises(Refused) as at_dialler:
+    with pytest.raises(ProofRefused) as at_dialler:
         tell(dialler, at_listener.value.answer)
     lacking, having = (at_dialler, at_listener) if second else (at_listener, at_dialler)
     assert lacking.value.reason == "this job needs a token: set RELIGHT_TOKEN"
@@ -86,18 +86,18 @@ def test_an_old_conversation_cannot_be_replayed() -> None:
     (proof,) = tell(dialler, hello)
     later = Opening({"run": "1"}, b"n" * 32, TOKEN, dialled=False)
     tell(later, dialler.hello)
-    with pytest.raises(Refused, match="does not know the token"):
+    with pytest.raises(ProofRefused, match="does not know the token"):
         tell(later, proof)
 
 
 def test_a_proof_cannot_be_reflected() -> None:
     """Who has no token can't use a side's own hello or proof against it."""
     dialler, listener = sides(TOKEN)
-    with pytest.raises(Refused, match="own hello") as refused:
+    with pytest.raises(ProofRefused, match="own hello") as refused:
         tell(dialler, dialler.hello)
     assert refused.value.itself
     (proof,) = tell(dialler, listener.hello)
-    with pytest.raises(Refused, match="does not know the token"):
+    with pytest.raises(ProofRefused, match="does not know the token"):
         tell(dialler, proof)
 
 
@@ -110,7 +110,7 @@ def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
     if whose == "listener":
         hello = hello.replace(b'"b"', b'"x"')
     (proof,) = tell(dialler, hello)
-    with pytest.raises(Refused, match="does not know the token"):
+    with pytest.raises(ProofRefused, match="does not know the token"):
         tell(listener, proof)
 
 
@@ -125,7 +125,7 @@ def test_a_proof_of_any_shape_is_refused_without_an_exception(proof: object) -> 
 @pytest.mark.parametrize("nonce", [None, 5, "", "zz", "00" * 31, "00" * 33, ["00"] * 32])
 def test_a_hello_without_32_bytes_of_nonce_is_refused(nonce: object) -> None:
     _, listener = sides(b"")
-    with pytest.raises(Refused, match="without a nonce"):
+    with pytest.raises(ProofRefused, match="without a nonce"):
         listener.receive({"type": "hello", "nonce": nonce}, b"")
 
 
@@ -133,10 +133,10 @@ def test_a_hello_without_32_bytes_of_nonce_is_refused(nonce: object) -> None:
 def test_nothing_is_taken_before_the_hello(kind: str) -> None:
     """A listener takes a hello first, then a proof, and nothing else before it is done."""
     dialler, listener = sides(TOKEN)
-    with pytest.raises(Refused, match="before it was known"):
+    with pytest.raises(ProofRefused, match="before it was known"):
         listener.receive({"type": kind}, b"")
     tell(listener, dialler.hello)
-    with pytest.raises(Refused, match="before it was known"):
+    with pytest.raises(ProofRefused, match="before it was known"):
         tell(listener, dialler.hello)
 
 

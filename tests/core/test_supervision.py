@@ -10,107 +10,107 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from relight.core.supervision import (
     STUCK_AFTER_S,
     Effect,
-    End,
     Kill,
     Signal,
-    State,
     Supervision,
+    SupervisionState,
+    WorkerEnd,
 )
 from relight.events import Event, SignalReceived, SpawnerLost, Tick, WorkerExited
 
 TERM, INT, KILL = int(signal.SIGTERM), int(signal.SIGINT), int(signal.SIGKILL)
 
 # A play: what happens when, what must be done then, and the state after it.
-Play = list[tuple[float, Event, list[Effect], State]]
+Play = list[tuple[float, Event, list[Effect], SupervisionState]]
 
 PLAYS: dict[str, tuple[int, float, Play]] = {
     "all end well": (
         2,
         30,
         [
-            (1, WorkerExited(1, 0), [], State.RUNNING),
-            (2, WorkerExited(0, 0), [], State.ENDED),
+            (1, WorkerExited(1, 0), [], SupervisionState.RUNNING),
+            (2, WorkerExited(0, 0), [], SupervisionState.ENDED),
         ],
     ),
     "one fails, the rest obey": (
         3,
         30,
         [
-            (1, WorkerExited(2, 0), [], State.RUNNING),
-            (2, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
-            (3, WorkerExited(0, -15), [], State.ENDED),
+            (1, WorkerExited(2, 0), [], SupervisionState.RUNNING),
+            (2, WorkerExited(1, 7), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (3, WorkerExited(0, -15), [], SupervisionState.ENDED),
         ],
     ),
     "one fails, another is stubborn": (
         2,
         30,
         [
-            (10, WorkerExited(1, 7), [Signal((0,), TERM)], State.STOPPING),
-            (39, Tick(), [], State.STOPPING),
-            (40, Tick(), [Kill()], State.KILLING),
-            (41, WorkerExited(0, -9), [], State.ENDED),
+            (10, WorkerExited(1, 7), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (39, Tick(), [], SupervisionState.STOPPING),
+            (40, Tick(), [Kill()], SupervisionState.KILLING),
+            (41, WorkerExited(0, -9), [], SupervisionState.ENDED),
         ],
     ),
     "the only worker fails": (
         1,
         30,
-        [(1, WorkerExited(0, 1), [], State.ENDED)],
+        [(1, WorkerExited(0, 1), [], SupervisionState.ENDED)],
     ),
     "the agent gets a signal": (
         2,
         5,
         [
-            (1, SignalReceived(INT), [Signal((0, 1), INT)], State.STOPPING),
-            (2, WorkerExited(0, 0), [], State.STOPPING),
-            (3, WorkerExited(1, 0), [], State.ENDED),
+            (1, SignalReceived(INT), [Signal((0, 1), INT)], SupervisionState.STOPPING),
+            (2, WorkerExited(0, 0), [], SupervisionState.STOPPING),
+            (3, WorkerExited(1, 0), [], SupervisionState.ENDED),
         ],
     ),
     "two signals": (
         2,
         600,
         [
-            (1, SignalReceived(TERM), [Signal((0, 1), TERM)], State.STOPPING),
-            (2, SignalReceived(INT), [Kill()], State.KILLING),
-            (2, SignalReceived(INT), [], State.KILLING),
-            (3, WorkerExited(0, -9), [], State.KILLING),
-            (3, WorkerExited(1, -9), [], State.ENDED),
+            (1, SignalReceived(TERM), [Signal((0, 1), TERM)], SupervisionState.STOPPING),
+            (2, SignalReceived(INT), [Kill()], SupervisionState.KILLING),
+            (2, SignalReceived(INT), [], SupervisionState.KILLING),
+            (3, WorkerExited(0, -9), [], SupervisionState.KILLING),
+            (3, WorkerExited(1, -9), [], SupervisionState.ENDED),
         ],
     ),
     "a signal while a failure is being cleaned up": (
         3,
         30,
         [
-            (1, WorkerExited(0, 1), [Signal((1, 2), TERM)], State.STOPPING),
-            (2, SignalReceived(INT), [Signal((1, 2), INT)], State.STOPPING),
-            (3, SignalReceived(INT), [Kill()], State.KILLING),
+            (1, WorkerExited(0, 1), [Signal((1, 2), TERM)], SupervisionState.STOPPING),
+            (2, SignalReceived(INT), [Signal((1, 2), INT)], SupervisionState.STOPPING),
+            (3, SignalReceived(INT), [Kill()], SupervisionState.KILLING),
         ],
     ),
     "a worker in an uninterruptible call": (
         1,
         0,
         [
-            (1, SignalReceived(TERM), [Signal((0,), TERM)], State.STOPPING),
-            (1, Tick(), [Kill()], State.KILLING),
-            (1 + STUCK_AFTER_S - 1, Tick(), [], State.KILLING),
-            (1 + STUCK_AFTER_S, Tick(), [], State.ENDED),
-            (99, WorkerExited(0, -9), [], State.ENDED),
+            (1, SignalReceived(TERM), [Signal((0,), TERM)], SupervisionState.STOPPING),
+            (1, Tick(), [Kill()], SupervisionState.KILLING),
+            (1 + STUCK_AFTER_S - 1, Tick(), [], SupervisionState.KILLING),
+            (1 + STUCK_AFTER_S, Tick(), [], SupervisionState.ENDED),
+            (99, WorkerExited(0, -9), [], SupervisionState.ENDED),
         ],
     ),
     "the spawner is killed": (
         2,
         30,
         [
-            (1, WorkerExited(0, 0), [], State.RUNNING),
-            (2, SpawnerLost(-9), [], State.ENDED),
+            (1, WorkerExited(0, 0), [], SupervisionState.RUNNING),
+            (2, SpawnerLost(-9), [], SupervisionState.ENDED),
         ],
     ),
     "an exit that is told twice": (
         2,
         30,
         [
-            (1, WorkerExited(0, 0), [], State.RUNNING),
-            (2, WorkerExited(0, 5), [], State.RUNNING),
-            (3, WorkerExited(1, 0), [], State.ENDED),
+            (1, WorkerExited(0, 0), [], SupervisionState.RUNNING),
+            (2, WorkerExited(0, 5), [], SupervisionState.RUNNING),
+            (3, WorkerExited(1, 0), [], SupervisionState.ENDED),
         ],
     ),
 }
@@ -134,9 +134,9 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
     group.step(Tick(), 31.0)
     group.step(WorkerExited(2, -KILL), 32.0)
     assert group.ends == {
-        1: End(1, 1, 1.0, 0),
-        0: End(0, -TERM, 2.0, TERM),
-        2: End(2, -KILL, 32.0, KILL),
+        1: WorkerEnd(1, 1, 1.0, 0),
+        0: WorkerEnd(0, -TERM, 2.0, TERM),
+        2: WorkerEnd(2, -KILL, 32.0, KILL),
     }
     assert group.failed
 
@@ -203,14 +203,14 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "group"):
             return
-        if self.group.state is State.RUNNING:
+        if self.group.state is SupervisionState.RUNNING:
             self.step(SignalReceived(TERM))
         for _ in range(3):
             due = self.group.deadline()
             if due is not None:
                 self.now = due
                 self.step(Tick())
-        assert self.group.state is State.ENDED
+        assert self.group.state is SupervisionState.ENDED
 
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=25)

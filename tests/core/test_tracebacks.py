@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.excerpts import excerpt, rows_of
-from relight.core.exits import Kind
+from relight.core.exits import FailureKind
 from relight.core.tracebacks import clean, from_error_file, from_stderr, last_lines
 
 SAMPLES = {path.stem: path for path in sorted((Path(__file__).parent / "samples").glob("*.txt"))}
-RAISED, CRASHED, PRINTED = Kind.RAISED, Kind.CRASHED, Kind.PRINTED
+RAISED, CRASHED, PRINTED = FailureKind.RAISED, FailureKind.CRASHED, FailureKind.PRINTED
 NO_KEY = "Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"
 NO_INT = "invalid literal for int() with base 10: 'x'"
 TOO_DEEP = "maximum recursion depth exceeded"
@@ -121,7 +121,7 @@ EXPECTED = [
     ("name", "kind", "type_", "message", "place", "source"), EXPECTED, ids=[e[0] for e in EXPECTED]
 )
 def test_real_output_is_read_as_what_happened(
-    name: str, kind: Kind, type_: str, message: str, place: str | None, source: str
+    name: str, kind: FailureKind, type_: str, message: str, place: str | None, source: str
 ) -> None:
     """The script's line is found."""
     report = from_stderr(read(name))
@@ -243,7 +243,7 @@ MAIN = HEADER + '  File "/srv/job/train.py", line 9, in <module>\n    main()\n'
     ],
 )  # fmt: skip
 def test_output_in_forms_that_no_sample_has_is_read(
-    text: str, expected: tuple[Kind, str, str] | None
+    text: str, expected: tuple[FailureKind, str, str] | None
 ) -> None:
     report = from_stderr(text)
     if expected is None:
@@ -287,7 +287,7 @@ def test_both_schemas_of_torchs_error_files_are_read(
     else:
         assert report is not None
         assert (report.kind, report.type, report.message, report.where) == (
-            Kind.RECORDED,
+            FailureKind.RECORDED,
             *expected,
         )
 

@@ -22,7 +22,7 @@ from relight.doctor.endpoint import (
     REFUSED,
     RELIGHT,
     SILENT,
-    Answer,
+    EndpointAnswer,
     Seen,
     answer_of,
     judge,
@@ -61,20 +61,28 @@ def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
     ("answers", "level", "words"),
     [
         ((), ERROR, "does not resolve"),
-        ((Answer("10.0.0.1", REFUSED),), ERROR, "the connection is refused"),
-        ((Answer("10.0.0.1", REFUSED, ours=True),), OK, "its port is free"),
-        ((Answer("10.0.0.1", SILENT),), ERROR, "nothing comes back"),
-        ((Answer("10.0.0.1", SILENT, alive=True),), ERROR, "lives: a firewall drops"),
-        ((Answer("10.0.0.1", f"{NO_ROUTE}: Network is unreachable"),), ERROR, "there is no route"),
-        ((Answer("10.0.0.1", "it is a web server"),), ERROR, "is taken by a program"),
-        ((Answer("10.0.0.1", COORDINATOR),), OK, "a coordinator of relight answers"),
-        ((Answer("fd00::1", SILENT), Answer("10.0.0.1", COORDINATOR)), OK, "a coordinator"),
-        ((Answer("10.0.0.1", DOCTOR),), OK, "another `relight doctor`"),
-        ((Answer("10.0.0.1", RELIGHT),), WARNING, "wants TLS, a token"),
+        ((EndpointAnswer("10.0.0.1", REFUSED),), ERROR, "the connection is refused"),
+        ((EndpointAnswer("10.0.0.1", REFUSED, ours=True),), OK, "its port is free"),
+        ((EndpointAnswer("10.0.0.1", SILENT),), ERROR, "nothing comes back"),
+        ((EndpointAnswer("10.0.0.1", SILENT, alive=True),), ERROR, "lives: a firewall drops"),
+        (
+            (EndpointAnswer("10.0.0.1", f"{NO_ROUTE}: Network is unreachable"),),
+            ERROR,
+            "there is no route",
+        ),
+        ((EndpointAnswer("10.0.0.1", "it is a web server"),), ERROR, "is taken by a program"),
+        ((EndpointAnswer("10.0.0.1", COORDINATOR),), OK, "a coordinator of relight answers"),
+        (
+            (EndpointAnswer("fd00::1", SILENT), EndpointAnswer("10.0.0.1", COORDINATOR)),
+            OK,
+            "a coordinator",
+        ),
+        ((EndpointAnswer("10.0.0.1", DOCTOR),), OK, "another `relight doctor`"),
+        ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "wants TLS, a token"),
     ],
 )
 def test_each_way_to_be_answered_is_one_finding(
-    answers: tuple[Answer, ...], level: str, words: str
+    answers: tuple[EndpointAnswer, ...], level: str, words: str
 ) -> None:
     """One good address is enough."""
     (found,) = judge(Seen("gpu-01", 29400, answers))
@@ -88,7 +96,7 @@ def test_each_way_to_be_answered_is_one_finding(
 def test_an_endpoint_that_leads_to_this_machine_everywhere_is_an_error(
     host: str, words: str
 ) -> None:
-    found = judge(Seen(host, 29400, (Answer("127.0.1.1", REFUSED, ours=True),)))
+    found = judge(Seen(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
 

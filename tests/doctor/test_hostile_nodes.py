@@ -10,9 +10,9 @@ import pytest
 from fuzzing import EXAMPLES, Chance, fuzzed, kinds_of
 
 from relight.core import fields
-from relight.core.group import Hello, Settings
-from relight.doctor.hosting import Host
-from relight.doctor.messages import Clock, FromHost, FromNode, Node, Report
+from relight.core.group_types import GroupSettings, Hello
+from relight.doctor.hosting import MeetingHost
+from relight.doctor.messages import Clock, DoctorNode, FromHost, FromNode, ProbeReport
 from relight.host.connection import Security
 from relight.host.loop import Loop
 from relight.values import Nodes
@@ -41,18 +41,18 @@ def test_nothing_that_a_node_says_breaks_the_meeting(chance: Chance) -> None:
     """What is said is taken or `Malformed`; all nodes get a verdict that they can read."""
     loop = Loop()
     station: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
-    own = Node("here", "10.0.0.1", 1, 1, 1500, (), {})
+    own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
     sock = socket.create_server(("127.0.0.1", 0))
-    host = Host(loop, sock, Security(), "j", Nodes(2, 3), own, station, 60.0, lambda _: None)
+    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 3), own, station, 60.0, lambda _: None)
     peers: list[Any] = [Peer(), Peer()]
     try:
         stranger: Any = Peer()
         with pytest.raises(fields.Malformed):
             host.received(stranger, fields.to_json(own._replace(address="a.name")))
         for peer in peers:
-            host.opened(peer, fields.plain(Hello("doctor", "j", Settings(2, 3, 0))))
+            host.opened(peer, fields.plain(Hello("doctor", "j", GroupSettings(2, 3, 0))))
             address = chance.choice(["", "10.0.0.7", "fd77::7", "127.0.0.1"])
-            node = chance.valid(Node)._replace(address=address)
+            node = chance.valid(DoctorNode)._replace(address=address)
             host.received(peer, fields.to_json(node))
         for _ in range(chance.randrange(6)):
             kind = chance.choice(kinds_of(FromNode))
@@ -63,7 +63,7 @@ def test_nothing_that_a_node_says_breaks_the_meeting(chance: Chance) -> None:
                     host.received(chance.choice(peers), heard)
             except fields.Malformed:
                 continue
-        report = fields.to_json(Report((), 0.0, 0.0))
+        report = fields.to_json(ProbeReport((), 0.0, 0.0))
         for peer in peers:
             try:
                 host.received(peer, report)

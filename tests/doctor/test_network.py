@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 
 from relight.core import fields, wire
 from relight.doctor.findings import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
-from relight.doctor.messages import FromHost, Node, Probe, Report, Verdict, Way
+from relight.doctor.messages import DoctorNode, FromHost, Probe, ProbeReport, Verdict, Way
 from relight.doctor.network import judge, kind_of
 
 GOOD = Probe(Way.PASSED, Way.PASSED, 1500, 1500, 1500)
 DEAD = Probe(Way.SILENT, Way.UNTRIED, 0, 0, 1500)
 
 
-def node(name: str, **changed: object) -> Node:
+def node(name: str, **changed: object) -> DoctorNode:
     facts = {"relight": "1.0", "torch": "2.13.0"}
-    usual = Node(name, "10.0.0.1", 4000, 4001, 1500, (), facts, clock_s=0.0)
+    usual = DoctorNode(name, "10.0.0.1", 4000, 4001, 1500, (), facts, clock_s=0.0)
     return usual._replace(**changed)
 
 
-def nodes(count: int) -> list[Node]:
+def nodes(count: int) -> list[DoctorNode]:
     return [node(f"node{number}") for number in range(1, count + 1)]
 
 
@@ -177,8 +177,8 @@ def test_whatever_is_reported_is_judged(chance: Chance) -> None:
     """Whatever nodes say of themselves and of each other, the verdict is one that all of them take,
     and that no terminal obeys.
     """
-    came = [chance.valid(Node) for _ in range(chance.randint(2, 4))]
-    report = [tried for node in came for tried in chance.valid(Report).probes]
+    came = [chance.valid(DoctorNode) for _ in range(chance.randint(2, 4))]
+    report = [tried for node in came for tried in chance.valid(ProbeReport).probes]
     tried = {(chance.randrange(len(came)), target % len(came)): probe for target, probe in report}
     found = judge(came, tried, port=29400, missing=chance.sample([0, 1], chance.randrange(3)))
     verdict = Verdict(tuple(found), tuple(node.name for node in came), 1.0).bounded()

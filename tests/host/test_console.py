@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  # noqa: F401
 
 from relight.host import console as console_module
-from relight.host.console import Console, Consoles, Stream
+from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.readers import PipeReader, channel
 
 # Lines
@@ -66,7 +66,7 @@ def test_lines_of_several_streams_are_never_mixed(
         for prefix in prefixes:
             ours, theirs = channel(-1)
             os.set_blocking(theirs, False)
-            ends.append((PipeReader(loop, ours, Stream(screen.console, prefix)), theirs))
+            ends.append((PipeReader(loop, ours, ConsoleStream(screen.console, prefix)), theirs))
         written = [b""] * count
         said = 0
         try:
@@ -133,7 +133,7 @@ def test_lines_of_several_streams_are_never_mixed(
 
 def test_an_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Screen) -> None:
     """What has no line end is held back shortly, then shown, and its rest follows on the line."""
-    first, other = Stream(screen.console), Stream(screen.console)
+    first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"loss: ")
     loop.settle()
     assert screen.read() == b""
@@ -146,7 +146,7 @@ def test_an_unfinished_line_is_shown_after_a_moment(loop: FastLoop, screen: Scre
 
 def test_a_lone_stream_is_not_held_back(screen: Screen) -> None:
     """With nobody to mix with, every byte is shown at once."""
-    Stream(screen.console).feed(b"Enter: ")
+    ConsoleStream(screen.console).feed(b"Enter: ")
     assert screen.read() == b"Enter: "
 
 
@@ -154,7 +154,7 @@ def test_a_quiet_stream_in_mid_line_delays_others_half_a_second_at_most(
     loop: FastLoop, screen: Screen
 ) -> None:
     """Who stops in mid-line keeps others waiting for half a second, not longer."""
-    first, other = Stream(screen.console, b"[a]"), Stream(screen.console, b"[b]")
+    first, other = ConsoleStream(screen.console, b"[a]"), ConsoleStream(screen.console, b"[b]")
     first.feed(b"stuck")
     loop.sleep(0.2)
     other.feed(b"other\n")
@@ -168,7 +168,7 @@ def test_a_quiet_stream_in_mid_line_delays_others_half_a_second_at_most(
 
 def test_a_line_stays_whole_while_nobody_waits(loop: FastLoop, screen: Screen) -> None:
     """An unfinished line is broken for others only, however long it takes."""
-    first, _ = Stream(screen.console), Stream(screen.console)
+    first, _ = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for _ in range(20):
         first.feed(b".")
         loop.sleep(3)
@@ -179,7 +179,7 @@ def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
     loop: FastLoop, screen: Screen
 ) -> None:
     """It is broken after some seconds."""
-    dots, other = Stream(screen.console), Stream(screen.console)
+    dots, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     dots.feed(b".")
     loop.sleep(0.2)
     other.feed(b"other\n")
@@ -193,7 +193,7 @@ def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
 @pytest.mark.parametrize("bar", [b"\r%d%%", b"%d%%\r"])
 def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: bytes) -> None:
     """Where a bar starts its line anew, it is a line's end for those who wait."""
-    moving, other = Stream(screen.console), Stream(screen.console)
+    moving, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for percent in range(10, 20):
         moving.feed(bar % percent)
         loop.sleep(0.11)
@@ -209,7 +209,7 @@ def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: byte
 def test_a_line_end_of_two_bytes_that_come_one_by_one_gets_one_prefix(
     loop: FastLoop, screen: Screen
 ) -> None:
-    stream = Stream(screen.console, b"[a]")
+    stream = ConsoleStream(screen.console, b"[a]")
     stream.feed(b"one\r")
     loop.sleep(0.2)
     stream.feed(b"\ntwo\r\n")
@@ -219,7 +219,7 @@ def test_a_line_end_of_two_bytes_that_come_one_by_one_gets_one_prefix(
 def test_a_message_of_the_agent_is_a_line(loop: FastLoop, small_screen: Screen) -> None:
     """A message breaks the line that is being written, and nobody gets in between."""
     screen = small_screen
-    first, other = Stream(screen.console), Stream(screen.console)
+    first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"half")
     loop.sleep(0.2)
     other.feed(b"x" * 70000)  # too long to wait for its end: it owns the console when it may
@@ -238,7 +238,7 @@ def test_a_message_of_the_agent_is_a_line(loop: FastLoop, small_screen: Screen) 
 def test_a_long_line_is_not_broken_by_a_slow_console(loop: FastLoop, small_screen: Screen) -> None:
     """The owner is not quiet while it is the console that keeps it from writing."""
     screen = small_screen
-    long, other = Stream(screen.console), Stream(screen.console)
+    long, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     pieces = [b"x" * 65536] * 15 + [b"x" * 65536 + b"\n"]
     long.feed(pieces.pop(0))
     other.feed(b"other\n")
@@ -261,7 +261,7 @@ def test_a_stuck_console_blocks_nobody(
         ours, theirs = channel(-1)
         descriptors(theirs)
         os.set_blocking(theirs, False)
-        writers[theirs] = (b"%d\n" % number, PipeReader(loop, ours, Stream(screen.console)))
+        writers[theirs] = (b"%d\n" % number, PipeReader(loop, ours, ConsoleStream(screen.console)))
     sent = dict.fromkeys(writers, 0)
 
     def write_all() -> int:
@@ -298,7 +298,7 @@ def test_a_stuck_console_blocks_nobody(
 def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: Screen) -> None:
     """Who waits for room gets it also when it was a message that emptied the queue."""
     screen = small_screen
-    first, other = Stream(screen.console), Stream(screen.console)
+    first, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     first.feed(b"x" * 300_000 + b"\n")
     other.feed(b"other\n")
     assert screen.console.full
@@ -313,7 +313,7 @@ def test_a_message_does_not_leave_others_waiting(loop: FastLoop, small_screen: S
 def test_the_stream_that_waited_longest_comes_at_the_end_of_a_line(small_screen: Screen) -> None:
     """Who has waited for longer than the owner of the line comes right after that line."""
     screen = small_screen
-    owner, other = Stream(screen.console), Stream(screen.console)
+    owner, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     owner.feed(b"x" * 300_000)
     other.feed(b"other\n")
     owner.feed(b"end\n")
@@ -336,7 +336,7 @@ def test_nobody_gets_a_slow_console_for_himself(
         descriptors(theirs)
         os.set_blocking(theirs, False)
         writers.append((theirs, b"%d" % number * 99 + b"\n"))
-        PipeReader(loop, ours, Stream(screen.console))
+        PipeReader(loop, ours, ConsoleStream(screen.console))
     while len(screen.read()) < 4 << 20:
         for fd, line in writers:
             try:
@@ -360,7 +360,7 @@ def test_writers_learn_that_nobody_reads(
         ours, theirs = channel(-1)
         descriptors(theirs)
         os.set_blocking(theirs, False)
-        writers.append((theirs, PipeReader(loop, ours, Stream(screen.console))))
+        writers.append((theirs, PipeReader(loop, ours, ConsoleStream(screen.console))))
     for fd, _ in writers[:2]:  # the third has written nothing
         while loop.run_once(0) is None:
             try:
@@ -386,7 +386,7 @@ def test_a_full_disk_is_a_broken_console(
     descriptors(console.fd)
     ours, theirs = channel(-1)
     descriptors(theirs)
-    reader = PipeReader(loop, ours, Stream(console))
+    reader = PipeReader(loop, ours, ConsoleStream(console))
     os.write(theirs, b"line\n")
     loop.until(lambda: reader.done)
     assert console.broken
@@ -402,7 +402,7 @@ def test_a_file_and_dev_null_take_everything_that_is_shown(
     null_fd = descriptors(os.open(os.devnull, os.O_WRONLY))
     for fd in (file_fd, null_fd):
         console = Console(loop, fd)
-        stream = Stream(console)
+        stream = ConsoleStream(console)
         for _ in range(100):
             stream.feed(b"x" * 99_999 + b"\n")
         stream.end()
@@ -433,7 +433,7 @@ def test_a_slow_reader_never_blocks_the_loop(
     console = Console(loop, ours)
     if console.fd != ours:
         descriptors(console.fd)
-    stream = Stream(console)
+    stream = ConsoleStream(console)
     data = b"0123456789abcde\n" * 64 * 1024
     position = 0
     while position < len(data) and not stream.full:

@@ -15,7 +15,7 @@ from screens import FastLoop, Screen, descriptors, loop, screen, small_screen  #
 
 from relight.host import linux
 from relight.host import logs as logs_module
-from relight.host.console import Console, Stream
+from relight.host.console import Console, ConsoleStream
 from relight.host.readers import FileTail, FileTails, PipeReader, channel
 
 # Readers
@@ -27,7 +27,7 @@ def test_a_terminal_gives_what_was_written_before_it_closed(
     """Data that is left in a pseudo-terminal when its last writer goes is not lost with EIO."""
     monkeypatch.setattr(os, "isatty", lambda fd: True)
     ours, theirs = channel(0)
-    reader = PipeReader(loop, ours, Stream(screen.console))
+    reader = PipeReader(loop, ours, ConsoleStream(screen.console))
     data = b"".join(b"%04d\r\n" % n for n in range(500))
     assert os.write(theirs, data) == len(data)
     os.close(theirs)
@@ -70,7 +70,7 @@ def test_a_descriptor_that_stays_open_does_not_delay_the_end(
     """After the workers' end what is in the pipe is read, and nobody waits for an end of file."""
     ours, theirs = channel(-1)
     descriptors(theirs)
-    reader = PipeReader(loop, ours, Stream(screen.console))
+    reader = PipeReader(loop, ours, ConsoleStream(screen.console))
     os.write(theirs, b"last words")
     reader.finish()
     loop.until(lambda: reader.done)
@@ -86,7 +86,7 @@ class TailedFile:
         self.fd = os.open(path, os.O_WRONLY | os.O_APPEND)
         self.copied = b""
         self.tails = FileTails(loop)
-        self.tail = FileTail(str(path), Stream(console))
+        self.tail = FileTail(str(path), ConsoleStream(console))
         self.tails.add(self.tail, str(path))
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ def test_changes_that_inotify_lost_are_shown_all_the_same(
     """When the kernel's queue overflows, the last changes are seen all the same."""
     other_path = tmp_path / "other.log"
     other_path.touch()
-    other = FileTail(str(other_path), Stream(screen.console))
+    other = FileTail(str(other_path), ConsoleStream(screen.console))
     tailed.tails.add(other, str(other_path))
     limit = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     other_fd = os.open(other_path, os.O_WRONLY | os.O_APPEND)
@@ -176,7 +176,7 @@ def test_a_flood_does_not_hold_up_signals(
     console = Console(loop, descriptors(os.open(os.devnull, os.O_WRONLY)))
     descriptors(console.fd)
     tails = FileTails(loop)
-    tail = FileTail(str(path), Stream(console))
+    tail = FileTail(str(path), ConsoleStream(console))
     tails.add(tail, str(path))
     positions = []
     loop.on_signal(signal.SIGUSR1, lambda number: positions.append(tail._position))
@@ -266,7 +266,7 @@ def test_filters_go_on_when_nobody_reads(
     path.touch()
     got: list[bytes] = []
     tails = FileTails(loop)
-    tails.add(FileTail(str(path), Stream(screen.console), got.append), str(path))
+    tails.add(FileTail(str(path), ConsoleStream(screen.console), got.append), str(path))
     screen.close_reader()
     for number in range(3):
         with path.open("ab") as file:

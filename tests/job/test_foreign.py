@@ -9,7 +9,7 @@ import pytest
 
 import relight.job as specs
 from relight.errors import UsageError
-from relight.job.components import arguments, foreign, loading
+from relight.job.components import arguments, loading, torchx_components
 from relight.runner.checking import checked
 
 
@@ -28,7 +28,7 @@ def theirs(**fields: Any) -> SimpleNamespace:
 def test_all_that_torchxs_roles_say_arrives() -> None:
     """A resource of an old version has no tags."""
     old = SimpleNamespace(cpu=1, gpu=2, memMB=3, capabilities={"c": 1}, devices={"d": 1})
-    app = foreign.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
+    app = torchx_components.to_app(theirs(resource=old, args=["a", 1], env={"A": 1}), "c")
     (role,) = app.roles
     assert role == specs.Role(
         name="r", image="i", entrypoint="e", args=("a", "1"), env={"A": "1"},
@@ -55,7 +55,7 @@ def test_all_that_torchxs_roles_say_arrives() -> None:
 def test_an_object_that_is_no_app_is_an_error_of_one_line(found: object, message: str) -> None:
     """It says what came instead, or what of it can't be used."""
     with pytest.raises(UsageError) as caught:
-        foreign.to_app(found, "c")
+        torchx_components.to_app(found, "c")
     assert message in caught.value.message
     assert "\n" not in caught.value.message
 

@@ -12,8 +12,8 @@ from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
 from relight.core.fields import plain, to_json
-from relight.core.group import Settings
-from relight.core.messages import Join, Ready
+from relight.core.group_types import GroupSettings
+from relight.core.messages import Join, NodeReady
 from relight.core.ranks import NO_GENERATION
 
 pytestmark = pytest.mark.slow
@@ -253,7 +253,7 @@ JOIN = to_json(
         most=3, max_restarts=0, facts={}, announce=None,
     )
 )  # fmt: skip
-READY = to_json(Ready(NO_GENERATION, 1, (), ()))
+READY = to_json(NodeReady(NO_GENERATION, 1, (), ()))
 BIG = 1 << 62
 LONG = "é" * 1_400_000
 """It fits into a frame as UTF-8, and does not with every character escaped."""
@@ -330,7 +330,9 @@ def lie(lab: Lab, tmp_path: Path, *connections: list[object]) -> None:
     """Say something to the coordinator from another host, as a peer that it lets in; a number means
     to wait for so many seconds.
     """
-    (tmp_path / "messages.json").write_text(json.dumps([plain(Settings(2, 3, 0)), connections]))
+    (tmp_path / "messages.json").write_text(
+        json.dumps([plain(GroupSettings(2, 3, 0)), connections])
+    )
     command = [sys.executable, "-c", LIAR, str(tmp_path / "messages.json")]
     assert lab["node4"].start(command).wait(60) == 0
 

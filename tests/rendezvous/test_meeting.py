@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from relight.cli.arguments import parse, to_spec
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.rendezvous.file import FileRegister
@@ -14,7 +14,7 @@ from relight.rendezvous.meeting import Meeting, arrange
 BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
 
 
-def met(*flags: str, **variables: str) -> tuple[Meeting, Settings]:
+def met(*flags: str, **variables: str) -> tuple[Meeting, GroupSettings]:
     endpoint = ("--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=node1", "--rdzv-id=j")
     spec = to_spec(parse([*endpoint, *flags, "train.py"], Environment({})))
     return arrange(spec, Environment(variables))[:2]

@@ -13,7 +13,7 @@ import pytest
 from conftest import RELIGHT, Launch, clean_environment
 from etcd_server import wait_for
 
-from relight.rendezvous.holding import Contact
+from relight.rendezvous.candidate import Contact
 
 BAD = {
     "an endless port": '{"host":"h","addresses":["127.0.0.1"],"port":Infinity}',

@@ -9,7 +9,7 @@ from relight.env import Environment
 from relight.errors import UsageError
 from relight.runner.injected import with_variables
 from relight.runner.runner import Runner
-from relight.runner.settings import Settings
+from relight.runner.settings import ConfigFile
 
 APP = specs.AppDef(
     "a",
@@ -23,7 +23,7 @@ APP = specs.AppDef(
 def injected(
     sections: dict[str, Any] | None = None, parent: str = "", session: str = "relight", **env: str
 ) -> list[dict[str, str]]:
-    with Runner(session, found=Settings(sections or {}), env=Environment(env)) as runner:
+    with Runner(session, found=ConfigFile(sections or {}), env=Environment(env)) as runner:
         app = with_variables(APP, "local", session, parent, runner)
     assert dict(APP.roles[0].env) == {"A": "1", "TORCHX_TRACKING_RUN_NAME": "run"}
     return [dict(role.env) for role in app.roles]

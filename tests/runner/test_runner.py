@@ -17,7 +17,7 @@ import relight.job as specs
 from relight.env import Environment
 from relight.errors import MachineError, UsageError
 from relight.job import AppState, Runner, records
-from relight.runner.settings import Settings
+from relight.runner.settings import ConfigFile
 from relight.schedulers.api import Listed, LogQuery, Request
 
 from . import scripted
@@ -42,7 +42,7 @@ def scheduler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[scrip
 
 @pytest.fixture
 def runner(scheduler: scripted.Scripted) -> Iterator[Runner]:
-    with Runner(found=Settings({"cli:run": {"scheduler": "scripted"}})) as found:
+    with Runner(found=ConfigFile({"cli:run": {"scheduler": "scripted"}})) as found:
         yield found
 
 
@@ -390,7 +390,7 @@ def test_each_scheduler_is_made_once_and_closed_once(scheduler: scripted.Scripte
 
 
 def test_a_runners_session_is_in_its_handles_and_in_variables(scheduler: scripted.Scripted) -> None:
-    with Runner("nightly", found=Settings({})) as runner:
+    with Runner("nightly", found=ConfigFile({})) as runner:
         handle = runner.submit(*ECHO, scheduler="scripted")
     assert handle == "scripted://nightly/1"
     env = scheduler.jobs["1"].app.roles[0].env
@@ -404,10 +404,10 @@ def test_the_scheduler_is_the_one_given_or_of_the_settings_or_local(
     for said, file, expected in (
         ("scripted", "local", "scripted"), ("", "scripted", "scripted"), ("", "", "local")
     ):  # fmt: skip
-        with Runner(found=Settings({"cli:run": {"scheduler": file} if file else {}})) as runner:
+        with Runner(found=ConfigFile({"cli:run": {"scheduler": file} if file else {}})) as runner:
             assert runner.dryrun(*ECHO, scheduler=said).scheduler == expected
     scheduler.liking = 99
-    with Runner(found=Settings({})) as runner:
+    with Runner(found=ConfigFile({})) as runner:
         assert runner.dryrun(*ECHO, scheduler="auto").scheduler == "scripted"
 
 
@@ -417,7 +417,7 @@ def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
         "scripted": {"queue": "file", "nope": "1"},
         "component:utils.echo": {"msg": "file", "num_replicas": "2"},
     }
-    with Runner(found=Settings(sections)) as runner:
+    with Runner(found=ConfigFile(sections)) as runner:
         job = runner.dryrun(*ECHO, scheduler="scripted")
         assert job.request.cfg["queue"] == "file"
         assert (job.app.roles[0].args, job.app.roles[0].num_replicas) == (("hi",), 2)

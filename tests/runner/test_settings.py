@@ -20,7 +20,7 @@ def home(tmp_path: Path) -> Path:
     return folder
 
 
-def loaded(home: Path, **variables: str) -> settings.Settings:
+def loaded(home: Path, **variables: str) -> settings.ConfigFile:
     return load(Environment({"HOME": str(home), **variables}))
 
 

@@ -7,22 +7,22 @@ import pytest
 
 from relight.errors import UsageError
 from relight.schedulers.ssh import frames, hosts
-from relight.schedulers.ssh.hosts import Host
+from relight.schedulers.ssh.hosts import SshHost
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("node1", Host("node1")),
-        ("ann@node1", Host("node1", "ann")),
-        ("node1:2222", Host("node1", "", 2222)),
-        ("ann@10.0.0.1:2222", Host("10.0.0.1", "ann", 2222)),
-        ("fd77::1", Host("fd77::1")),
-        ("[fd77::1]:2222", Host("fd77::1", "", 2222)),
-        ("a@b@node1", Host("node1", "a@b")),
+        ("node1", SshHost("node1")),
+        ("ann@node1", SshHost("node1", "ann")),
+        ("node1:2222", SshHost("node1", "", 2222)),
+        ("ann@10.0.0.1:2222", SshHost("10.0.0.1", "ann", 2222)),
+        ("fd77::1", SshHost("fd77::1")),
+        ("[fd77::1]:2222", SshHost("fd77::1", "", 2222)),
+        ("a@b@node1", SshHost("node1", "a@b")),
     ],
 )
-def test_a_host_is_read_with_its_user_and_port(text: str, expected: Host) -> None:
+def test_a_host_is_read_with_its_user_and_port(text: str, expected: SshHost) -> None:
     """A host is a name or address, with a user and a port if they are said."""
     assert hosts.parse(text) == expected
     assert hosts.parse(str(expected)) == expected
@@ -44,7 +44,7 @@ def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
     file = tmp_path / "hosts"
     file.write_text("# all\nnode1 slots=8\n\n  ann@node2:2222  max_slots = 4 # new\nnode1\n")
     found = hosts.of({"hostfile": str(file)})
-    assert found == [Host("node1"), Host("node2", "ann", 2222), Host("node1")]
+    assert found == [SshHost("node1"), SshHost("node2", "ann", 2222), SshHost("node1")]
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ def test_a_job_without_hosts_is_refused(tmp_path: Path) -> None:
 def test_the_users_ssh_arguments_come_first() -> None:
     """So that they hold; no question can be asked."""
     cfg = {"ssh_args": "-F 'my config' -o LogLevel=DEBUG", "port": 2200, "identity": "~/key"}
-    words = hosts.command(Host("node1", "ann"), cfg, "/opt/it's/python")
+    words = hosts.command(SshHost("node1", "ann"), cfg, "/opt/it's/python")
     assert words[:8] == [
         *("ssh", "-T", "-o", "BatchMode=yes", "-F", "my config", "-o", "LogLevel=DEBUG")
     ]
     assert words.index("LogLevel=DEBUG") < words.index("LogLevel=INFO")
     assert words[words.index("-p") + 1] == "2200" and words[words.index("-l") + 1] == "ann"
     assert words[-3:-1] == ["--", "node1"]
-    own = hosts.command(Host("node1", "", 22), cfg, "python3")
+    own = hosts.command(SshHost("node1", "", 22), cfg, "python3")
     assert own[own.index("-p") + 1] == "22", "what a host says is nearer"
     with pytest.raises(UsageError, match=r"ssh_args=.*quotation"):
-        hosts.command(Host("node1"), {"ssh_args": "-F 'x"}, "python3")
+        hosts.command(SshHost("node1"), {"ssh_args": "-F 'x"}, "python3")
 
 
 def test_frames_arrive_in_any_pieces() -> None:
@@ -91,7 +91,7 @@ def test_frames_arrive_in_any_pieces() -> None:
     stream = b"Welcome to\nrelight ss" + frames.GREETING
     stream += b"".join(frames.frame(kind, payload) for kind, payload in sent)
     for seed in range(20):
-        chance, decoder, at = random.Random(seed), frames.Decoder(frames.GREETING), 0
+        chance, decoder, at = random.Random(seed), frames.FrameDecoder(frames.GREETING), 0
         found: list[frames.Frame] = []
         while at < len(stream):
             size = chance.choice((1, 3, 20, 5000, 100000))
@@ -103,4 +103,4 @@ def test_frames_arrive_in_any_pieces() -> None:
 
 def test_a_length_beyond_reason_is_an_error_not_a_wait() -> None:
     with pytest.raises(ValueError, match="a frame of"):
-        frames.Decoder().feed(b"o\xff\xff\xff\xff")
+        frames.FrameDecoder().feed(b"o\xff\xff\xff\xff")

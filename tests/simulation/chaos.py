@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relight.core.group import Settings, State
+from relight.core.group_types import GroupSettings, GroupState
 from relight.errors import EXIT_GROUP
 
 from . import stage
@@ -33,7 +33,7 @@ class Run:
         least = most if random.random() < 0.25 else random.randint(1, most)
         ordered = self.mode == "endpoint" and random.random() < 0.15
         lost_after_s = 10.0 if large else random.choice((1.25, 1.25, 2.5))
-        self.settings = settings = Settings(
+        self.settings = settings = GroupSettings(
             least=least,
             most=most,
             max_restarts=random.choice((0, 1, 3, 100)),
@@ -123,7 +123,7 @@ class Run:
         """Let all workers end well, whenever they run, and everybody go home."""
         world, agents = self.world, self.watch.agents
         group = self.watch.coordinating()
-        over = group is None or group.state not in (State.RUNNING, State.ENDED)
+        over = group is None or group.state not in (GroupState.RUNNING, GroupState.ENDED)
         # Who missed the end waits until the join timeout.
         told = [a for a in agents if a.alive and group and a.id in group.members and not over]
         limit = world.now + ENDED_WITHIN_S + (self.settings.rejoin_s if self._listed > 1 else 0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.agent import Agent
 from relight.core.exits import Failure
-from relight.core.messages import Form, FromCoordinator, Wait
+from relight.core.messages import Form, FromCoordinator, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 
 from .world import Process, Timer
@@ -22,7 +22,7 @@ class Node(Agent):
         self.process = process
         self.name = process.name
         self.workers: Workers | None = None
-        self.waits: Wait | None = None
+        self.waits: WaitReason | None = None
         self.reached = False
         self.leaving = False
         self.stop_s = stop_s
@@ -56,8 +56,8 @@ class Node(Agent):
         return self._running is not None and self._running.done
 
     def told(self, message: FromCoordinator) -> None:
-        if isinstance(message, Form | Wait):
-            self.waits = message if isinstance(message, Wait) else None
+        if isinstance(message, Form | WaitReason):
+            self.waits = message if isinstance(message, WaitReason) else None
         super().told(message)
 
     def read_console(self, *, reads: bool = True) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from relight.host import beats
+from relight.host import heartbeats
 from relight.host.connection import CLOSED
 
 from .world import Host, Process, Timer, World
@@ -335,8 +335,8 @@ class Listener:
         self._sock.close()
 
 
-class Beats(beats.Beats):
-    """As `relight.host.beats.Beats`, whose seals it has."""
+class Beats(heartbeats.Heartbeats):
+    """As `relight.host.heartbeats.Beats`, whose seals it has."""
 
     def __init__(self, loop: Any, address: tuple[str, int], family: int, on_datagram: Any) -> None:
         del family
@@ -392,7 +392,7 @@ def dial(
 def resolve(
     loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
 ) -> None:
-    """As `relight.host.names.resolve`."""
+    """As `relight.host.dns.resolve`."""
     process, world = loop.process, loop.process.world
     if host.startswith(("10.", "127.")):
         loop.call_after(0, lambda: done([(host, port)], ""))

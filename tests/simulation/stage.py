@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from relight.core.commands import Command
 from relight.core.election import Election
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.core.link import Link
 from relight.core.membership import Membership
 from relight.env import Environment
@@ -43,7 +43,7 @@ class WatchedMembership(Membership):
 
     world: World
 
-    def __init__(self, settings: Settings, origin: str) -> None:
+    def __init__(self, settings: GroupSettings, origin: str) -> None:
         del origin
         self.number = self.world.watch.new_coordinator()
         super().__init__(settings, origin=f"C{self.number}")
@@ -103,16 +103,16 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.host.supervisor": {"Workers": node.Workers},
     "relight.host.journal": {"EventLog": node.EventLog},
     "relight.coordinator": {
-        "Beats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
+        "Heartbeats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
-    "relight.host.beats": {"Beats": sockets.Beats},
+    "relight.host.heartbeats": {"Heartbeats": sockets.Beats},
     "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
-    "relight.host.names": {"resolve": sockets.resolve, "outward_address": lambda: ""},
+    "relight.host.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
     "relight.link": {"dial": sockets.dial},
-    "relight.rendezvous.endpoint": {"resolve": sockets.resolve},
-    "relight.rendezvous.elected": {
-        "dial": sockets.dial, "resolve": sockets.resolve, "Beats": sockets.Beats,
+    "relight.rendezvous.endpoint_finder": {"resolve": sockets.resolve},
+    "relight.rendezvous.election_finder": {
+        "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Beats,
         "Election": CheckedElection,
     },
     "relight.doctor": {"at_timeout": lambda *_: []},
@@ -138,7 +138,7 @@ def on(world: World) -> Iterator[None]:
         for module, names in TOWARDS_MACHINE.items():
             for name, value in names.items():
                 stack.enter_context(patch(f"{module}.{name}", value))
-        for name in ("endpoint", "elected", "registered"):
+        for name in ("endpoint_finder", "election_finder", "register_finder"):
             stack.enter_context(patch(f"relight.rendezvous.{name}.is_ours", is_ours))
             stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
         stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
@@ -151,7 +151,7 @@ def on(world: World) -> Iterator[None]:
         yield
 
 
-def job(settings: Settings, meeting: Meeting, slots: int, grace_s: float) -> NodeJob:
+def job(settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float) -> NodeJob:
     """Return what an agent is to run."""
     return NodeJob(
         command=COMMAND, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
@@ -161,7 +161,7 @@ def job(settings: Settings, meeting: Meeting, slots: int, grace_s: float) -> Nod
 
 
 def meeting(
-    settings: Settings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
+    settings: GroupSettings, hosts: tuple[tuple[str, int], ...], register: Any, ttl_s: float,
     address: str, node_rank: int,
 ) -> Meeting:  # fmt: skip
     """Return where the nodes meet, as `rendezvous/meeting` would."""

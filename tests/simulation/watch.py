@@ -30,9 +30,18 @@ Not guaranteed, for as long as a lease and a half:
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
+from relight.core.group_types import (
+    Drop,
+    Effect,
+    Event,
+    GroupSettings,
+    GroupState,
+    NodeLost,
+    Send,
+    Told,
+)
 from relight.core.link import Heard, Opened
-from relight.core.messages import Confirm, End, Form, Join, Leave, Ready
+from relight.core.messages import Confirm, Form, JobEnded, Join, NodeLeaving, NodeReady
 from relight.core.ranks import GenerationId
 from relight.group import Group
 
@@ -70,7 +79,13 @@ class Watch:
     """Looks at everything that happens."""
 
     def __init__(
-        self, world: World, settings: Settings, *, strict: bool, refused_s: float, firewall: bool
+        self,
+        world: World,
+        settings: GroupSettings,
+        *,
+        strict: bool,
+        refused_s: float,
+        firewall: bool,
     ) -> None:
         self.world = world
         self.settings = settings
@@ -88,7 +103,7 @@ class Watch:
         self.live: Formation | None = None
         self.failures = 0
         self.overlaps = 0
-        self.ends: list[End] = []
+        self.ends: list[JobEnded] = []
         self._coordinators = 0
         self._by_coordinator: dict[int, Formation] = {}
         self._by_id: dict[GenerationId, Formation] = {}
@@ -121,13 +136,18 @@ class Watch:
     ) -> None:
         """A coordinator has taken a step."""
         sent = [effect for effect in effects if isinstance(effect, Send)]
-        if isinstance(event, Told | Lost) or effects:
+        if isinstance(event, Told | NodeLost) or effects:
             self.world.log(f"C{coordinator.number} {_shown(event)} -> {coordinator.state.value}")
         due = coordinator.deadline()
-        if due is not None and due <= now and not effects and not isinstance(event, Told | Lost):
+        if (
+            due is not None
+            and due <= now
+            and not effects
+            and not isinstance(event, Told | NodeLost)
+        ):
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         formation = self._by_coordinator.get(coordinator.number)
-        if formation is not None and isinstance(event, Lost):
+        if formation is not None and isinstance(event, NodeLost):
             formation.kept.pop(event.node, None)
             if event.reason.startswith("no word"):
                 self._silent.add(event.node)
@@ -141,7 +161,7 @@ class Watch:
                     formation.given_up.add(effect.node)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
-            heard = isinstance(event, Told) and isinstance(event.message, Join | Ready)
+            heard = isinstance(event, Told) and isinstance(event.message, Join | NodeReady)
             if not heard and (restart != before + 1 or self.failures == self._failures_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures
@@ -150,22 +170,22 @@ class Watch:
         if forms:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
-        if coordinator.state is State.RUNNING and len(confirmed) > 1:
+        if coordinator.state is GroupState.RUNNING and len(confirmed) > 1:
             # One that was told to begin, and has not, ran a generation before.
             formations = {self._of[node] for node in confirmed if self._runs(node)}
             if len(formations) > 1:
                 raise Failure(f"confirmed as one: {' and '.join(map(str, formations))}")
         for _, message in sent:
-            if isinstance(message, End) and coordinator.end is message:
+            if isinstance(message, JobEnded) and coordinator.end is message:
                 self.ends.append(message)
                 break
 
     def _see_change(self, formation: Formation, event: Event) -> None:
         """See whether there is a reason for a generation that is no failure."""
         match event:
-            case Told(node, Ready()) if node in formation.nodes:
+            case Told(node, NodeReady()) if node in formation.nodes:
                 pass
-            case Lost() | Told(_, Join() | Leave() | Ready()):
+            case NodeLost() | Told(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
                 pass
@@ -229,7 +249,7 @@ class Watch:
             return "there is no coordinator"
         if membership.end is not None:
             return ""
-        if membership.state is not State.RUNNING:
+        if membership.state is not GroupState.RUNNING:
             return membership.explain(membership.process.host.now())
         ending = membership.roster.is_ending
         for agent in self.agents:
@@ -327,7 +347,7 @@ def _shown(event: Event) -> str:
             return f"{node[:4]} Join{of}"
         case Told(node, message):
             return f"{node[:4]} {type(message).__name__}{_of(message)}"
-        case Lost(node, reason):
+        case NodeLost(node, reason):
             return f"{node[:4]} Lost: {reason}"
         case _:
             return "Tick"

@@ -22,7 +22,7 @@ sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')
 """
 IMPATIENT = (
     sys.executable, "-c",
-    "from relight.host import warm; warm._ANSWER_S = warm._SILENT_S = 1.0\n"
+    "from relight.host import warm_spawner; warm_spawner._ANSWER_S = warm_spawner._SILENT_S = 1.0\n"
     "warm._waits = lambda workplace: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip

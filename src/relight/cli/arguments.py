@@ -17,7 +17,7 @@ from relight.values import is_number
 _FALSE, _TRUE = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
 
 
-class Parsed(NamedTuple):
+class ParsedFlags(NamedTuple):
     """The values of all flags, the names of those that were given, and the script with its
     arguments.
     """
@@ -27,7 +27,7 @@ class Parsed(NamedTuple):
     command: tuple[str, ...]
 
 
-def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> Parsed:
+def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> ParsedFlags:
     """Read flags from `argv` up to the script; those not there come from PET_ variables or are
     defaults.
 
@@ -49,10 +49,10 @@ def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> P
             given.add(flag.name)
         else:
             values[flag.field] = flag.default
-    return Parsed(values, given, tuple(command))
+    return ParsedFlags(values, given, tuple(command))
 
 
-def to_spec(parsed: Parsed) -> RunSpec:
+def to_spec(parsed: ParsedFlags) -> RunSpec:
     """Return the RunSpec of a parsed command line.
 
     Raises:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from functools import partial
 
 from relight import env as environment
-from relight.cli.arguments import Parsed, parse
+from relight.cli.arguments import ParsedFlags, parse
 from relight.coordinator import Coordinator
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.env import Environment
 from relight.errors import UsageError, did_you_mean, mistake
 from relight.events import Mistake, describe
@@ -22,11 +22,11 @@ from relight.host import background, system
 from relight.host.console import Consoles
 from relight.host.loop import Loop
 from relight.host.ports import listen
-from relight.rendezvous import registers
+from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
 from relight.rendezvous.finder import Answer, Here, Never, Nowhere, Seeker, There
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
-from relight.rendezvous.registered import RegisteredFinder
+from relight.rendezvous.register_finder import RegisteredFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
@@ -201,13 +201,13 @@ def _refuses(address: tuple[str, int]) -> bool:
     return False
 
 
-def _meeting(parsed: Parsed, env: Environment) -> tuple[Meeting, Settings, list[str]]:
+def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
     """Return how the jobs meet, as their agents see it."""
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
     if backend == "static":
         raise UsageError("with the static rendezvous node rank 0 coordinates, not this command")
-    registers.check(backend)
+    backends.check(backend)
     if backend == "c10d":
         if given["rdzv-endpoint"].host:
             raise UsageError("--rdzv-endpoint is for agents; --bind says where to listen")

@@ -9,7 +9,7 @@ import os
 import sys
 
 from relight import env as environment
-from relight.cli.arguments import Parsed, parse
+from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
 from relight.doctor import endpoint, inspection, machine
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
@@ -18,7 +18,7 @@ from relight.doctor.messages import Verdict
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
 from relight.host import facts, interpreter
-from relight.rendezvous import registers
+from relight.rendezvous import backends
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, arrange
 from relight.rendezvous.zero_flags import take
 from relight.spec import FLAGS, Flag, RunSpec, check
@@ -91,7 +91,7 @@ def usage() -> str:
     return "\n".join(lines)
 
 
-def _spec(parsed: Parsed, env: Environment) -> RunSpec:
+def _spec(parsed: ParsedFlags, env: Environment) -> RunSpec:
     """Return what a job was asked to be, or what the cluster says; there may be no script."""
     fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
@@ -100,7 +100,7 @@ def _spec(parsed: Parsed, env: Environment) -> RunSpec:
     spec = RunSpec(**fields, script=script, script_args=tuple(arguments))
     spec, given, notes = take(spec, parsed.given, env)
     check(spec, given)
-    registers.check(spec.rdzv_backend)
+    backends.check(spec.rdzv_backend)
     is_file = spec.script not in ("", "-") and not (spec.module or spec.no_python)
     if is_file and not os.path.exists(spec.script):
         raise UsageError(f"there is no file {spec.script}", hint="look at the path")

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from relight.cli.arguments import Parsed, parse
+from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
 from relight.env import Environment
 from relight.errors import MachineError, RelightError, UsageError
@@ -42,7 +42,7 @@ class Page(NamedTuple):
         return "\n".join(lines)
 
 
-def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parsed | None:
+def read(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags | None:
     """Return the flags of a command and its arguments, which may stand before, between and after
     them; None if its help was printed.
 
@@ -68,7 +68,7 @@ def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parse
     if len(words) > most:
         extra = f"takes {what} only" if most else "takes flags only"
         raise UsageError(f"relight {name} {extra}, not {words[most]}", hint=f"relight {page.usage}")
-    return Parsed(values, given, tuple(words))
+    return ParsedFlags(values, given, tuple(words))
 
 
 def say(text: str) -> None:

@@ -46,7 +46,7 @@ ALONE_AFTER = 3
 """In `vote_s`: how long no coordinator was seen before one host may go on alone."""
 
 
-class State(Enum):
+class ElectionState(Enum):
     """Where this host is in the election."""
 
     FOLLOWER = "follower"
@@ -101,16 +101,16 @@ class VoteRelease(NamedTuple):
 Message = VoteRequest | VoteReply | VoteRelease
 
 
-class Heard(NamedTuple):
+class BallotReceived(NamedTuple):
     """Event: a message came from another host of the list."""
 
     message: Message
 
 
-Event = Heard | Tick
+Event = BallotReceived | Tick
 
 
-class Send(NamedTuple):
+class SendBallot(NamedTuple):
     """Effect: send a message to a host of the list; it may get lost."""
 
     host: int
@@ -121,7 +121,7 @@ class BecomeCoordinator(NamedTuple):
     """Effect: this host coordinates from now on, as long as `holds`."""
 
 
-Effect = Send | BecomeCoordinator
+Effect = SendBallot | BecomeCoordinator
 
 
 class _Vote(NamedTuple):
@@ -155,7 +155,7 @@ class Election:
         vote_s: float = 1.0,
         alone: bool = False,
     ) -> None:
-        self.state = State.FOLLOWER
+        self.state = ElectionState.FOLLOWER
         self.hosts = tuple(hosts)
         self.me = me
         self._incarnation = incarnation
@@ -196,30 +196,30 @@ class Election:
         if now - self._last_step > 1.5 * self._vote_s:  # this process was frozen: listen first
             self._listening_since = now
         self._last_step = now
-        if self.state is State.COORDINATOR and self.lease_until() <= now:
+        if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
             self._resign(now)
         match event:
-            case Heard(VoteRequest() as request) if self._is_other(request.candidate):
+            case BallotReceived(VoteRequest() as request) if self._is_other(request.candidate):
                 self._on_request(request, now)
-            case Heard(VoteReply() as reply) if self._is_other(reply.voter):
+            case BallotReceived(VoteReply() as reply) if self._is_other(reply.voter):
                 if (reply.candidate, reply.incarnation) == (self.me, self._incarnation):
                     self._on_reply(reply, now)
-            case Heard(VoteRelease() as release) if self._is_other(release.candidate):
+            case BallotReceived(VoteRelease() as release) if self._is_other(release.candidate):
                 self._on_release(release, now)
         self._advance(now)
         return self._effects
 
     def deadline(self) -> float:
         """Return when the next Tick is due."""
-        if self.state is State.COORDINATOR:
+        if self.state is ElectionState.COORDINATOR:
             return min(self._send_at, self.lease_until())
-        if self.state is State.CANDIDATE:
+        if self.state is ElectionState.CANDIDATE:
             return self._send_at
         return max(self._seen_at + self._vote_s, self._votes_from)
 
     def holds(self, now: float) -> bool:
         """Return whether this host is the coordinator at this moment."""
-        return self.state is State.COORDINATOR and now < self.lease_until()
+        return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
         """Return until when the votes for this host are enough; minus infinity if they are not."""
@@ -263,11 +263,13 @@ class Election:
         """Assert the invariants."""
         own = self._vote is not None and self._vote.candidate == self.me
         asking = self._asking_since is not None
-        assert not asking or self.state is State.CANDIDATE
-        assert own == (asking or self.state is State.COORDINATOR)
+        assert not asking or self.state is ElectionState.CANDIDATE
+        assert own == (asking or self.state is ElectionState.COORDINATOR)
         assert bool(self._votes) == own
-        assert not self._alone or (self._may_stand_alone and self.state is State.COORDINATOR)
-        if self.state is State.COORDINATOR:
+        assert not self._alone or (
+            self._may_stand_alone and self.state is ElectionState.COORDINATOR
+        )
+        if self.state is ElectionState.COORDINATOR:
             assert self._last_step < self.lease_until()
         if self._votes:
             assert self._vote is not None
@@ -294,7 +296,7 @@ class Election:
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
                 self._resign(now)
-            if self.state is not State.COORDINATOR:
+            if self.state is not ElectionState.COORDINATOR:
                 self._direct = (candidate, now)
                 self._see(candidate, now, now)
         elif stage == VOTE and self._asking_since is not None and candidate < self.me:
@@ -305,7 +307,7 @@ class Election:
         if granted and stage != PROBE:
             self._vote = _Vote(candidate, incarnation, sent, now + self._vote_s)
         holder, leads, age_s = -1, False, 0.0
-        if self.state is State.COORDINATOR:
+        if self.state is ElectionState.COORDINATOR:
             holder, leads = self.me, True
         elif leader_lives:
             holder, leads, age_s = leader, True, now - heard_at
@@ -314,7 +316,7 @@ class Election:
         reply = VoteReply(
             self.me, candidate, incarnation, sent, stage, granted, holder, leads, age_s
         )
-        self._effects.append(Send(candidate, reply))
+        self._effects.append(SendBallot(candidate, reply))
 
     def _on_reply(self, reply: VoteReply, now: float) -> None:
         voter, holder = reply.voter, reply.holder
@@ -329,9 +331,12 @@ class Election:
         elif reply.granted and self._votes:
             until = reply.sent + MARGIN * self._vote_s
             self._votes[voter] = max(until, self._votes.get(voter, until))
-            if self.state is State.COORDINATOR and self.lease_until() == self._votes[self.me]:
+            if (
+                self.state is ElectionState.COORDINATOR
+                and self.lease_until() == self._votes[self.me]
+            ):
                 self._send_at = self._votes[self.me] + (0.25 - MARGIN) * self._vote_s
-        if reply.granted or self.state is State.COORDINATOR or not self._is_other(holder):
+        if reply.granted or self.state is ElectionState.COORDINATOR or not self._is_other(holder):
             return
         if reply.leads:
             self._see(holder, now - max(0.0, reply.age_s), now)
@@ -357,17 +362,17 @@ class Election:
         if at < self._seen_at:
             return
         self._coordinator, self._seen_at = coordinator, at
-        if self.state is State.CANDIDATE and now - at < self._vote_s:
+        if self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
             self._give_back(now)
-            self.state = State.FOLLOWER
+            self.state = ElectionState.FOLLOWER
 
     def _advance(self, now: float) -> None:
         """Do what is due."""
         due = max(self._seen_at + self._vote_s, self._votes_from)
-        if self.state is State.FOLLOWER and now >= due:
-            self.state = State.CANDIDATE
+        if self.state is ElectionState.FOLLOWER and now >= due:
+            self.state = ElectionState.CANDIDATE
             self._send_at = now
-        if self.state is State.CANDIDATE:
+        if self.state is ElectionState.CANDIDATE:
             if self._asking_since is None:
                 self._stand(now)
             if self._asking_since is not None:
@@ -375,7 +380,7 @@ class Election:
                     self._become_coordinator()
                 elif now >= self._asking_since + ROUND * self._vote_s:
                     self._give_back(now)
-        if self.state is State.CANDIDATE and self._may_go_alone(now):
+        if self.state is ElectionState.CANDIDATE and self._may_go_alone(now):
             self._alone = True
             self._take_own_vote(now)
             self._become_coordinator()
@@ -383,10 +388,10 @@ class Election:
             [v for v, until in self._votes.items() if until > now], len(self.hosts)
         ):
             self._alone = False
-        if self.state is State.FOLLOWER or now < self._send_at:
+        if self.state is ElectionState.FOLLOWER or now < self._send_at:
             return
         stage = PROBE
-        if self.state is State.COORDINATOR:
+        if self.state is ElectionState.COORDINATOR:
             stage = ALONE if self._alone else LEAD
         elif self._asking_since is not None:
             stage = VOTE
@@ -426,7 +431,7 @@ class Election:
         self._votes[self.me] = now + MARGIN * self._vote_s
 
     def _become_coordinator(self) -> None:
-        self.state = State.COORDINATOR
+        self.state = ElectionState.COORDINATOR
         self._asking_since = None
         self._send_at = self._last_step
         self._coordinator = -1
@@ -446,14 +451,14 @@ class Election:
         self._send_at = now + self._vote_s / 10
 
     def _resign(self, now: float) -> None:
-        self.state = State.FOLLOWER
+        self.state = ElectionState.FOLLOWER
         self._alone = False
         self._give_back(now)
         self._seen_at = now - self._vote_s
         self._listening_since = now
 
     def _tell_all(self, message: Message) -> None:
-        self._effects += [Send(i, message) for i in range(len(self.hosts)) if i != self.me]
+        self._effects += [SendBallot(i, message) for i in range(len(self.hosts)) if i != self.me]
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:

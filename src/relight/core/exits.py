@@ -14,7 +14,7 @@ _AT_EXIT = "terminate called without an active exception"
 """libstdc++ of a thread that still runs when a process exits; torch's do at times."""
 
 
-class Kind(Enum):
+class FailureKind(Enum):
     """What a report says about the end of its process."""
 
     RECORDED = "it is in the error file: this exception ended the script"
@@ -23,14 +23,14 @@ class Kind(Enum):
     PRINTED = "it was printed, but something else may have ended the process"
 
 
-class Report(NamedTuple):
+class ErrorReport(NamedTuple):
     """An exception as the worker told it.
 
     `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source`
     what stands there.
     """
 
-    kind: Kind
+    kind: FailureKind
     type: str
     message: str
     where: str
@@ -54,7 +54,7 @@ class Failure(NamedTuple):
     exitcode: int
     at: float
     asked: int
-    report: Report | None
+    report: ErrorReport | None
     last_lines: tuple[str, ...]
     evidence: str
     log: str
@@ -63,11 +63,11 @@ class Failure(NamedTuple):
     @property
     def told(self) -> bool:
         """Whether the report tells why the worker ended, not merely what it printed."""
-        if self.report is None or self.report.kind is Kind.PRINTED:
+        if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False
-        if self.report.kind is Kind.CRASHED:
+        if self.report.kind is FailureKind.CRASHED:
             return -self.exitcode in CRASHES
-        if self.report.kind is Kind.RECORDED or self.asked:
+        if self.report.kind is FailureKind.RECORDED or self.asked:
             return True
         interrupted = self.report.type == "KeyboardInterrupt" and self.exitcode == -signal.SIGINT
         return self.exitcode == 1 or interrupted or self.aborted_at_exit
@@ -75,5 +75,5 @@ class Failure(NamedTuple):
     @property
     def aborted_at_exit(self) -> bool:
         """Whether an exception had ended the program before a signal ended the process."""
-        raised = self.report is not None and self.report.kind is Kind.RAISED
+        raised = self.report is not None and self.report.kind is FailureKind.RAISED
         return raised and self.exitcode == -signal.SIGABRT and _AT_EXIT in self.last_lines

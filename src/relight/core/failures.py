@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
-from relight.core.exits import CRASHES, Failure, Kind, Report
+from relight.core.exits import CRASHES, ErrorReport, Failure, FailureKind
 from relight.core.fields import fit
 from relight.core.waiting import duration
 from relight.errors import exit_code_of_signal, signal_name
@@ -217,8 +217,8 @@ def _likeliest_first(failure: Failure) -> tuple[Class, float, int]:
     return classify(failure), failure.at, failure.rank
 
 
-def _shortened(report: Report) -> Report:
-    return Report(
+def _shortened(report: ErrorReport) -> ErrorReport:
+    return ErrorReport(
         kind=report.kind,
         type=_short(report.type),
         message=_short(report.message, "message"),
@@ -243,7 +243,7 @@ def _size(failure: Failure) -> int:
 def what_happened(failure: Failure, *, many: bool = False) -> str:
     """Return what happened to one worker, or to `many` in the same way, in half a line."""
     report = failure.report
-    if report is not None and failure.told and report.kind is not Kind.CRASHED:
+    if report is not None and failure.told and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report), _WHAT)
     evidence = failure.evidence
     if failure.exitcode >= 0:
@@ -261,14 +261,14 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
     return cut(f"{text}: {evidence}" if evidence else text, _WHAT)
 
 
-def _exception(report: Report) -> str:
+def _exception(report: ErrorReport) -> str:
     message = _first_line(report)
     if not report.type:
         return f"reported: {message}"
     return f"raised {report.type}: {message}" if message else f"raised {report.type}"
 
 
-def _first_line(report: Report) -> str:
+def _first_line(report: ErrorReport) -> str:
     return _NATIVE_PLACE.sub("", report.message).strip().partition("\n")[0]
 
 

@@ -19,7 +19,8 @@ Rules of the lease:
 - It counts from when the echoed beat was *sent*: the coordinator has heard that beat later, and its
   patience is longer than the lease by a margin for clocks. So it is over before the others go on.
 - It is renewed only where the coordinator has said over this connection, or in this process, that
-  the workers' generation goes on. `Stop` says no such thing: the others may be at work already.
+  the workers' generation goes on. `StopWorkers` says no such thing: the others may be at work
+  already.
 - A refused connection renews a lease that is not over, if the finder says that nobody else can have
   become the coordinator. As a firewall may refuse as well, that is believed for `REFUSALS_S` after
   the last echo, or if the refusal comes from this machine itself. A lease that is over stays over:
@@ -54,7 +55,7 @@ REFUSALS_S = 5.0
 FOR_EVER = float("inf")
 
 
-class State(Enum):
+class LinkState(Enum):
     """Where the link stands."""
 
     SEEKING = "seeking"
@@ -116,14 +117,14 @@ class Broken(NamedTuple):
     told: bool = False
 
 
-class Nowhere(NamedTuple):
+class NothingFound(NamedTuple):
     """Event: the finder has found nobody; ask again in a while."""
 
     reason: str
     again_s: float = RETRY_S
 
 
-class Found(NamedTuple):
+class PlaceFound(NamedTuple):
     """Event: the finder has found a place, which is tried now."""
 
 
@@ -143,14 +144,16 @@ class Left(NamedTuple):
     """Event: the agent is done with the job."""
 
 
-Event = Found | Opened | Heard | Echoed | Broken | Nowhere | Hosting | Resigned | Left | Tick
+Event = (
+    PlaceFound | Opened | Heard | Echoed | Broken | NothingFound | Hosting | Resigned | Left | Tick
+)
 
 
 class Seek(NamedTuple):
     """Effect: ask the finder."""
 
 
-class Beat(NamedTuple):
+class SendHeartbeat(NamedTuple):
     """Effect: send a beat; the echo of the last one is late, if so."""
 
     number: int
@@ -167,7 +170,7 @@ class Lease(NamedTuple):
     until: float
 
 
-class Lost(NamedTuple):
+class CoordinatorLost(NamedTuple):
     """Effect: a coordinator that this node was in touch with is gone."""
 
 
@@ -184,7 +187,7 @@ class GiveUp(NamedTuple):
     reason: str
 
 
-Effect = Seek | Beat | Disconnect | Lease | Lost | Say | GiveUp
+Effect = Seek | SendHeartbeat | Disconnect | Lease | CoordinatorLost | Say | GiveUp
 
 
 class Link:
@@ -196,7 +199,7 @@ class Link:
     """
 
     def __init__(self, terms: Terms, now: float) -> None:
-        self.state = State.SEEKING
+        self.state = LinkState.SEEKING
         self.terms = terms
         self.leased_until = float("-inf")
         """Until when the workers here may run."""
@@ -224,13 +227,13 @@ class Link:
         Events that change nothing: anything after OVER, an echo of no beat, a Tick too early.
         """
         self._effects, self._last = [], now
-        if self.state is State.OVER:
+        if self.state is LinkState.OVER:
             return []
-        connected = self.state in (State.JOINING, State.CONNECTED)
+        connected = self.state in (LinkState.JOINING, LinkState.CONNECTED)
         match event:
-            case Opened(peer) if self.state is State.SEEKING:
+            case Opened(peer) if self.state is LinkState.SEEKING:
                 self._peer = peer
-                self.state, self._heard, self.unfit = State.JOINING, False, ""
+                self.state, self._heard, self.unfit = LinkState.JOINING, False, ""
                 self._doubtful = True
                 self.echoed_at = now
                 self._beat(now)
@@ -238,31 +241,31 @@ class Link:
                 self._heard = True
                 self._told.clear()
                 if lets_run:
-                    self.state, self._doubtful = State.CONNECTED, False
+                    self.state, self._doubtful = LinkState.CONNECTED, False
                     self._lease(self.echoed_at + self.terms.lease_s)
-            case Heard(lets_run) if self.state is State.HOSTING and lets_run:
+            case Heard(lets_run) if self.state is LinkState.HOSTING and lets_run:
                 self._confirmed = True
                 self._lease(self._until)
             case Echoed(number) if connected and number in self._sent:
                 self._echo(self._sent[number])
-            case Broken() if self.state is not State.HOSTING:
+            case Broken() if self.state is not LinkState.HOSTING:
                 self._broken(event, now)
-            case Found() if self.state is State.SEEKING:
+            case PlaceFound() if self.state is LinkState.SEEKING:
                 self._due = None
-            case Nowhere(reason, again_s) if self.state is State.SEEKING:
+            case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:
                 self._wait(reason, again_s, now)
             case Hosting(until):
                 self._host(until, now)
-            case Resigned(again_s) if self.state is State.HOSTING:
+            case Resigned(again_s) if self.state is LinkState.HOSTING:
                 self._resign(again_s, now)
             case Left():
-                self.state, self._due = State.OVER, None
+                self.state, self._due = LinkState.OVER, None
                 self._sent.clear()
                 self._effects.append(Disconnect())
             case Tick() if self._due is not None and now >= self._due:
                 if connected:
                     self._beat(now)
-                elif self.state is State.SEEKING:
+                elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder, or who was found, answers
                     self._effects.append(Seek())
         return self._effects
@@ -275,30 +278,30 @@ class Link:
         """Return in words where the link stands."""
         where = self.terms.where
         match self.state:
-            case State.SEEKING:
+            case LinkState.SEEKING:
                 return f"looking for the coordinator at {where} for {now - self._since:.0f} s"
-            case State.JOINING:
+            case LinkState.JOINING:
                 return "the coordinator has not said yet that the workers here may run"
-            case State.CONNECTED:
+            case LinkState.CONNECTED:
                 return f"connected to the coordinator, heard {now - self.echoed_at:.1f} s ago"
-            case State.HOSTING:
+            case LinkState.HOSTING:
                 return "this node coordinates the group"
-            case State.OVER:
+            case LinkState.OVER:
                 return "this node has left the job"
 
     def check(self) -> None:
         """Assert the invariants."""
-        if self.state in (State.JOINING, State.CONNECTED):
+        if self.state in (LinkState.JOINING, LinkState.CONNECTED):
             assert self._due is not None
             assert self.echoed_at <= self._last
         else:
             assert not self._sent
-        if self.state is State.HOSTING:
+        if self.state is LinkState.HOSTING:
             assert self._due is None
             assert self.leased_until <= max(self._until, self._last + self.terms.lease_s)
-        elif self.state is not State.OVER:
+        elif self.state is not LinkState.OVER:
             assert self.leased_until <= self._last + self.terms.lease_s
-        assert self.state is not State.OVER or self._due is None
+        assert self.state is not LinkState.OVER or self._due is None
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
         """Ask again soon, or give up; say why if that is news."""
@@ -319,13 +322,13 @@ class Link:
 
     def _give_up(self, exit_code: int, reason: str) -> None:
         # The workers may run to the end of their lease: it is the agent that leaves.
-        self.state, self._due = State.OVER, None
+        self.state, self._due = LinkState.OVER, None
         self._effects.append(GiveUp(exit_code, reason))
 
     def _broken(self, event: Broken, now: float) -> None:
         reason, refusal, unfit, told = event
-        was_heard, mute = self._heard, self.state is not State.SEEKING and not told
-        self.state, self._due, self._heard = State.SEEKING, None, False
+        was_heard, mute = self._heard, self.state is not LinkState.SEEKING and not told
+        self.state, self._due, self._heard = LinkState.SEEKING, None, False
         self._sent.clear()
         believed = refusal is Refusal.PROOF or (
             refusal is Refusal.HINT and now < self.echoed_at + REFUSALS_S
@@ -337,14 +340,14 @@ class Link:
         if was_heard:
             self._since = now
             lost = f"lost the coordinator at {self._peer}: {reason}; looking for it"
-            self._effects += [Say(lost), Lost(), Seek()]
+            self._effects += [Say(lost), CoordinatorLost(), Seek()]
         else:
             self._wait(reason, LATER_S if unfit or mute else RETRY_S, now)
 
     def _host(self, until: float, now: float) -> None:
         self._until = until
-        if self.state is not State.HOSTING:
-            self.state, self._due = State.HOSTING, None
+        if self.state is not LinkState.HOSTING:
+            self.state, self._due = LinkState.HOSTING, None
             self._sent.clear()
             self._told.clear()
             self._effects.append(Disconnect())
@@ -356,7 +359,7 @@ class Link:
             self._lease(until)
 
     def _resign(self, again_s: float, now: float) -> None:
-        self.state, self._confirmed = State.SEEKING, False
+        self.state, self._confirmed = LinkState.SEEKING, False
         if self.leased_until > now:
             self._lease(now)  # the next one may be at work
         self._since, self._due = now, now + again_s
@@ -370,14 +373,14 @@ class Link:
         late = silent_s > terms.interval_s * LATE
         self._number += 1
         self._sent[self._number] = now
-        self._effects.append(Beat(self._number, late))
+        self._effects.append(SendHeartbeat(self._number, late))
         self._due = now + (BURST_S if late else terms.interval_s)
 
     def _echo(self, sent_at: float) -> None:
         self.echoed_at = max(self.echoed_at, sent_at)
         for older in [n for n, at in self._sent.items() if at <= sent_at]:
             del self._sent[older]
-        if self.state is State.CONNECTED:
+        if self.state is LinkState.CONNECTED:
             self._lease(self.echoed_at + self.terms.lease_s)
 
     def _lease(self, until: float) -> None:

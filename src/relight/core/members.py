@@ -7,8 +7,8 @@ others, and on probation if nodes of its host come and go (core/flapping).
 from collections.abc import Iterator
 
 from relight.core import ranks, waiting
-from relight.core.group import Settings
-from relight.core.messages import Join, Ready
+from relight.core.group_types import GroupSettings
+from relight.core.messages import Join, NodeReady
 from relight.core.ranks import GenerationId
 
 TYPE_CHECKING = False
@@ -25,7 +25,7 @@ class Member:
         self.number = number  # of its arrival
         self.arrived_at = arrived_at
         self.probation_s = probation_s  # is let in when it has stayed for so long
-        self.ready: Ready | None = None
+        self.ready: NodeReady | None = None
         self.idle = True  # has come without workers, and was not told to start any
 
     @property
@@ -37,7 +37,7 @@ class Member:
 class Members:
     """The nodes that are connected, in the order of their arrival."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
         self._by_node: dict[str, Member] = {}
         self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
@@ -117,7 +117,7 @@ class Members:
         """Return whether a node waits for a generation, without workers."""
         return node in self._ready
 
-    def set_ready(self, member: Member, ready: Ready) -> None:
+    def set_ready(self, member: Member, ready: NodeReady) -> None:
         """A node has no workers and waits for a generation."""
         member.ready = ready
         self._ready[member.node] = None

@@ -38,25 +38,34 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
-from relight.core.group import Drop, Effect, Event, Lost, Send, Settings, State, Told
+from relight.core.group_types import (
+    Drop,
+    Effect,
+    Event,
+    GroupSettings,
+    GroupState,
+    NodeLost,
+    Send,
+    Told,
+)
 from relight.core.members import Member, Members
 from relight.core.messages import (
     Announce,
     Confirm,
-    Done,
-    End,
-    Failed,
     Form,
     FromAgent,
     FromCoordinator,
+    JobEnded,
     Join,
-    Leave,
+    NodeLeaving,
+    NodeReady,
     Note,
-    Ready,
-    Stop,
-    Wait,
+    StopWorkers,
+    WaitReason,
+    WorkerFailed,
+    WorkersSucceeded,
 )
-from relight.core.ranks import NO_GENERATION, Generation, GenerationId, Node
+from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
 from relight.core.roster import Roster
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 
@@ -111,7 +120,7 @@ class _Ending:
         self.failures: list[Failure] = []  # `at` on our clock
         self.left: list[int] = []
 
-    def add(self, ready: Ready, host: str, now: float) -> None:
+    def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Take what a node says of its workers."""
         self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
         self.left += ready.left
@@ -128,13 +137,13 @@ class Membership:
         origin: a random word that no other group has, part of the ids of generations formed here.
     """
 
-    def __init__(self, settings: Settings, origin: str) -> None:
+    def __init__(self, settings: GroupSettings, origin: str) -> None:
         self.settings = settings
-        self.state = State.GATHERING
+        self.state = GroupState.GATHERING
         self.generation = NO_GENERATION
         self._origin = origin
         self.restart = 0
-        self.end: End | None = None
+        self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
         """Of the live or last generation."""
@@ -155,7 +164,7 @@ class Membership:
                 self._join(join, now)
             case Told(node, message) if node in self.members:
                 self._told(self.members[node], message, now)
-            case Lost(node, reason) if node in self.members:
+            case NodeLost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
         self._advance(now)
         effects, self._effects = self._effects, []
@@ -164,21 +173,23 @@ class Membership:
     def deadline(self) -> float | None:
         """Return when the next Tick is due, or None."""
         settings, times = self.settings, []
-        if self.state is State.GATHERING and self.members:
+        if self.state is GroupState.GATHERING and self.members:
             times.append(self._gathering.since + settings.join_timeout_s)
             if self._enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
                 times.append(max(until, self._begins_alone_at()))
-        elif self.state is State.RUNNING:
+        elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
-        elif self.state is State.STOPPING and self.roster.active and self._stopping is not None:
+        elif (
+            self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None
+        ):
             times += self._stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
-        if self._untold and self.state in (State.GATHERING, State.RUNNING):
+        if self._untold and self.state in (GroupState.GATHERING, GroupState.RUNNING):
             times.append(self._tell_at)
         return min(times, default=None)
 
@@ -195,7 +206,7 @@ class Membership:
         settings, here = self.settings, len(self.members)
         left = self._gathering.since + settings.join_timeout_s - now
         match self.state:
-            case State.GATHERING:
+            case GroupState.GATHERING:
                 hosts = [member.join.host for member in self.members]
                 if here < settings.needed:
                     return waiting.too_few(hosts, settings.needed, settings.most, left)
@@ -203,15 +214,15 @@ class Membership:
                     late = [member.join.host for member in self.members.not_ready()]
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
-            case State.RUNNING:
+            case GroupState.RUNNING:
                 nodes = many(len(self.roster), "node")
                 return f"generation {self.generation.number} runs on {nodes}"
-            case State.STOPPING if self.roster.active:
+            case GroupState.STOPPING if self.roster.active:
                 late = [self.members[node].join.host for node in sorted(self.roster.active)]
                 return f"waiting for workers to stop on {waiting.names(late)} ({self._cause})"
-            case State.STOPPING | State.RECOVERING:
+            case GroupState.STOPPING | GroupState.RECOVERING:
                 return waiting.coming_back(self.roster.order.count(None), self.generation.number)
-            case State.ENDED:
+            case GroupState.ENDED:
                 return "the job is over"
 
     def check(self) -> None:
@@ -225,12 +236,16 @@ class Membership:
         assert len(roster) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
         assert self.generation.number <= self._latest.number
-        assert (self.end is not None) == (self.state is State.ENDED)
-        if self.state is State.RUNNING:
+        assert (self.end is not None) == (self.state is GroupState.ENDED)
+        if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
             assert not roster.lost
             assert roster.active == live - roster.done.keys()
-        assert roster.active or self._recover_until is not None or self.state is not State.STOPPING
+        assert (
+            roster.active
+            or self._recover_until is not None
+            or self.state is not GroupState.STOPPING
+        )
 
     # What nodes say.
 
@@ -239,9 +254,9 @@ class Membership:
             self._send(join.node, self.end)
             return
         if refusal := self.members.refusal(join):
-            self._send(join.node, End(EXIT_USAGE, refusal, (), None))
+            self._send(join.node, JobEnded(EXIT_USAGE, refusal, (), None))
             return
-        if not self.members and self.state is State.GATHERING:
+        if not self.members and self.state is GroupState.GATHERING:
             self._gathering.since = now
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
@@ -250,9 +265,9 @@ class Membership:
         if join.announce is not None:
             self._announced(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has lost its workers, or never got the word to start
-            if self.state is State.RUNNING:
+            if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
-            elif self.state is State.STOPPING:
+            elif self.state is GroupState.STOPPING:
                 self.roster.active.add(join.node)  # until it says that it is ready
                 self._stop_too(join.node, now)
 
@@ -262,15 +277,15 @@ class Membership:
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
         self._has_heard_of(generation)
-        nothing_known = self.state in (State.GATHERING, State.RECOVERING)
+        nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
         if possible and generation.number > self.generation.number and nothing_known:
             for older in list(self.roster.places):
                 self._supersede(self.members[older], now)
-            self.state, self.generation = State.RECOVERING, generation
+            self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
             self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
             self._recover_until = now + self.settings.rejoin_s
-        live = self.state in (State.RUNNING, State.RECOVERING, State.STOPPING)
+        live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
         known = known and not (self._stopping is not None and node in self._stopping.given_up)
         if not known or not self.roster.take(node, place):
@@ -278,10 +293,10 @@ class Membership:
             return
         if node not in self.roster.done:
             self.roster.active.add(node)
-        if self.state is State.STOPPING:
+        if self.state is GroupState.STOPPING:
             self._stop_too(node, now)
             return
-        if self.state is State.RUNNING:
+        if self.state is GroupState.RUNNING:
             self._send(node, Confirm(generation))
         if announce.done:
             self.roster.finish(node, now)
@@ -289,11 +304,13 @@ class Membership:
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
         its_own = self.generation if announce is None else announce.generation
-        self._send(member.node, Stop(its_own, "the group went on without this node", gently=False))
+        self._send(
+            member.node, StopWorkers(its_own, "the group went on without this node", gently=False)
+        )
         if member.node in self.roster:
             self.roster.remove(member.node)
             self._ending.changed = True
-            if self.state is State.RUNNING:
+            if self.state is GroupState.RUNNING:
                 self._stop(f"{member.join.host} is in another generation", now)
 
     def _has_heard_of(self, generation: GenerationId) -> None:
@@ -307,27 +324,30 @@ class Membership:
         node = member.node
         current = node in self.roster and getattr(message, "generation", None) == self.generation
         match message:
-            case Ready():
+            case NodeReady():
                 self._has_heard_of(message.generation)
                 self._has_heard_of(message.latest)
                 if node in self.roster and not (current or member.idle):
                     return  # an older word
                 self._is_ready(member, message, current, now)
-            case Failed(_, reason) if current:
+            case WorkerFailed(_, reason) if current:
                 self._ending.trouble = self._ending.trouble or reason
-                if self.state is State.RUNNING:
+                if self.state is GroupState.RUNNING:
                     self._stop(reason, now)
-            case Done() if current and self.state in (State.RUNNING, State.RECOVERING):
+            case WorkersSucceeded() if current and self.state in (
+                GroupState.RUNNING,
+                GroupState.RECOVERING,
+            ):
                 self.roster.finish(node, now)
-            case Leave(reason):
+            case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
-    def _is_ready(self, member: Member, ready: Ready, current: bool, now: float) -> None:
+    def _is_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
         node = member.node
         if node in self.roster.active or node in self.roster.done:
             if current:
                 self._ending.add(ready, member.join.host, now)
-            if self.state is State.RUNNING:
+            if self.state is GroupState.RUNNING:
                 self._stop(self._ending.trouble or f"workers ended on {member.join.host}", now)
             self.roster.rest(node)
         if self.generation == NO_GENERATION:  # the budget outlives a coordinator
@@ -347,15 +367,15 @@ class Membership:
         self.roster.remove(node)
         if had_ended_well:
             pass  # nobody lacks it
-        elif self.state is State.RECOVERING and not orderly:
+        elif self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
             self._ending.changed = True
-            if self.state in (State.RUNNING, State.RECOVERING):
+            if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
-            elif self.state is State.STOPPING:
+            elif self.state is GroupState.STOPPING:
                 self._cause = f"{member.join.host} {what}"
-            if self.state is State.STOPPING and not self.roster.places and not orderly:
+            if self.state is GroupState.STOPPING and not self.roster.places and not orderly:
                 self._recover_until = now + self.settings.rejoin_s
 
     # What follows.
@@ -364,13 +384,17 @@ class Membership:
         """Go on as far as it is possible now."""
         if self._recover_until is not None:
             self._recover(self._recover_until, now)
-        if self.state is State.RUNNING:
+        if self.state is GroupState.RUNNING:
             self._run(now)
-        if self.state is State.STOPPING and self.roster.active and self._stopping is not None:
+        if self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None:
             self._hurry(self._stopping, now)
-        if self.state is State.STOPPING and not self.roster.active and self._recover_until is None:
+        if (
+            self.state is GroupState.STOPPING
+            and not self.roster.active
+            and self._recover_until is None
+        ):
             self._stopped(now)
-        if self.state is State.GATHERING:
+        if self.state is GroupState.GATHERING:
             self._gather(now)
         if self._untold and now >= self._tell_at:
             self._tell_why(now)
@@ -381,20 +405,20 @@ class Membership:
             return
         self._recover_until = None
         self._ending.changed |= missing
-        if self.state is not State.RECOVERING:
+        if self.state is not GroupState.RECOVERING:
             return
         if missing:
             self._stop("a node was lost together with the coordinator", now)
         elif self._ending.trouble or self.roster.has_idle():
             self._stop(self._ending.trouble or "workers ended while there was no coordinator", now)
         else:
-            self.state = State.RUNNING
+            self.state = GroupState.RUNNING
             for node in self.roster.places:
                 self._send(node, Confirm(self.generation))
 
     def _run(self, now: float) -> None:
         if not self.roster.active:
-            self._finish(End(EXIT_OK, "all workers ended well", (), None))
+            self._finish(JobEnded(EXIT_OK, "all workers ended well", (), None))
             return
         for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
@@ -402,27 +426,27 @@ class Membership:
             self.roster.remove(node)
             self.members.remove(self.members[node])
             reason = "its workers ended well; others still run"
-            self._send(node, End(EXIT_OK, reason, (), None, others_run=True))
+            self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
             self._ending.changed = True
             hosts = [member.join.host for member in newcomers]
             self._stop(f"{waiting.names(hosts)} joined", now, gently=self.settings.gently)
 
     def _stop(self, cause: str, now: float, *, gently: bool = False) -> None:
-        self.state, self._cause = State.STOPPING, cause
+        self.state, self._cause = GroupState.STOPPING, cause
         self._recover_until = None
         self.roster.reactivate()
         self._stopping = _Stopping(now)
         for node in self.roster.places:
             if node in self.roster.active:
                 self._stopping.wait_for(self.members[node].join.stop_s, now)
-                self._send(node, Stop(self.generation, cause, gently=gently))
+                self._send(node, StopWorkers(self.generation, cause, gently=gently))
 
     def _stop_too(self, node: str, now: float) -> None:
         """A node has come during a stop."""
         if self._stopping is not None and self._stopping.give_up_at is None:
             self._stopping.wait_for(self.members[node].join.stop_s, now)
-        self._send(node, Stop(self.generation, self._cause, gently=False))
+        self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
     def _hurry(self, stopping: _Stopping, now: float) -> None:
         """Tell all for whom a stop waits, and give up those that should long be ready."""
@@ -454,7 +478,7 @@ class Membership:
 
     def _stopped(self, now: float) -> None:
         """No workers run any more: restart after a failure, go on after a change, or end."""
-        self.state, self._gathering.since = State.GATHERING, now
+        self.state, self._gathering.since = GroupState.GATHERING, now
         if self._ending.trouble and not self._ending.changed:
             self._after_failure(now)
 
@@ -464,7 +488,7 @@ class Membership:
         ending = self._ending
         story = verdict.Story(ending.failures, ending.left, self._cause, ending.formed_at)
         outcome = verdict.judge(story, self.restart, self.settings.max_restarts, now)
-        if isinstance(outcome, End):
+        if isinstance(outcome, JobEnded):
             self._finish(outcome)
         else:
             self.restart, self._cause = self.restart + 1, outcome
@@ -488,7 +512,7 @@ class Membership:
         if late:
             after = waiting.duration(self.settings.join_timeout_s)
             reason = self.explain(now).partition(" (join timeout")[0]
-            self._finish(End(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
+            self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
     def _enough(self) -> bool:
         return self.members.count_ready() >= self.settings.needed
@@ -522,13 +546,13 @@ class Membership:
         first = members[0]
         assert first.ready is not None
         self._latest = self.generation = GenerationId(self._latest.number + 1, self._origin)
-        self.state, self._ending, self._stopping = State.RUNNING, _Ending(now), None
+        self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
         self.roster = Roster([member.node for member in members])
         self._gathering.enough_since = None
         self._untold = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)
-        nodes = [Node(m.join.slots, m.join.role) for m in members]
+        nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.begin(member)
             self._send(member.node, Form(generation, place))
@@ -544,16 +568,16 @@ class Membership:
         numbers = {m.node: m.join.node_rank for m in ready if m.join.node_rank >= 0}
         return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
-    def _finish(self, end: End) -> None:
-        self.state, self.end = State.ENDED, end
+    def _finish(self, end: JobEnded) -> None:
+        self.state, self.end = GroupState.ENDED, end
         for member in self.members:
             self._send(member.node, end)
 
     def _tell_why(self, now: float) -> None:
         """Tell those who wait what for."""
-        if self.state is State.GATHERING:
+        if self.state is GroupState.GATHERING:
             told, spare, text = list(self.members), False, self.explain(now)
-        elif self.state is State.RUNNING:
+        elif self.state is GroupState.RUNNING:
             told = [member for member in self.members if member.node not in self.roster]
             spare = self.roster.is_ending or len(self.roster) >= self.settings.most
             what = "kept as a spare" if spare else "let in soon"
@@ -562,7 +586,7 @@ class Membership:
             return
         self._untold = False
         for member in told:
-            self._send(member.node, Wait(text, spare, self.generation))
+            self._send(member.node, WaitReason(text, spare, self.generation))
             self._tell_at = now + _WAIT_EVERY_S
 
     def _has_room(self) -> bool:

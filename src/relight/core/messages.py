@@ -30,7 +30,8 @@ class Join(NamedTuple):
     `node` is random and belongs to this agent process alone. `node_rank` is its
     rank in a static rendezvous; elsewhere the number that its scheduler gave it, which the order of
     ranks follows, or -1. `facts` are what should be equal on all nodes. `stop_s` is how long it
-    may take from `Stop` to `Ready`, or it is given up; without it, it is waited for in any case.
+    may take from `StopWorkers` to `NodeReady`, or it is given up; without it, it is waited for in
+    any case.
     """
 
     node: str
@@ -47,7 +48,7 @@ class Join(NamedTuple):
     stop_s: float | None = None
 
 
-class Ready(NamedTuple):
+class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
     `generation` is the last one that the node was in, if any. `failures` are how its workers
@@ -64,20 +65,20 @@ class Ready(NamedTuple):
     latest: GenerationId = NO_GENERATION
 
 
-class Failed(NamedTuple):
+class WorkerFailed(NamedTuple):
     """A worker of this node ended badly; the rest are being stopped."""
 
     generation: GenerationId
     reason: str
 
 
-class Done(NamedTuple):
+class WorkersSucceeded(NamedTuple):
     """All workers of this node ended well."""
 
     generation: GenerationId
 
 
-class Leave(NamedTuple):
+class NodeLeaving(NamedTuple):
     """The node leaves in good order."""
 
     reason: str
@@ -90,7 +91,7 @@ class Form(NamedTuple):
     place: Place
 
 
-class Stop(NamedTuple):
+class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
     `gently`: they may save a checkpoint first. `cause` is for people.
@@ -107,7 +108,7 @@ class Confirm(NamedTuple):
     generation: GenerationId
 
 
-class Wait(NamedTuple):
+class WaitReason(NamedTuple):
     """Why there is no generation for this node yet, for people. `spare`: it is kept in reserve.
     `generation` is the latest there was, if any.
     """
@@ -123,7 +124,7 @@ class Note(NamedTuple):
     text: str
 
 
-class End(NamedTuple):
+class JobEnded(NamedTuple):
     """The job is over, at least for this node; `others_run` says that it is not for all. `report`
     are lines for people, none if all went well; `root` is the root cause, if there is one.
     """
@@ -149,5 +150,5 @@ class Redirect(NamedTuple):
     host: int
 
 
-FromAgent = Join | Ready | Failed | Done | Leave
-FromCoordinator = Form | Stop | Confirm | Wait | Note | End
+FromAgent = Join | NodeReady | WorkerFailed | WorkersSucceeded | NodeLeaving
+FromCoordinator = Form | StopWorkers | Confirm | WaitReason | Note | JobEnded

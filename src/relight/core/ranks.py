@@ -11,7 +11,7 @@ from relight.errors import UsageError
 from relight.typed import NamedTuple
 
 
-class Node(NamedTuple):
+class NodeSlots(NamedTuple):
     """A member of a generation: what it brings."""
 
     local_world_size: int
@@ -74,7 +74,7 @@ class Assignment(NamedTuple):
     role_world_size: int
 
 
-def places(nodes: Sequence[Node]) -> list[Place]:
+def places(nodes: Sequence[NodeSlots]) -> list[Place]:
     """Return the places of nodes, which are in rank order.
 
     Ranks count through the nodes in order; role ranks count likewise, but only workers of that

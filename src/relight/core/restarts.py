@@ -14,13 +14,13 @@ class Restart(NamedTuple):
     reason: str
 
 
-class GiveUp(NamedTuple):
+class NoRestart(NamedTuple):
     """The job has failed."""
 
     reason: str
 
 
-def after_failure(used: int, budget: int) -> Restart | GiveUp:
+def after_failure(used: int, budget: int) -> Restart | NoRestart:
     """Decide what follows a failure.
 
     Args:
@@ -30,7 +30,7 @@ def after_failure(used: int, budget: int) -> Restart | GiveUp:
     if used < budget:
         return Restart(used + 1, f"restart {used + 1} of {budget}")
     if budget == 0:
-        return GiveUp("no restarts were allowed (--max-restarts=0)")
+        return NoRestart("no restarts were allowed (--max-restarts=0)")
     if budget == 1:
-        return GiveUp("the one restart is used up")
-    return GiveUp(f"all {budget} restarts are used up")
+        return NoRestart("the one restart is used up")
+    return NoRestart(f"all {budget} restarts are used up")

@@ -32,7 +32,7 @@ _REFUSALS = {
 }
 
 
-class Refused(Exception):  # noqa: N818
+class ProofRefused(Exception):  # noqa: N818
     """The peer can't be let in, or does not let us in.
 
     Args:
@@ -88,19 +88,21 @@ class Opening:
         kind = message["type"]
         if kind == "refused" and self._dialled:
             reason = _REFUSALS.get(str(message.get("reason")), "the peer refuses, without a reason")
-            raise Refused(reason)
+            raise ProofRefused(reason)
         if kind == "hello" and self.peer_hello is None:
             return self._receive_hello(message, body)
         if kind == "proof" and self._transcript is not None:
             return self._receive_proof(self._transcript, message.get("mac"))
-        raise Refused(f"the peer sent {kind[:40]!r} before it was known")
+        raise ProofRefused(f"the peer sent {kind[:40]!r} before it was known")
 
     def _receive_hello(self, message: Message, body: bytes) -> list[bytes]:
         nonce = _bytes_of(message.get("nonce"))
         if len(nonce) != NONCE_BYTES:
-            raise Refused("the peer does not speak relight's protocol: a hello without a nonce")
+            raise ProofRefused(
+                "the peer does not speak relight's protocol: a hello without a nonce"
+            )
         if nonce == self._nonce:
-            raise Refused("this side got its own hello back", itself=True)
+            raise ProofRefused("this side got its own hello back", itself=True)
         self.peer_hello = {k: v for k, v in message.items() if k not in ("nonce", "token")}
         answers = [] if self._dialled else [self.hello]
         if bool(message.get("token")) != bool(self._secret):
@@ -109,7 +111,7 @@ class Opening:
                 if self._secret
                 else "this job needs a token: set RELIGHT_TOKEN"
             )
-            raise Refused(reason, b"".join(answers))
+            raise ProofRefused(reason, b"".join(answers))
         if not self._secret:
             self.session_key = bytes(a ^ b for a, b in zip(nonce, self._nonce, strict=True))
             self.done = True
@@ -124,7 +126,7 @@ class Opening:
         own, other = (DIALLER, LISTENER) if self._dialled else (LISTENER, DIALLER)
         if not transcript.accepts(other, proof):
             answer = b"" if self._dialled else wire.body_of({"type": "refused", "reason": "token"})
-            raise Refused("the peer does not know the token", answer)
+            raise ProofRefused("the peer does not know the token", answer)
         self.seal = Seal(transcript, own).close
         self.unseal = Seal(transcript, other).open
         self.session_key = datagram_key(transcript)

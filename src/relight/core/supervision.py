@@ -28,7 +28,7 @@ STUCK_AFTER_S = 60.0
 """How long a killed process may take to go before the agent gives it up."""
 
 
-class State(Enum):
+class SupervisionState(Enum):
     """Where the workers of this node are."""
 
     RUNNING = "running"
@@ -48,7 +48,7 @@ class Kill(NamedTuple):
     """Effect: kill all workers and everything that they started."""
 
 
-class End(NamedTuple):
+class WorkerEnd(NamedTuple):
     """What became of one worker. `asked` is the signal that it was sent before it ended, 0 for
     none.
     """
@@ -71,8 +71,8 @@ class Supervision:
     """
 
     def __init__(self, size: int, grace_s: float) -> None:
-        self.state = State.RUNNING
-        self.ends: dict[int, End] = {}
+        self.state = SupervisionState.RUNNING
+        self.ends: dict[int, WorkerEnd] = {}
         self.received = 0
         """The signal that the agent got, 0 for none."""
         self._size = size
@@ -90,7 +90,7 @@ class Supervision:
     def failed(self) -> bool:
         """Whether some worker ended other than with 0, or could not be ended at all."""
         return any(end.exitcode for end in self.ends.values()) or (
-            self.state is State.ENDED and bool(self._alive)
+            self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -99,32 +99,32 @@ class Supervision:
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
         early.
         """
-        if self.state is State.ENDED:
+        if self.state is SupervisionState.ENDED:
             return []
         match event:
             case WorkerExited(local_rank, exitcode) if local_rank in self._alive:
                 self._bury(local_rank, exitcode, now)
                 if not self._alive:
                     return self._become_ended()
-                if exitcode and self.state is State.RUNNING:
+                if exitcode and self.state is SupervisionState.RUNNING:
                     return self._become_stopping(int(signal.SIGTERM), now)
-            case GroupStopped() if self.state is State.RUNNING:
+            case GroupStopped() if self.state is SupervisionState.RUNNING:
                 return self._become_stopping(int(signal.SIGTERM), now)
             case SignalReceived(number) if not self.received:
                 self.received = number
-                if self.state is State.RUNNING:
+                if self.state is SupervisionState.RUNNING:
                     return self._become_stopping(number, now)
-                if self.state is State.STOPPING:
+                if self.state is SupervisionState.STOPPING:
                     return [Signal(self.alive, number)]
             case SignalReceived():
-                if self.state is State.STOPPING:
+                if self.state is SupervisionState.STOPPING:
                     return self._become_killing(now)
             case SpawnerLost():
                 for local_rank in self.alive:
                     self._bury(local_rank, -signal.SIGKILL, now)
                 return self._become_ended()
             case Tick() if self._deadline is not None and now >= self._deadline:
-                if self.state is State.STOPPING:
+                if self.state is SupervisionState.STOPPING:
                     return self._become_killing(now)
                 return self._become_ended()
         return []
@@ -139,44 +139,46 @@ class Supervision:
 
         alive = f"local {named_ranks(self.alive)}"
         match self.state:
-            case State.RUNNING:
+            case SupervisionState.RUNNING:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
-            case State.STOPPING:
+            case SupervisionState.STOPPING:
                 left = max(0.0, (self._deadline or now) - now)
                 return f"waiting for {alive} to stop; they are killed in {left:.0f} s"
-            case State.KILLING:
+            case SupervisionState.KILLING:
                 return f"waiting for the killed {alive} to go"
-            case State.ENDED:
+            case SupervisionState.ENDED:
                 return f"the system does not let go of {alive}" if self.alive else "all ended"
 
     def check(self) -> None:
         """Assert the invariants."""
         assert set(self.ends) | set(self._alive) == set(range(self._size))
         assert not set(self.ends) & set(self._alive)
-        assert (self.state is State.RUNNING) == (self._deadline is None and not self._over())
-        assert self.state is State.ENDED or self.alive
-        assert not (self.state is State.RUNNING and self.failed)
+        assert (self.state is SupervisionState.RUNNING) == (
+            self._deadline is None and not self._over()
+        )
+        assert self.state is SupervisionState.ENDED or self.alive
+        assert not (self.state is SupervisionState.RUNNING and self.failed)
 
     def _bury(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
-        self.ends[local_rank] = End(local_rank, exitcode, now, self._asked)
+        self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked)
 
     def _over(self) -> bool:
-        return self.state is State.ENDED
+        return self.state is SupervisionState.ENDED
 
     def _become_stopping(self, number: int, now: float) -> list[Effect]:
-        self.state = State.STOPPING
+        self.state = SupervisionState.STOPPING
         self._asked = number
         self._deadline = now + self._grace_s
         return [Signal(self.alive, number)]
 
     def _become_killing(self, now: float) -> list[Effect]:
-        self.state = State.KILLING
+        self.state = SupervisionState.KILLING
         self._asked = int(signal.SIGKILL)
         self._deadline = now + STUCK_AFTER_S
         return [Kill()]
 
     def _become_ended(self) -> list[Effect]:
-        self.state = State.ENDED
+        self.state = SupervisionState.ENDED
         self._deadline = None
         return []

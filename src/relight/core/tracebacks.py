@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from relight.core.exits import Kind, Report
+from relight.core.exits import ErrorReport, FailureKind
 from relight.typed import NamedTuple
 
 
@@ -116,7 +116,7 @@ def clean(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def from_stderr(text: str) -> Report | None:
+def from_stderr(text: str) -> ErrorReport | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
     The last one counts. Those that do not end a process (in threads, in destructors, in a log) are
@@ -124,10 +124,10 @@ def from_stderr(text: str) -> Report | None:
     """
     lines = _unframed(_RANK.sub("", clean(text)).split("\n"))
     crash = _crash(lines)
-    printed: Report | None = None
+    printed: ErrorReport | None = None
     for chain in reversed(_chains(lines)):
         report = _report(lines, chain)
-        if report.kind is Kind.PRINTED:
+        if report.kind is FailureKind.PRINTED:
             printed = printed or report
         elif crash is None or crash[0] < chain[-1].end or not crash[1].where:
             return report
@@ -136,7 +136,7 @@ def from_stderr(text: str) -> Report | None:
     return printed if crash is None else crash[1]
 
 
-def from_error_file(text: str) -> Report | None:
+def from_error_file(text: str) -> ErrorReport | None:
     """Return the exception in a file written by torch's `@record`, or by the user; None if it has
     no sense.
     """
@@ -155,10 +155,10 @@ def from_error_file(text: str) -> Report | None:
     report = from_stderr(details)
     if report is None:
         lines = tuple(clean(details).rstrip().split("\n")) if details.strip() else ()
-        return Report(Kind.RECORDED, kind, told, "", "", lines)
+        return ErrorReport(FailureKind.RECORDED, kind, told, "", "", lines)
     if not message.strip():
         kind, told = report.type, report.message
-    return report._replace(kind=Kind.RECORDED, type=kind, message=told)
+    return report._replace(kind=FailureKind.RECORDED, type=kind, message=told)
 
 
 def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
@@ -326,7 +326,7 @@ def _is_other(line: str) -> bool:
 # From tracebacks to a report.
 
 
-def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> Report:
+def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> ErrorReport:
     last = chain[-1]
     before = [line for line in lines[max(0, chain[0].start - 4) : chain[0].start] if line.strip()]
     after = 0
@@ -337,11 +337,11 @@ def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> Report:
     logged = bool(before and _LOGGED.match(before[-1]))
     end = last.end
     if any(_NOT_FATAL.match(line) for line in before[-2:]) or after > _LATER:
-        kind = Kind.PRINTED
+        kind = FailureKind.PRINTED
     elif logged and (after or end > last.exception + 1):
-        kind, end = Kind.PRINTED, last.exception + 1
+        kind, end = FailureKind.PRINTED, last.exception + 1
     else:
-        kind = Kind.RAISED
+        kind = FailureKind.RAISED
     first, *rest = lines[chain[0].start : end]
     if is_header(first) and not _BOX.match(first):
         first = _HEADER  # without the progress bar before it
@@ -353,12 +353,12 @@ def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> Report:
     if len(chain) > 1 and lines[chain[-2].exception] == lines[last.exception]:
         raised = chain[-2]  # the same exception, as it was in another process
     where, source = _place(lines[raised.start : raised.exception])
-    return Report(kind, type_, message, where, source, shown)
+    return ErrorReport(kind, type_, message, where, source, shown)
 
 
 def _group(
-    lines: Sequence[str], traceback: _Traceback, kind: Kind, shown: tuple[str, ...]
-) -> Report:
+    lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
+) -> ErrorReport:
     """Return the report of an ExceptionGroup: where and what the first exception in it is."""
     type_, message = _split(in_box(lines[traceback.exception]))
     begin = traceback.exception
@@ -380,10 +380,12 @@ def _group(
     where, source = _place(lines[begin:end])
     if not where:
         where, source = _place(lines[traceback.start : traceback.exception])
-    return Report(kind, type_, f"{message}: {first}" if first else message, where, source, shown)
+    return ErrorReport(
+        kind, type_, f"{message}: {first}" if first else message, where, source, shown
+    )
 
 
-def _crash(lines: Sequence[str]) -> tuple[int, Report] | None:
+def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
     """Return where the last words of a crash stand, and what they say."""
     fatal = terminate = None
     for number, line in enumerate(lines):
@@ -409,7 +411,9 @@ def _crash(lines: Sequence[str]) -> tuple[int, Report] | None:
     if not shown:
         return None
     start = min(number for number in (fatal, terminate) if number is not None)
-    return start, Report(Kind.CRASHED, type_, message[:_LIMIT], where, source, tuple(shown))
+    return start, ErrorReport(
+        FailureKind.CRASHED, type_, message[:_LIMIT], where, source, tuple(shown)
+    )
 
 
 def _stack(lines: Sequence[str], fatal: int) -> int:

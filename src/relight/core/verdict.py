@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from relight.core import failures, restarts
 from relight.core.exits import Failure
 from relight.core.failures import Diagnosis
-from relight.core.messages import End
+from relight.core.messages import JobEnded
 from relight.core.restarts import Restart
 from relight.typed import NamedTuple
 
@@ -24,7 +24,7 @@ class Story(NamedTuple):
     formed_at: float
 
 
-def judge(story: Story, used: int, budget: int, now: float) -> str | End:
+def judge(story: Story, used: int, budget: int, now: float) -> str | JobEnded:
     """Return the cause of a restart, or the end of the job if no restart is left.
 
     Args:
@@ -40,7 +40,7 @@ def judge(story: Story, used: int, budget: int, now: float) -> str | End:
     return _end(story, diagnosis, decision.reason, now)
 
 
-def end(story: Story, reason: str, now: float) -> End:
+def end(story: Story, reason: str, now: float) -> JobEnded:
     """Return the end of a job that must not restart, whatever is left of `--max-restarts`.
 
     Args:
@@ -51,13 +51,13 @@ def end(story: Story, reason: str, now: float) -> End:
     return _end(story, _diagnose(story), reason, now)
 
 
-def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> End:
+def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> JobEnded:
     if diagnosis is None:
-        return End(1, story.otherwise, (f"{story.otherwise}; {reason}",), None)
+        return JobEnded(1, story.otherwise, (f"{story.otherwise}; {reason}",), None)
     root = diagnosis.root
     report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=reason)
     told = root._replace(at=root.at - now)
-    return End(diagnosis.exit_code, "the workers failed", tuple(report), told)
+    return JobEnded(diagnosis.exit_code, "the workers failed", tuple(report), told)
 
 
 def _diagnose(story: Story) -> Diagnosis | None:

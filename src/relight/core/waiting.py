@@ -4,7 +4,7 @@ and why a node can't be in it, or should be another.
 
 from collections.abc import Sequence
 
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.core.messages import Join
 from relight.core.mismatches import compare
 
@@ -28,7 +28,7 @@ class Differences:
         return lines
 
 
-def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
+def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     """Return why a node can't join, or nothing. `holder` is another node with its node rank."""
     if (join.least, join.most) != (settings.least, settings.most):
         return (
@@ -45,7 +45,7 @@ def refusal(settings: Settings, join: Join, holder: Join | None) -> str:
     return ""
 
 
-def other_patience(asked_s: float, settings: Settings) -> str:
+def other_patience(asked_s: float, settings: GroupSettings) -> str:
     """Return why a node that has other heartbeats can't join, or nothing."""
     if asked_s == settings.lost_after_s:
         return ""

@@ -15,7 +15,7 @@ from relight.core.secret import NONCE_BYTES
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, lines_of
 from relight.doctor.inspection import addresses_of, open_files, within
 from relight.host.devices import content
-from relight.host.names import is_numeric, sock_address, text_of
+from relight.host.dns import is_numeric, sock_address, text_of
 from relight.host.ports import is_loopback, is_ours
 
 SILENT, REFUSED, NO_ROUTE = "silent", "refused", "no route"
@@ -30,7 +30,7 @@ _TRACE_PORT = 33434
 """No program listens there: a machine that lives says so (traceroute(8))."""
 
 
-class Answer(NamedTuple):
+class EndpointAnswer(NamedTuple):
     """What came from one address.
 
     `what` is one of the words above, or what the program there did, in words. `alive`: the machine
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
 
     host: str
     port: int
-    answers: tuple[Answer, ...]
+    answers: tuple[EndpointAnswer, ...]
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
@@ -158,14 +158,14 @@ def answer_of(data: bytes, *, closed: bool) -> str:
 
 def _try_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
-) -> tuple[Answer, ...]:
+) -> tuple[EndpointAnswer, ...]:
     """Call all addresses at once, say hello where somebody takes the call, and listen."""
     calls, answers = [], []
     for address in addresses:
         try:
             calls.append(_Call(address, port))
         except OSError as error:  # a machine without IPv6
-            answers.append(Answer(address, f"{NO_ROUTE}: {error.strerror}"))
+            answers.append(EndpointAnswer(address, f"{NO_ROUTE}: {error.strerror}"))
     nonce = os.urandom(NONCE_BYTES).hex()
     hello = {"type": "hello", "sender": DOCTOR, "nonce": nonce, "token": False}
     data = wire.GREETING + wire.encode(hello)
@@ -256,7 +256,7 @@ class _Call:
         if answer in (COORDINATOR, DOCTOR):
             self.what = answer
 
-    def finish(self, port: int) -> Answer:
+    def finish(self, port: int) -> EndpointAnswer:
         """Return what was found, and close."""
         alive = self.open or self.what == REFUSED
         try:
@@ -267,7 +267,7 @@ class _Call:
         self.sock.close()
         ours = is_ours(self.address)
         what = self.what or answer_of(self.heard, closed=self.closed)
-        return Answer(self.address, what, alive, ours, listener_of(port) if ours else "")
+        return EndpointAnswer(self.address, what, alive, ours, listener_of(port) if ours else "")
 
     def _fail(self, number: int) -> None:
         if isinstance(OSError(number, ""), ConnectionRefusedError):
@@ -278,7 +278,7 @@ class _Call:
             self.what = f"{NO_ROUTE}: {os.strerror(number)}"
 
 
-def _spoken(answer: Answer, where: str) -> Finding:
+def _spoken(answer: EndpointAnswer, where: str) -> Finding:
     if answer.what == DOCTOR:
         return Finding(OK, "another `relight doctor` answers", where)
     if answer.what == COORDINATOR:
@@ -299,7 +299,7 @@ def _spoken(answer: Answer, where: str) -> Finding:
     )
 
 
-def _wrong(what: str, same: list[Answer], where: str, port: int) -> Finding:
+def _wrong(what: str, same: list[EndpointAnswer], where: str, port: int) -> Finding:
     addresses = ", ".join(answer.address for answer in same)
     ours = all(answer.ours for answer in same)
     if what == REFUSED and ours:

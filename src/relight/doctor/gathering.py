@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 from relight.core import fields
 from relight.core.fields import Malformed, Message
-from relight.core.group import Hello, Settings
+from relight.core.group_types import GroupSettings, Hello
 from relight.doctor import endpoint
 from relight.doctor.endpoint import COORDINATOR, DOCTOR
 from relight.doctor.findings import ERROR, WARNING, Finding
-from relight.doctor.hosting import REPORT_S, Host
+from relight.doctor.hosting import REPORT_S, MeetingHost
 from relight.doctor.inspection import addresses_of
 from relight.doctor.messages import (
     Begin,
     Came,
     Clock,
+    DoctorNode,
     FromHost,
-    Node,
     Probe,
-    Report,
+    ProbeReport,
     Sorry,
     Tried,
     Verdict,
@@ -36,10 +36,10 @@ from relight.doctor.probes import Station, cookie_from, mtu_to
 from relight.errors import mistake
 from relight.events import Mistake, describe
 from relight.host.connection import Connection, dial
+from relight.host.dns import is_numeric
 from relight.host.loop import Loop, Timer
-from relight.host.names import is_numeric
 from relight.host.ports import is_loopback
-from relight.rendezvous.endpoint import EndpointFinder
+from relight.rendezvous.endpoint_finder import EndpointFinder
 from relight.rendezvous.finder import Answer, Nowhere, Seeker, There
 from relight.rendezvous.meeting import Meeting
 from relight.values import Nodes
@@ -80,7 +80,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
         mistakes.append(Finding(WARNING, describe(Mistake(what, mistake(error))), ""))
 
     loop.on_mistake = on_mistake
-    gathering = _Gathering(loop, wish, say)
+    gathering = _Participant(loop, wish, say)
     try:
         gathering.open()
         loop.run_until(lambda: gathering.verdict is not None)
@@ -95,7 +95,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
     return verdict
 
 
-class _Gathering(Seeker):
+class _Participant(Seeker):
     """This node's part."""
 
     def __init__(self, loop: Loop, wish: Wish, say: Callable[[list[str]], None]) -> None:
@@ -105,7 +105,7 @@ class _Gathering(Seeker):
         self._say = say
         self._verdict: Verdict | None = None
         self._station: Station | None = None
-        self._host: Host | None = None
+        self._host: MeetingHost | None = None
         self._connection: Connection | None = None
         self._finder = EndpointFinder(loop, wish.meeting)
         self._dialled = ""
@@ -204,7 +204,7 @@ class _Gathering(Seeker):
     def _dial(self, address: tuple[str, int]) -> None:
         self._dialled = address[0]
         hello = fields.plain(
-            Hello(DOCTOR, self._meeting.job, Settings(*self._wish.nodes, max_restarts=0))
+            Hello(DOCTOR, self._meeting.job, GroupSettings(*self._wish.nodes, max_restarts=0))
         )
         try:
             self._connection = dial(
@@ -220,7 +220,7 @@ class _Gathering(Seeker):
         """Host the meeting."""
         meeting, wish = self._meeting, self._wish
         self._station = Station(self._loop, meeting.port)
-        self._host = Host(
+        self._host = MeetingHost(
             self._loop,
             sock,
             meeting.security,
@@ -232,7 +232,7 @@ class _Gathering(Seeker):
             self._say,
         )
 
-    def _own(self, station: Station, address: str) -> Node:
+    def _own(self, station: Station, address: str) -> DoctorNode:
         """Return this node as the others shall see it; it calls the host from `address`."""
         chosen = self._meeting.local_addr
         if chosen and not is_numeric(chosen):
@@ -240,7 +240,7 @@ class _Gathering(Seeker):
         resolved = self.addresses
         if is_numeric(self._meeting.host) or any(map(is_loopback, resolved)):
             resolved = []
-        return Node(
+        return DoctorNode(
             name=socket.gethostname(),
             address=chosen or address,
             tcp_port=station.tcp_port,
@@ -338,4 +338,4 @@ class _Gathering(Seeker):
             return
         ahead_s, error_s = self._clock or (None, 0.0)
         probes = tuple(Tried(target, probe) for target, probe in found.items())
-        self._connection.send(fields.to_json(Report(probes, ahead_s, error_s)))
+        self._connection.send(fields.to_json(ProbeReport(probes, ahead_s, error_s)))

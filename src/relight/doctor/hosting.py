@@ -10,26 +10,26 @@ from typing import Any
 
 from relight.core import fields
 from relight.core.fields import Malformed, Message
-from relight.core.group import Hello
+from relight.core.group_types import Hello
 from relight.doctor import network
 from relight.doctor.findings import ERROR, WARNING, Finding
 from relight.doctor.messages import (
     Begin,
     Came,
     Clock,
+    DoctorNode,
     FromNode,
-    Node,
     Probe,
-    Report,
+    ProbeReport,
     Sorry,
     Target,
     Verdict,
 )
 from relight.doctor.probes import Station, mtu_to, new_cookie
 from relight.host.connection import Connection, Security
+from relight.host.dns import is_numeric
 from relight.host.listener import Listener
 from relight.host.loop import Loop, Timer
-from relight.host.names import is_numeric
 from relight.host.ports import is_loopback
 from relight.values import Nodes
 
@@ -44,7 +44,7 @@ _MAX_TURNED_AWAY = 4
 _LAST_WORDS_S = 1.0
 
 
-class Host:
+class MeetingHost:
     """Hosts the meeting.
 
     Args:
@@ -65,7 +65,7 @@ class Host:
         security: Security,
         job: str,
         nodes: Nodes,
-        own: Node,
+        own: DoctorNode,
         station: Station,
         wait_s: float,
         say: Callable[[list[str]], None],
@@ -122,11 +122,11 @@ class Host:
     def received(self, connection: Connection, message: Message) -> None:
         """A node says something."""
         match fields.message(FromNode, message):
-            case Node() as node:
+            case DoctorNode() as node:
                 self._take_in(connection, node)
             case Clock(number):
                 connection.send(fields.to_json(Clock(number, time.time())))
-            case Report() as report:
+            case ProbeReport() as report:
                 self._take_report(connection, report)
 
     def closed(self, connection: Connection, reason: str) -> None:
@@ -147,7 +147,7 @@ class Host:
         if len(self._turned_away) < _MAX_TURNED_AWAY:
             self._turned_away[peer.rpartition(":")[0].strip("[]")] = reason
 
-    def _take_in(self, connection: Connection, node: Node) -> None:
+    def _take_in(self, connection: Connection, node: DoctorNode) -> None:
         if connection in self._peers:
             raise Malformed("a second node")
         if node.address and not is_numeric(node.address):
@@ -206,7 +206,7 @@ class Host:
         self._timer = self._loop.call_after(REPORT_S, self._end)
         self._station.start(cookie, 0, targets, self._take_own)
 
-    def _address_of(self, node: Node) -> str:
+    def _address_of(self, node: DoctorNode) -> str:
         """Return where to reach a node: one that came over loopback is on this machine."""
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
@@ -218,7 +218,7 @@ class Host:
         self._reported.add(0)
         self._end_if_complete()
 
-    def _take_report(self, connection: Connection, report: Report) -> None:
+    def _take_report(self, connection: Connection, report: ProbeReport) -> None:
         number = self._peers.index(connection) if connection in self._peers else 0
         if not self._probing or not number or number in self._reported:
             raise Malformed("a report that nobody asked for")

@@ -28,7 +28,7 @@ class Way(StrEnum):
     STUCK = "stuck"
 
 
-class Node(NamedTuple):
+class DoctorNode(NamedTuple):
     """One node, as it describes itself.
 
     `address` is where the others try to reach it, at `tcp_port` and `udp_port`, and `own` the one
@@ -112,7 +112,7 @@ class Clock(NamedTuple):
     time_s: float | None = None
 
 
-class Report(NamedTuple):
+class ProbeReport(NamedTuple):
     """What a node found, and how much its clock is ahead of the host's."""
 
     probes: tuple[Tried, ...]
@@ -134,5 +134,5 @@ class Verdict(NamedTuple):
         return self._replace(findings=tuple(short))
 
 
-FromNode = Node | Clock | Report
+FromNode = DoctorNode | Clock | ProbeReport
 FromHost = Came | Sorry | Begin | Clock | Verdict

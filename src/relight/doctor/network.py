@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from relight.core import mismatches
 from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
-from relight.doctor.messages import Node, Probe, Way
+from relight.doctor.messages import DoctorNode, Probe, Way
 
 CLOCKS_S = 1.0
 """Above this the lines of two nodes' logs are no longer in order."""
@@ -28,7 +28,7 @@ Probes = Mapping[tuple[int, int], Probe]
 
 
 def judge(
-    nodes: Sequence[Node], probes: Probes, *, port: int, missing: Sequence[int] = ()
+    nodes: Sequence[DoctorNode], probes: Probes, *, port: int, missing: Sequence[int] = ()
 ) -> list[Finding]:
     """Return what is wrong between the nodes.
 
@@ -135,7 +135,7 @@ _KINDS: dict[str, tuple[str, str, str]] = {
 
 
 def _connections(
-    nodes: Sequence[Node], probes: Probes, port: int, missing: Sequence[int]
+    nodes: Sequence[DoctorNode], probes: Probes, port: int, missing: Sequence[int]
 ) -> list[Finding]:
     by_kind: dict[str, list[tuple[int, int]]] = {}
     for (a, b), there in probes.items():
@@ -173,13 +173,13 @@ def _sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
     }
 
 
-def _port_range(nodes: Sequence[Node]) -> tuple[str, str]:
+def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
     text = nodes[0].facts.get("port range", "") if nodes else ""
     low, _, high = text.partition("-")
     return (low, high) if low and high else ("32768", "60999")
 
 
-def _datagrams(nodes: Sequence[Node], probes: Probes, port: int) -> list[Finding]:
+def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
     """Heartbeats come to the endpoint as datagrams, too."""
     if nodes and nodes[0].udp_taken:
         return [
@@ -209,7 +209,7 @@ def _datagrams(nodes: Sequence[Node], probes: Probes, port: int) -> list[Finding
     ]
 
 
-def _mtus(nodes: Sequence[Node]) -> list[Finding]:
+def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
     by_mtu: dict[int, list[str]] = {}
     for node in nodes:
         if node.mtu:
@@ -228,7 +228,7 @@ def _mtus(nodes: Sequence[Node]) -> list[Finding]:
     ]
 
 
-def _translated(nodes: Sequence[Node]) -> list[Finding]:
+def _translated(nodes: Sequence[DoctorNode]) -> list[Finding]:
     return [
         Finding(
             WARNING,
@@ -242,7 +242,7 @@ def _translated(nodes: Sequence[Node]) -> list[Finding]:
     ]
 
 
-def _names(nodes: Sequence[Node]) -> list[Finding]:
+def _names(nodes: Sequence[DoctorNode]) -> list[Finding]:
     """The endpoint's name may lead to different machines."""
     by_address: dict[str, list[str]] = {}
     for node in nodes:
@@ -263,7 +263,7 @@ def _names(nodes: Sequence[Node]) -> list[Finding]:
     ]
 
 
-def _versions(nodes: Sequence[Node]) -> list[Finding]:
+def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
     findings = []
     known = {node.name: node.facts for node in nodes}
     for fact in sorted({name for node in nodes for name in node.facts}):
@@ -292,7 +292,7 @@ _SAME = {
 }
 
 
-def _clocks(nodes: Sequence[Node]) -> list[Finding]:
+def _clocks(nodes: Sequence[DoctorNode]) -> list[Finding]:
     known = sorted(
         ((node.clock_s, number) for number, node in enumerate(nodes) if node.clock_s is not None),
         key=lambda pair: (pair[0] or 0.0, pair[1]),

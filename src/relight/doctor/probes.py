@@ -21,8 +21,8 @@ from typing import Any
 
 from relight.core.fields import Malformed
 from relight.doctor.messages import Probe, Target, Way
+from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
-from relight.host.names import sock_address
 from relight.host.ports import any_address, is_loopback, listen
 
 COOKIE_BYTES = 16

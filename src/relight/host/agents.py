@@ -2,8 +2,8 @@
 they write nothing for it.
 
 An agent is known by its command line. Its workers are the children of the processes that hold them,
-which have names of their own (`host/spawner.py`, `worker/warm.py`). Processes of other users are
-left out, but not for root.
+which have names of their own (`host/spawner.py`, `worker/warm_fork.py`). Processes of other users
+are left out, but not for root.
 """
 
 import os

@@ -14,17 +14,17 @@ from collections.abc import Callable
 
 from relight.core import wire
 from relight.core.fields import Malformed, Message
-from relight.core.secret import NONCE_BYTES, TAG_BYTES, Opening, Refused
-from relight.host import names
+from relight.core.secret import NONCE_BYTES, TAG_BYTES, Opening, ProofRefused
+from relight.host import dns
+from relight.host.dns import resolve as resolve
 from relight.host.loop import Loop, Timer
-from relight.host.names import resolve as resolve
 from relight.typed import NamedTuple, Protocol, TypeVar
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
-    from relight.host.tls import Channel
+    from relight.host.tls import TlsChannel
 
 OPEN_TIMEOUT_S = 5.0
 MAX_UNSENT = 16 * 1024 * 1024
@@ -45,7 +45,7 @@ class Security(NamedTuple):
     tls_client: "ssl.SSLContext | None" = None
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Who is told what happens to a connection; always from the loop."""
 
     def opened(self, connection: "Connection", hello: Message) -> None:
@@ -76,7 +76,7 @@ class Connection:
         self,
         loop: Loop,
         sock: socket.socket,
-        owner: Owner,
+        owner: ConnectionOwner,
         hello: Message,
         security: Security,
         *,
@@ -89,13 +89,13 @@ class Connection:
         self.owner = owner
         self._security = security
         self._dialled = dialled
-        self.peer = names.peer_of(sock) or "?"
+        self.peer = dns.peer_of(sock) or "?"
         self.heard_at = loop.now()
         self.is_open = self.refused = self.unfit = False
         self.session_key = b""
         self._sock: socket.socket | None = sock
         self._fd = sock.fileno()
-        self._tls: Channel | None = None
+        self._tls: TlsChannel | None = None
         self._decoder = wire.Decoder()
         self._seal: Callable[[bytes], bytes] | None = None
         self._waiting: list[bytes] = []
@@ -114,7 +114,7 @@ class Connection:
 
     def own_address(self) -> str:
         """Return the address of this machine that the peer sees, or an empty string."""
-        return names.own_address(self._sock) if self._sock is not None else ""
+        return dns.own_address(self._sock) if self._sock is not None else ""
 
     def send(self, message: Message) -> None:
         """Send a message, later if it can't be sent now. What is sent after the end is dropped.
@@ -188,7 +188,7 @@ class Connection:
             self.refused = error == errno.ECONNREFUSED
             self.fail("refused" if self.refused else os.strerror(error))
             return
-        if not names.peer_of(self._sock):
+        if not dns.peer_of(self._sock):
             return  # woken by an event of an earlier socket with this descriptor
         self._start(self._security.tls_client)
 
@@ -217,11 +217,11 @@ class Connection:
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if tls is not None:
-                from relight.host.tls import Channel
+                from relight.host.tls import TlsChannel
 
                 self._loop.forget(self._fd)  # the descriptor gets a new owner
                 self._watching_writable = False
-                self._tls = Channel(self._sock, tls, server_side=not self._dialled)
+                self._tls = TlsChannel(self._sock, tls, server_side=not self._dialled)
                 self._sock = self._tls.sock
                 self._loop.on_readable(self._fd, self._ready)
         except OSError as error:
@@ -281,7 +281,7 @@ class Connection:
         try:
             for answer in opening.receive(message, self._decoder.body):
                 self._push(answer)
-        except Refused as refusal:
+        except ProofRefused as refusal:
             if refusal.answer:
                 self._push(refusal.answer)
             self.refused = refusal.itself and self._dialled  # TCP can do that on a free port
@@ -375,7 +375,7 @@ class Connection:
 def dial(
     loop: Loop,
     address: tuple[str, int],
-    owner: Owner,
+    owner: ConnectionOwner,
     hello: Message,
     security: Security,
     *,
@@ -386,7 +386,7 @@ def dial(
     Raises:
         ValueError: it is a name (see `resolve`), or the hello is too large.
     """
-    family, target = names.sock_address(*address)
+    family, target = dns.sock_address(*address)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
@@ -397,7 +397,7 @@ def dial(
     except BaseException:
         sock.close()
         raise
-    connection.peer = names.text_of(*address)
+    connection.peer = dns.text_of(*address)
     connection._connect_error = 0 if error == errno.EINPROGRESS else error
     return connection
 

@@ -39,16 +39,16 @@ class Console:
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop
         self.fd = _reopen(fd)
-        self.streams: set[Stream] = set()
+        self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
         """Told once why nothing can be written, unless nobody reads any more."""
         self.broken = False
         """Nobody reads any more (EPIPE), or nothing can be written (ENOSPC)."""
         self._queue = bytearray()
-        self._owner: Stream | None = None
+        self._owner: ConsoleStream | None = None
         self._at_return = False
         """Whether the owner's last byte was a carriage return: it may be broken at once."""
-        self._waiting: dict[Stream, None] = {}
+        self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._serving = self._again = False
         self._patience: Timer | None = None
@@ -81,7 +81,7 @@ class Console:
         """Return when everything is written, nobody reads any more, or `give_up()` is true."""
         self.loop.run_until(lambda: self.broken or not self._queue or give_up())
 
-    def owned_by(self, stream: "Stream") -> bool:
+    def owned_by(self, stream: "ConsoleStream") -> bool:
         """Return whether `stream` is in the middle of a line."""
         return self._owner is stream
 
@@ -90,7 +90,7 @@ class Console:
         """Whether some stream waits for its turn."""
         return bool(self._waiting)
 
-    def may_write(self, stream: "Stream") -> bool:
+    def may_write(self, stream: "ConsoleStream") -> bool:
         """Return whether `stream` may write now; if not, its `flush` is called when it may."""
         owner = self._owner
         if owner is not None and owner is not stream and (self._at_return or owner.over):
@@ -105,7 +105,7 @@ class Console:
             self._patience = self.loop.call_at(self._breaks_at(self._owner), self._on_patience)
         return False
 
-    def write(self, stream: "Stream", data: bytes | bytearray) -> None:
+    def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
         """Write for a stream that was given leave by `may_write`."""
         self._put(data)
         stream.wrote_at = self.loop.now()
@@ -114,13 +114,13 @@ class Console:
         if self._owner is None or self._at_return:
             self._serve()
 
-    def leave(self, stream: "Stream") -> None:
+    def leave(self, stream: "ConsoleStream") -> None:
         """Forget a stream that has ended."""
         self.streams.discard(stream)
         if self._owner is stream:
             self._serve()
 
-    def _breaks_at(self, owner: "Stream") -> float:
+    def _breaks_at(self, owner: "ConsoleStream") -> float:
         return min(owner.wrote_at + _QUIET_S, self._waiting_since + _PATIENCE_S)
 
     def _on_patience(self) -> None:
@@ -189,7 +189,7 @@ class Console:
             stream.on_room()
 
 
-class Stream:
+class ConsoleStream:
     """The output of one worker on its way to a console.
 
     Args:

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable
 
 from relight.core.fields import Message
-from relight.host.connection import Connection, Owner, Security
+from relight.host.connection import Connection, ConnectionOwner, Security
 from relight.host.loop import Loop
 
 MAX_STRANGERS = 2048
@@ -34,7 +34,7 @@ class Listener:
         self,
         loop: Loop,
         sock: socket.socket,
-        owner: Owner,
+        owner: ConnectionOwner,
         hello: Message,
         security: Security,
         *,

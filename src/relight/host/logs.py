@@ -13,7 +13,7 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.host.console import Consoles, Stream
+from relight.host.console import Consoles, ConsoleStream
 from relight.host.loop import Loop, Timer
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
 from relight.spec import RunSpec
@@ -180,12 +180,12 @@ class Logs:
                 self._stderr[local_rank] = path
             if to_console and self._tails is not None:
                 copy = self._filter(stream, prefix)
-                self._tails.add(FileTail(path, Stream(console, prefix), copy), path)
+                self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:  # stderr is read even if nobody wants to see it: it tells why a worker failed
             ours, fd = channel(console.fd if to_console else -1)
-            pipe = PipeReader(self._loop, ours, Stream(console) if to_console else None)
+            pipe = PipeReader(self._loop, ours, ConsoleStream(console) if to_console else None)
             pipe.copy_window_size(console.fd)
             self._pipes.append((pipe, console.fd))
             if stream == STDERR:

@@ -35,7 +35,8 @@ class Workers:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
         on_event: is told of each start and each end, and when (monotonic seconds).
-        fork: starts the process that holds the workers, or uses one that stays (`host/warm.py`).
+        fork: starts the process that holds the workers, or uses one that stays
+            (`host/warm_spawner.py`).
 
     Raises:
         MachineError: the machine has no process or descriptor left.

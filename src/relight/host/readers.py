@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 
 from relight.host import system
-from relight.host.console import Stream
+from relight.host.console import ConsoleStream
 from relight.host.loop import Loop, Timer
 
 TAIL_SIZE = 64 * 1024
@@ -35,7 +35,7 @@ class PipeReader:
         stream: where to show it, or None.
     """
 
-    def __init__(self, loop: Loop, fd: int, stream: Stream | None) -> None:
+    def __init__(self, loop: Loop, fd: int, stream: ConsoleStream | None) -> None:
         self.fd = fd
         self.tail = bytearray()
         self._loop = loop
@@ -150,7 +150,7 @@ class FileTail:
     """
 
     def __init__(
-        self, path: str, stream: Stream, copy: Callable[[bytes], None] | None = None
+        self, path: str, stream: ConsoleStream, copy: Callable[[bytes], None] | None = None
     ) -> None:
         self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.stream = stream

@@ -10,7 +10,7 @@ import json
 import os
 import time
 
-from relight.core.exits import Failure, Report
+from relight.core.exits import ErrorReport, Failure
 from relight.core.failures import what_happened
 from relight.core.tracebacks import from_error_file
 from relight.host import files
@@ -18,7 +18,7 @@ from relight.host import files
 _LIMIT = 16 * 1024 * 1024
 
 
-def read(path: str) -> Report | None:
+def read(path: str) -> ErrorReport | None:
     """Return the exception in an error file; None if there is no file, or it makes no sense."""
     text = _text(path)
     return from_error_file(text) if text else None

@@ -6,7 +6,7 @@ workers of an agent, or the replicas of a job on this machine.
 
 from collections.abc import Callable, Sequence
 
-from relight.core.supervision import End, Kill, Signal, State, Supervision
+from relight.core.supervision import Kill, Signal, Supervision, SupervisionState, WorkerEnd
 from relight.events import Event, Tick, WorkersFrozen, WorkerStarted
 from relight.host.loop import Loop, Timer
 from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
@@ -25,7 +25,8 @@ class Supervisor:
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
         on_event: is told of each start and exit, after what follows from it was done.
-        fork: starts the process that holds the workers, or uses one that stays (`host/warm.py`).
+        fork: starts the process that holds the workers, or uses one that stays
+            (`host/warm_spawner.py`).
         patient: also a process without a handler for the signal that asks it to stop gets the
             grace time; otherwise it is killed at once, unless the signal came from outside.
 
@@ -56,17 +57,17 @@ class Supervisor:
     @property
     def is_running(self) -> bool:
         """Whether nobody has failed or was asked to stop."""
-        return self.core.state is State.RUNNING
+        return self.core.state is SupervisionState.RUNNING
 
     @property
     def has_ended(self) -> bool:
         """Whether all processes have ended, or can't be ended."""
-        return self.core.state is State.ENDED
+        return self.core.state is SupervisionState.ENDED
 
     @property
     def is_stopping(self) -> bool:
         """Whether they were asked to stop, and may take the rest of the grace time."""
-        return self.core.state is State.STOPPING
+        return self.core.state is SupervisionState.STOPPING
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -74,7 +75,7 @@ class Supervisor:
         return self.core.alive
 
     @property
-    def ends(self) -> list[End]:
+    def ends(self) -> list[WorkerEnd]:
         """What became of those that have."""
         return list(self.core.ends.values())
 

@@ -20,7 +20,7 @@ from relight.values import MOST_SECONDS
 _LIMIT = 64 * 1024
 
 
-class Request(NamedTuple):
+class TimerRequest(NamedTuple):
     """What a script asks for."""
 
     version: int
@@ -78,11 +78,11 @@ class WorkerTimers:
             self._buffer = b""
         for line in lines:
             try:
-                self._take(fields.record(Request, fields.decode(line)))
+                self._take(fields.record(TimerRequest, fields.decode(line)))
             except fields.Malformed:
                 continue  # anybody who may write to the FIFO may write nonsense
 
-    def _take(self, request: Request) -> None:
+    def _take(self, request: TimerRequest) -> None:
         version, pid, scope, due, number = request
         if version != 1:
             return

@@ -46,7 +46,7 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
     return server, client
 
 
-class Channel:
+class TlsChannel:
     """TLS over a socket that never blocks.
 
     What can't go on raises BlockingIOError: call again when the socket can be read, or written if

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
         VolumeMount,
     )
     from relight.job.mounts import parse_mounts
-    from relight.job.names import (
+    from relight.job.resources import named_resources, resource
+    from relight.job.serial import from_json, to_json
+    from relight.job.status import AppStatus, ReplicaStatus
+    from relight.job.torchx_names import (
         MISSING,
         NONE,
         AppHandle,
@@ -34,9 +37,6 @@ if TYPE_CHECKING:
         make_app_handle,
         parse_app_handle,
     )
-    from relight.job.resources import named_resources, resource
-    from relight.job.serial import from_json, to_json
-    from relight.job.status import AppStatus, ReplicaStatus
     from relight.runner.runner import Job, Prepared, Runner
 
 __all__ = [
@@ -79,7 +79,7 @@ _MODULES = {
         "VolumeMount",
     ),
     "relight.job.mounts": ("parse_mounts",),
-    "relight.job.names": (
+    "relight.job.torchx_names": (
         "MISSING", "NONE", "AppHandle", "CfgVal", "ParsedAppHandle", "ReplicaState",
         "get_named_resources", "is_started", "is_terminal", "make_app_handle", "parse_app_handle",
     ),

@@ -70,7 +70,7 @@ class Text(NamedTuple):
     source: str
 
 
-class Found(NamedTuple):
+class FoundFlags(NamedTuple):
     """What the environment says about this node and its job; None where it says nothing.
 
     `agents` are the processes that were started in all, one of which is this one; `here` are those
@@ -92,10 +92,10 @@ class Found(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-NOTHING = Found()
+NOTHING = FoundFlags()
 
 
-def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Found:
+def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
     """Return what the environment says.
 
     Args:
@@ -113,7 +113,7 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     elif "SLURM_JOB_ID" in variables:
         found = _slurm(variables, given)
     elif "PMIX_RANK" in variables and "nnodes" not in given:
-        found = Found(notes=("PMIX_RANK is set, but not the number of processes: one node",))
+        found = FoundFlags(notes=("PMIX_RANK is set, but not the number of processes: one node",))
     else:
         return _ranks(variables, given, hostname)
     if found.agents is None or found.agents.value == 1:
@@ -133,7 +133,7 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 # The systems.
 
 
-def _open_mpi(variables: Mapping[str, str], hostname: str) -> Found:
+def _open_mpi(variables: Mapping[str, str], hostname: str) -> FoundFlags:
     size = _number(variables, "OMPI_COMM_WORLD_SIZE", least=1)
     rank = _number(variables, "OMPI_COMM_WORLD_RANK")
     here = _number(variables, "OMPI_COMM_WORLD_LOCAL_SIZE", least=1)
@@ -144,7 +144,7 @@ def _open_mpi(variables: Mapping[str, str], hostname: str) -> Found:
             raise _contradiction(nnodes, size)
     host, no_host = _first_host_of_mpi(variables, rank.value, here.value, hostname)
     name = "PMIX_NAMESPACE" if "PMIX_NAMESPACE" in variables else "OMPI_MCA_ess_base_jobid"
-    return Found(
+    return FoundFlags(
         system="Open MPI",
         nnodes=nnodes,
         node_rank=rank,
@@ -190,12 +190,12 @@ def _first_host_of_mpi(
     return None, "Open MPI does not say on which host its rank 0 is, except if mpirun runs there"
 
 
-def _slurm(variables: Mapping[str, str], given: set[str]) -> Found:
+def _slurm(variables: Mapping[str, str], given: set[str]) -> FoundFlags:
     step = variables.get("SLURM_STEP_ID", "")
     count = variables.get("SLURM_JOB_NUM_NODES", "1")
     if not _is_number(step) or int(step) >= _FIRST_SPECIAL_STEP:
         note = f"SLURM_JOB_NUM_NODES={count}, but srun did not start this: a job of one node"
-        return Found(notes=(note,) if count != "1" and "nnodes" not in given else ())
+        return FoundFlags(notes=(note,) if count != "1" and "nnodes" not in given else ())
     nnodes = _number(variables, "SLURM_STEP_NUM_NODES", least=1)
     agents = _number(variables, "SLURM_STEP_NUM_TASKS", least=1)
     _check_step(variables, nnodes)
@@ -220,7 +220,7 @@ def _slurm(variables: Mapping[str, str], given: set[str]) -> Found:
         job += f"-{variables['SLURM_RESTART_COUNT']}"
         sources += f", SLURM_RESTART_COUNT={variables['SLURM_RESTART_COUNT']}"
     several = agents.value > nnodes.value
-    return Found(
+    return FoundFlags(
         system="Slurm",
         nnodes=nnodes,
         node_rank=_number(variables, "SLURM_PROCID") if several else node,
@@ -247,7 +247,7 @@ def _left_over(one: str, other: str) -> UsageError:
     )
 
 
-def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Found:
+def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
     """Kubernetes, and ranks for nodes in general."""
     index = variables.get("JOB_COMPLETION_INDEX")
     address = variables.get("MASTER_ADDR", "")
@@ -257,7 +257,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
         return NOTHING
     if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
         note = "LOCAL_RANK is set, so RANK and WORLD_SIZE are a worker's: not taken"
-        return Found(notes=() if "nnodes" in given else (note,))
+        return FoundFlags(notes=() if "nnodes" in given else (note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
     # Beside --nnodes, or PET_NNODES, WORLD_SIZE may count workers.
     nnodes: Number | None = None
@@ -272,8 +272,8 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
                 raise _contradiction(nnodes, workers)
     elif "nnodes" not in given:
         note = f"{rank.source}, but nothing says of how many nodes: one node (--nnodes, PET_NNODES)"
-        return Found(notes=(note,))
-    found = Found(
+        return FoundFlags(notes=(note,))
+    found = FoundFlags(
         system="Kubernetes" if index is not None else "the environment",
         nnodes=nnodes,
         node_rank=rank,
@@ -287,7 +287,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     return found
 
 
-def _first_pod(found: Found, hostname: str, index: str) -> Found:
+def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
     """The pod with index 0, by the name of this one."""
     source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
     name, dot, domain = hostname.partition(".")
@@ -304,7 +304,7 @@ def _first_pod(found: Found, hostname: str, index: str) -> Found:
     )
 
 
-def _master(found: Found, variables: Mapping[str, str], hostname: str) -> Found:
+def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> FoundFlags:
     """MASTER_ADDR and MASTER_PORT."""
     address, text = variables["MASTER_ADDR"], variables.get("MASTER_PORT", "")
     try:

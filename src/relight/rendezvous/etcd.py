@@ -11,15 +11,15 @@ from relight.errors import UsageError
 from relight.rendezvous import conf as rdzv_conf
 from relight.rendezvous.conf import Conf
 from relight.rendezvous.etcd_http import (
+    EtcdMembers,
     Login,
-    Members,
     Tls,
     cluster_version,
     parse_members,
 )
 from relight.rendezvous.etcd_v2 import V2Register
 from relight.rendezvous.etcd_v3 import V3Register
-from relight.rendezvous.names import safe_name
+from relight.rendezvous.host_names import safe_name
 from relight.rendezvous.register import Record, Register
 
 _UNHURRIED_S = 60.0
@@ -39,7 +39,7 @@ def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
 class _EitherRegister:
     """The register in the API that the cluster has. It is known once a member has answered."""
 
-    def __init__(self, members: Members, key: str, login: Login) -> None:
+    def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
         self.own_address = ""
         self._members = members
         self._key = key
@@ -77,10 +77,12 @@ class _EitherRegister:
 
 def _prepared(
     endpoint: str, job: str, pairs: Mapping[str, str], backend: str
-) -> tuple[Members, str, Login]:
+) -> tuple[EtcdMembers, str, Login]:
     conf, _ = rdzv_conf.parse(tuple(pairs.items()), backend)
     read_timeout_s = conf.read_timeout or _READ_TIMEOUT_S
-    members = Members(parse_members(endpoint, conf.protocol), _tls(conf, backend), read_timeout_s)
+    members = EtcdMembers(
+        parse_members(endpoint, conf.protocol), _tls(conf, backend), read_timeout_s
+    )
     key = f"/{conf.etcd_prefix.strip('/')}/{safe_name(job)}/coordinator"
     return members, key.replace("//", "/"), _login(conf)
 

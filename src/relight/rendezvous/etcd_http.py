@@ -41,7 +41,7 @@ class Tls(NamedTuple):
     cacert: str = "cacert"
 
 
-class Answer(NamedTuple):
+class EtcdAnswer(NamedTuple):
     """What a member said. `body` is empty if it is no JSON object; the rest of a stream is cut."""
 
     status: int
@@ -49,7 +49,7 @@ class Answer(NamedTuple):
     member: str
 
 
-class Members:
+class EtcdMembers:
     """The members of one cluster.
 
     Args:
@@ -82,7 +82,7 @@ class Members:
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answer:
+    ) -> EtcdAnswer:
         """Return the first answer that is not a member's own trouble.
 
         Raises:
@@ -127,7 +127,7 @@ class Members:
 
     def _ask_one(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
-    ) -> Answer:
+    ) -> EtcdAnswer:
         import http.client
 
         kept, self._connection = self._connection, None
@@ -164,7 +164,7 @@ class Members:
         path: str,
         body: bytes | None,
         headers: Mapping[str, str],
-    ) -> Answer:
+    ) -> EtcdAnswer:
         import http.client
 
         sock: socket.socket = connection.sock
@@ -186,7 +186,7 @@ class Members:
             self._connection = connection
         else:
             connection.close()
-        return Answer(response.status, _parsed(data), self._member)
+        return EtcdAnswer(response.status, _parsed(data), self._member)
 
     def _explained(self, error: Exception) -> OSError | UsageError:
         """Say what an exception of a connection to the current member means."""
@@ -312,7 +312,7 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
     return members
 
 
-def cluster_version(members: Members) -> tuple[int, int]:
+def cluster_version(members: EtcdMembers) -> tuple[int, int]:
     """Return the version that all members of the cluster have at least.
 
     What one member has is no base for a decision: others may ask another.
@@ -332,7 +332,7 @@ def cluster_version(members: Members) -> tuple[int, int]:
     raise OSError(f"what answers at {answer.member} is not etcd: it has no /version")
 
 
-def message_of(answer: Answer) -> str:
+def message_of(answer: EtcdAnswer) -> str:
     """Return the error in an answer, in etcd's words."""
     error = answer.body.get("error")
     if isinstance(error, dict):
@@ -344,7 +344,7 @@ def message_of(answer: Answer) -> str:
     return f"HTTP status {answer.status}"
 
 
-def nonsense(answer: Answer) -> OSError:
+def nonsense(answer: EtcdAnswer) -> OSError:
     """Return the error for an answer that etcd would not give."""
     return OSError(f"what answers at {answer.member} does not answer as etcd does")
 

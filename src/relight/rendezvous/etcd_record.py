@@ -4,7 +4,7 @@ import math
 import os
 
 from relight.errors import UsageError
-from relight.rendezvous.etcd_http import Answer, Login, Members
+from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login
 from relight.rendezvous.register import NOBODY, Record
 from relight.typed import NamedTuple
 
@@ -44,7 +44,7 @@ class EtcdRegister:
         login: who we are there.
     """
 
-    def __init__(self, members: Members, key: str, login: Login) -> None:
+    def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
         self.own_address = ""
         self._members = members
         self._key = key
@@ -75,7 +75,7 @@ class EtcdRegister:
     def _restless(self) -> OSError:
         return OSError(f"etcd: the key {self._key} changes faster than it can be read")
 
-    def _something_else(self, answer: Answer) -> OSError:
+    def _something_else(self, answer: EtcdAnswer) -> OSError:
         return OSError(
             f"etcd at {answer.member}: the key {self._key} holds something else than a record"
         )

@@ -16,7 +16,7 @@ import time
 
 from relight.core import fields
 from relight.errors import UsageError
-from relight.rendezvous.etcd_http import Answer, Login, Members, message_of, nonsense
+from relight.rendezvous.etcd_http import EtcdAnswer, EtcdMembers, Login, message_of, nonsense
 from relight.rendezvous.etcd_record import TRIES, EtcdRegister, Found, Stored, login_needed
 from relight.rendezvous.register import Record
 from relight.typed import NamedTuple
@@ -38,7 +38,7 @@ class _Node(NamedTuple):
 class V2Register(EtcdRegister):
     """The record of one job; see `EtcdRegister`."""
 
-    def __init__(self, members: Members, key: str, login: Login) -> None:
+    def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
         from urllib.parse import quote
 
         super().__init__(members, key, login)
@@ -138,7 +138,7 @@ class V2Register(EtcdRegister):
             return None
         raise self._error(answer)
 
-    def _found(self, answer: Answer) -> Found:
+    def _found(self, answer: EtcdAnswer) -> Found:
         found = answer.body.get("node")
         if not isinstance(found, dict):
             raise nonsense(answer)
@@ -151,7 +151,7 @@ class V2Register(EtcdRegister):
             stored.token, stored.value, node.createdIndex, node.modifiedIndex, text=node.value
         )
 
-    def _error(self, answer: Answer) -> Exception:
+    def _error(self, answer: EtcdAnswer) -> Exception:
         """Return what a refusal means."""
         code, where = answer.body.get("errorCode"), f"etcd at {answer.member}"
         if answer.status == 404 and code is None:

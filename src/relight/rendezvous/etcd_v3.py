@@ -16,9 +16,9 @@ import time
 from relight.core import fields
 from relight.errors import UsageError
 from relight.rendezvous.etcd_http import (
-    Answer,
+    EtcdAnswer,
+    EtcdMembers,
     Login,
-    Members,
     cluster_version,
     message_of,
     nonsense,
@@ -55,7 +55,7 @@ class _LeaseEnded(Exception):  # noqa: N818
 class V3Register(EtcdRegister):
     """The record of one job; see `EtcdRegister`."""
 
-    def __init__(self, members: Members, key: str, login: Login) -> None:
+    def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
         super().__init__(members, key, login)
         self._held = False
         self._lease = 0
@@ -174,7 +174,7 @@ class V3Register(EtcdRegister):
     def _range(self) -> dict[str, Any]:
         return {"key": _encoded(self._key)}
 
-    def _found(self, answer: Answer, result: Any) -> Found:
+    def _found(self, answer: EtcdAnswer, result: Any) -> Found:
         """Return what a range holds."""
         import base64
 
@@ -196,7 +196,7 @@ class V3Register(EtcdRegister):
 
     # Calls.
 
-    def _call(self, path: str, request: dict[str, Any]) -> Answer:
+    def _call(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
         """Make one call; log in first, or again, where etcd wants it."""
         if self._login.user and not self._session:
             self._log_in()
@@ -219,7 +219,7 @@ class V3Register(EtcdRegister):
         else:
             raise self._error(answer)
 
-    def _post(self, path: str, request: dict[str, Any]) -> Answer:
+    def _post(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
         import json
 
         if not self._base:
@@ -240,7 +240,7 @@ class V3Register(EtcdRegister):
             hint="start it without --enable-grpc-gateway=false",
         )
 
-    def _error(self, answer: Answer) -> Exception:
+    def _error(self, answer: EtcdAnswer) -> Exception:
         """Return what a refusal means."""
         code, text = _code_of(answer), message_of(answer)
         where = f"etcd at {answer.member}"
@@ -275,12 +275,12 @@ def _if_modified(revision: int) -> dict[str, str]:
     return {"target": "MOD", "mod_revision": str(revision)}
 
 
-def _is_stale(answer: Answer) -> bool:
+def _is_stale(answer: EtcdAnswer) -> bool:
     text = message_of(answer)
     return _code_of(answer) == _UNAUTHENTICATED or any(word in text for word in _TOKEN_TOO_OLD)
 
 
-def _code_of(answer: Answer) -> int:
+def _code_of(answer: EtcdAnswer) -> int:
     """Return the gRPC code of an answer, 0 if it has none; streams have it one level down."""
     error = answer.body.get("error")
     if isinstance(error, dict):

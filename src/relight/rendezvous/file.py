@@ -33,7 +33,7 @@ from contextlib import contextmanager
 
 from relight.core import fields
 from relight.errors import UsageError
-from relight.rendezvous.names import safe_name
+from relight.rendezvous.host_names import safe_name
 from relight.rendezvous.register import NOBODY, Record, Register
 from relight.typed import NamedTuple, TypeVar
 

@@ -1,8 +1,8 @@
 """Finders: where the coordinator of a job is, and until when it is certain that it is here.
 
-    endpoint.py     one endpoint: whoever can bind it
-    elected.py      an endpoint of several hosts: the one that they have elected
-    registered.py   a register: the one that is written down
+    endpoint_finder.py   one endpoint: whoever can bind it
+    election_finder.py   an endpoint of several hosts: the one that they have elected
+    register_finder.py   a register: the one that is written down
 
 A finder answers questions (`seek`) and says of its own accord when this process begins to
 coordinate, goes on, or has to stop. It knows neither link nor group nor coordinator: whoever asks
@@ -13,7 +13,7 @@ it is given, dials where it is told, and says what came of it.
 import socket
 from collections.abc import Callable
 
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.core.link import FOR_EVER, RETRY_S, Refusal
 from relight.errors import UsageError
 from relight.host.connection import Connection
@@ -130,7 +130,7 @@ class Finder:
         """Return which host of several coordinates, -1 if that is not known, or there is one."""
         return -1
 
-    def take(self, connection: Connection, settings: Settings | None) -> None:
+    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take a connection that another finder has made to the socket of this one."""
         del settings
         connection.close()
@@ -149,7 +149,7 @@ class Finder:
         """End."""
 
 
-def of(loop: Loop, meeting: Meeting, settings: Settings) -> Finder:
+def of(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
     """Return the finder of a job.
 
     Args:
@@ -158,13 +158,13 @@ def of(loop: Loop, meeting: Meeting, settings: Settings) -> Finder:
         settings: what the job was asked to be.
     """
     if meeting.register is not None:
-        from relight.rendezvous.registered import RegisteredFinder
+        from relight.rendezvous.register_finder import RegisteredFinder
 
         return RegisteredFinder(loop, meeting, settings.lost_after_s)
     if len(meeting.hosts) > 1:
-        from relight.rendezvous.elected import ElectedFinder
+        from relight.rendezvous.election_finder import ElectedFinder
 
         return ElectedFinder(loop, meeting, settings)
-    from relight.rendezvous.endpoint import EndpointFinder
+    from relight.rendezvous.endpoint_finder import EndpointFinder
 
     return EndpointFinder(loop, meeting)

@@ -7,7 +7,7 @@ others   who hosts it, and where, is written in a register (etcd, a file, a plug
 
 import os
 
-from relight.core.group import Settings
+from relight.core.group_types import GroupSettings
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.host.connection import Security
@@ -87,7 +87,7 @@ class Meeting(NamedTuple):
         return self.hosts[0][1]
 
 
-def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[str]]:
+def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
     """Return where the nodes of a job of several nodes meet, and notes for the user.
 
     Raises:
@@ -132,7 +132,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, Settings, list[st
         close_s=conf.close_timeout,
         security=secured,
     )
-    settings = Settings(
+    settings = GroupSettings(
         least=spec.nnodes.least,
         most=spec.nnodes.most,
         max_restarts=spec.max_restarts,
@@ -203,7 +203,7 @@ def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
 
 
 def _register(spec: RunSpec) -> "Register":
-    from relight.rendezvous import registers
+    from relight.rendezvous import backends
 
     endpoint = str(spec.rdzv_endpoint)
     if not endpoint:
@@ -211,7 +211,7 @@ def _register(spec: RunSpec) -> "Register":
             f"--rdzv-backend={spec.rdzv_backend} without --rdzv-endpoint",
             hint="for etcd HOST:PORT,HOST:PORT,…; for file a directory that all nodes see",
         )
-    return registers.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
+    return backends.open(spec.rdzv_backend, endpoint, spec.rdzv_id, dict(spec.rdzv_conf))
 
 
 def _static_hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:

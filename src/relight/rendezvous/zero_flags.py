@@ -13,7 +13,7 @@ import socket
 
 from relight.env import Environment
 from relight.errors import UsageError, many
-from relight.rendezvous.environment import NOTHING, Found, Number, detect
+from relight.rendezvous.environment import NOTHING, FoundFlags, Number, detect
 from relight.spec import FLAG_BY_NAME, RunSpec
 from relight.typed import Any, NamedTuple
 from relight.values import Endpoint, Nodes
@@ -72,7 +72,9 @@ def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set
     return filled, given - used | names, notes
 
 
-def fill(spec: RunSpec, given: set[str], found: Found) -> tuple[RunSpec, list[Taken], list[str]]:
+def fill(
+    spec: RunSpec, given: set[str], found: FoundFlags
+) -> tuple[RunSpec, list[Taken], list[str]]:
     """Put what was found where no flag is; return the spec, what was taken, and notes.
 
     Raises:
@@ -118,7 +120,7 @@ def _is_settled(spec: RunSpec, given: set[str]) -> bool:
     return spec.nnodes.most == 1 or (bool(_PLACE & given) and ranked)
 
 
-def _nodes(spec: RunSpec, given: set[str], found: Found, notes: list[str]) -> Nodes:
+def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
     """Return how many nodes the job has, or 1 where all else is to be left alone."""
     number = found.nnodes.value if found.nnodes else 1
     agents = found.agents.value if found.agents else number
@@ -141,7 +143,7 @@ def _nodes(spec: RunSpec, given: set[str], found: Found, notes: list[str]) -> No
     return spec.nnodes
 
 
-def _crowded(found: Found) -> UsageError:
+def _crowded(found: FoundFlags) -> UsageError:
     assert found.nnodes is not None and found.agents is not None
     here = found.here if found.here is not None and found.here.value > 1 else None
     where = f", {here.value} on this host" if here else f" on {many(found.nnodes.value, 'node')}"
@@ -153,7 +155,7 @@ def _crowded(found: Found) -> UsageError:
     )
 
 
-def _backend(spec: RunSpec, given: set[str], found: Found, nodes: Nodes) -> str:
+def _backend(spec: RunSpec, given: set[str], found: FoundFlags, nodes: Nodes) -> str:
     if "rdzv-backend" in given:
         return spec.rdzv_backend
     agents = nodes.most if found.agents is None else found.agents.value
@@ -162,7 +164,7 @@ def _backend(spec: RunSpec, given: set[str], found: Found, nodes: Nodes) -> str:
 
 
 def _place(
-    spec: RunSpec, given: set[str], found: Found, backend: str, *, needs_rank: bool
+    spec: RunSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
 ) -> list[Taken]:
     """Return where the nodes meet."""
     host, rank, port = found.host, found.node_rank, found.port

@@ -26,7 +26,7 @@ from relight.runner import options, settings
 from relight.runner.checking import checked, missing_script
 from relight.runner.guarded import guarded
 from relight.runner.injected import with_variables
-from relight.runner.settings import Settings
+from relight.runner.settings import ConfigFile
 from relight.schedulers import registry
 from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
@@ -88,7 +88,7 @@ class Runner:
         self,
         session: str = SESSION,
         *,
-        found: Settings | None = None,
+        found: ConfigFile | None = None,
         env: Environment | None = None,
     ) -> None:
         if "/" in session or session != "".join(session.split()):

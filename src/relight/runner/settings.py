@@ -24,7 +24,7 @@ NAMES = (".relightconfig", ".torchxconfig")
 VARIABLES = ("RELIGHTCONFIG", "TORCHXCONFIG")
 
 
-class Settings(NamedTuple):
+class ConfigFile(NamedTuple):
     """All sections of all files, merged."""
 
     sections: Mapping[str, Mapping[str, str]]
@@ -60,7 +60,7 @@ def files(env: Environment) -> list[str]:
     return [path for path in paths if os.path.isfile(path)]
 
 
-def load(env: Environment) -> Settings:
+def load(env: Environment) -> ConfigFile:
     """Return the settings that hold here.
 
     Raises:
@@ -68,14 +68,14 @@ def load(env: Environment) -> Settings:
     """
     found = files(env)
     if not found:
-        return Settings({})
+        return ConfigFile({})
     merged: dict[str, dict[str, str]] = {}
     for path in found:
         for name, section in _read(path).items():
             kept = merged.setdefault(name, {})
             for key, value in section.items():
                 kept.setdefault(key, value)
-    return Settings(merged, tuple(found))
+    return ConfigFile(merged, tuple(found))
 
 
 def sections_of(path: str) -> list[str]:

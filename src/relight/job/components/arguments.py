@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 from relight.errors import UsageError, nearest
 from relight.job.components import decoding
-from relight.job.components.decoding import Kind
+from relight.job.components.decoding import ParameterKind
 
 _OF_SUBMIT = ("-s", "--scheduler", "--dryrun", "-cfg", "--cfg", "--scheduler_args",
               "--scheduler-args", "--wait", "--log", "--tee_logs", "--tee-logs", "--workspace",
@@ -27,7 +27,7 @@ class Parameter(NamedTuple):
     """
 
     name: str
-    kind: Kind
+    kind: ParameterKind
     required: bool
     default: Any
     help: str
@@ -43,12 +43,12 @@ class Signature(NamedTuple):
     description: str
     parameters: tuple[Parameter, ...]
     rest: str
-    rest_kind: Kind
+    rest_kind: ParameterKind
     rest_help: str
     before: int = 0
 
 
-class Parsed(NamedTuple):
+class ParsedArguments(NamedTuple):
     """The values of the flags that were given, and what stands after them."""
 
     values: Mapping[str, Any]
@@ -70,7 +70,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     hints = _hints(target, signature)
     description, helps = _docstring(function)
     parameters: list[Parameter] = []
-    rest, rest_kind, rest_help, before = "", Kind(str), "", 0
+    rest, rest_kind, rest_help, before = "", ParameterKind(str), "", 0
     for number, (each, parameter) in enumerate(signature.parameters.items()):
         if number == 0 and inspect.isclass(function):
             continue
@@ -85,7 +85,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         except ValueError as error:
             if parameter.default is parameter.empty or not isinstance(hints[each], type):
                 raise _wrong(target, each, f"the parameter {each} of {name}: {error}") from None
-            parameters.append(Parameter(each, Kind(str), False, parameter.default, "", ()))
+            parameters.append(Parameter(each, ParameterKind(str), False, parameter.default, "", ()))
             continue
         if parameter.kind is parameter.VAR_POSITIONAL:
             rest, rest_kind, rest_help = each, kind, helps.get(each, "")
@@ -105,7 +105,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     return Signature(name, description, tuple(parameters), rest, rest_kind, rest_help, before)
 
 
-def parse(words: Sequence[str], signature: Signature) -> Parsed:
+def parse(words: Sequence[str], signature: Signature) -> ParsedArguments:
     """Read a component's flags.
 
     Raises:
@@ -123,7 +123,7 @@ def parse(words: Sequence[str], signature: Signature) -> Parsed:
             rest = [word, *left]
             break
         if word == "--help":
-            return Parsed({}, (), wants_help=True)
+            return ParsedArguments({}, (), wants_help=True)
         parameter, text = _flag(word, signature)
         shown = next(n for n in parameter.names if n.startswith("--"))
         if text is None:
@@ -141,12 +141,12 @@ def parse(words: Sequence[str], signature: Signature) -> Parsed:
         raise UsageError(
             f"{signature.name} takes flags only, not {rest[0]!r}", hint=_names(signature)
         )
-    return Parsed(values, tuple(rest), wants_help=False)
+    return ParsedArguments(values, tuple(rest), wants_help=False)
 
 
 def bind(
     signature: Signature,
-    parsed: Parsed,
+    parsed: ParsedArguments,
     settings: Mapping[str, str],
     given: Mapping[str, Any] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
@@ -225,7 +225,10 @@ def _default(parameter: Parameter) -> str:
 
 
 def _rest(
-    signature: Signature, parsed: Parsed, settings: Mapping[str, str], given: Mapping[str, Any]
+    signature: Signature,
+    parsed: ParsedArguments,
+    settings: Mapping[str, str],
+    given: Mapping[str, Any],
 ) -> list[Any]:
     words: Sequence[Any] = parsed.rest
     if not words and signature.rest:
@@ -303,7 +306,7 @@ def _hints(target: Callable[..., Any], signature: inspect.Signature) -> Mapping[
         raise _wrong(target, "", f"a type of {target.__qualname__}: {error}") from None
 
 
-def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
+def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
     flags: tuple[str, ...] = ()
     if get_origin(annotation) is Annotated:
         annotation, *extra = get_args(annotation)
@@ -316,16 +319,16 @@ def _kind(annotation: Any) -> tuple[Kind, tuple[str, ...]]:
             annotation = inner[0]
     origin = get_origin(annotation) or annotation
     if origin in _BASES:
-        return Kind(origin, (), optional), flags
+        return ParameterKind(origin, (), optional), flags
     if origin in (list, dict):
         count = 1 if origin is list else 2
         items = get_args(annotation) or (str,) * count
         if len(items) == count and all(item in _BASES for item in items):
-            return Kind(origin, items, optional), flags
+            return ParameterKind(origin, items, optional), flags
     if origin is tuple:
         items = get_args(annotation) or (str, ...)
         if all(item in _BASES for item in items if item is not ...):
-            return Kind(tuple, items, optional), flags
+            return ParameterKind(tuple, items, optional), flags
     shown = getattr(annotation, "__name__", str(annotation)) if origin is annotation else annotation
     raise ValueError(f"no text can stand for its type {shown}; types are {_SUPPORTED}")
 

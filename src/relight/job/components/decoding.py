@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 _PLAIN: dict[type, str] = {str: "text", int: "a whole number", float: "a number", bool: ""}
 
 
-class Kind(NamedTuple):
+class ParameterKind(NamedTuple):
     """A type: `base` is str, int, float, bool, list, dict or tuple; `items` are the types of a
     list's items, of a dict's keys and values or of a tuple's items, one by one; a tuple of any
     length has `...` for its second. With `optional`, no text at all is None.
@@ -27,7 +27,7 @@ class Kind(NamedTuple):
         return self.base.__name__
 
 
-def decode(text: str, kind: Kind) -> Any:
+def decode(text: str, kind: ParameterKind) -> Any:
     """Return the value that a text on the command line stands for.
 
     Raises:
@@ -49,7 +49,7 @@ def decode(text: str, kind: Kind) -> Any:
     return _plain(text, kind.base)
 
 
-def from_value(value: Any, kind: Kind) -> Any:
+def from_value(value: Any, kind: ParameterKind) -> Any:
     """Return a value of JSON, or of Python, if it has the type; a text is decoded.
 
     Raises:
@@ -60,11 +60,11 @@ def from_value(value: Any, kind: Kind) -> Any:
     if isinstance(value, str):
         return value if kind.base is str else decode(value, kind)
     if kind.base is list and isinstance(value, (list, tuple)):
-        return [from_value(inner, Kind(kind.items[0])) for inner in value]
+        return [from_value(inner, ParameterKind(kind.items[0])) for inner in value]
     if kind.base is tuple and isinstance(value, (list, tuple)):
-        return _in_turn(value, kind, lambda part, item: from_value(part, Kind(item)))
+        return _in_turn(value, kind, lambda part, item: from_value(part, ParameterKind(item)))
     if kind.base is dict and isinstance(value, dict):
-        key, inner = (Kind(item) for item in kind.items)
+        key, inner = (ParameterKind(item) for item in kind.items)
         return {from_value(k, key): from_value(v, inner) for k, v in value.items()}
     if kind.base is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -120,7 +120,9 @@ def boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _in_turn(parts: Sequence[Any], kind: Kind, each: Callable[[Any, type], Any]) -> tuple[Any, ...]:
+def _in_turn(
+    parts: Sequence[Any], kind: ParameterKind, each: Callable[[Any, type], Any]
+) -> tuple[Any, ...]:
     """Return a tuple of the parts, each with the type that its place has."""
     items = kind.items[:1] * len(parts) if ... in kind.items else kind.items
     if len(parts) != len(items):

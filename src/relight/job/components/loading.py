@@ -118,7 +118,7 @@ def call(
     Raises:
         UsageError: it raised an exception, or returned something else.
     """
-    from relight.job.components import foreign
+    from relight.job.components import torchx_components
 
     token = components.launcher.set(launcher)
     try:
@@ -135,7 +135,7 @@ def call(
         raise UsageError(f"{address} failed in {where}: {one_line(error)}") from None
     finally:
         components.launcher.reset(token)
-    return foreign.to_app(found, address)
+    return torchx_components.to_app(found, address)
 
 
 def _of_place(place: str, name: str) -> Component:

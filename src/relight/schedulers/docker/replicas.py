@@ -29,7 +29,7 @@ _STATES = {
 }
 
 
-class Replica(NamedTuple):
+class Container(NamedTuple):
     """One container. `mark` is the end of its name if it was asked to stop."""
 
     id: str
@@ -63,7 +63,7 @@ class Replica(NamedTuple):
         return not self.state.is_over
 
 
-def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, list[Replica]]:
+def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, list[Container]]:
     """Return the containers of jobs, in the order of their replicas, by the jobs' ids.
 
     Args:
@@ -71,7 +71,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
         app_ids: of these jobs, with the causes of failures; None for all, without.
         labels: only containers that have these.
     """
-    found: dict[str, list[Replica]] = {}
+    found: dict[str, list[Container]] = {}
     for listed in client.containers(all=True, filters={"label": [Label.APP_ID, *labels]}):
         app_id = listed["Labels"][Label.APP_ID]
         if app_ids is None or app_id in app_ids:
@@ -85,7 +85,7 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
     return found
 
 
-def status(found: Sequence[Replica]) -> AppStatus:
+def status(found: Sequence[Container]) -> AppStatus:
     """Return the status of a job from its containers. It is over when all of them are."""
     statuses = [
         ReplicaStatus(r.role, r.number, r.state, r.name.split(".")[0], r.exitcode, r.error)
@@ -97,7 +97,7 @@ def status(found: Sequence[Replica]) -> AppStatus:
     return AppStatus(state, message, tuple(statuses), sum(r.restarts for r in found))
 
 
-def verdict(found: Sequence[Replica]) -> tuple[AppState, str]:
+def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
     """Return how a job is or will be: it has failed as soon as a role can't have the replicas that
     it needs.
     """
@@ -120,7 +120,7 @@ def verdict(found: Sequence[Replica]) -> tuple[AppState, str]:
     return AppState.SUCCEEDED, ""
 
 
-def ask_to_stop(client: Any, found: Sequence[Replica], mark: str, *, kill: bool = False) -> None:
+def ask_to_stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
     """Send SIGTERM to containers that were not yet sent it; mark first, so that nobody takes the
     exit code for a failure.
 
@@ -147,7 +147,7 @@ def ask_to_stop(client: Any, found: Sequence[Replica], mark: str, *, kill: bool 
                 raise
 
 
-def _replica(client: Any, listed: Mapping[str, Any]) -> Replica | None:
+def _replica(client: Any, listed: Mapping[str, Any]) -> Container | None:
     """Return what is known of a container; None if it has just been removed."""
     import docker
 
@@ -170,7 +170,7 @@ def _replica(client: Any, listed: Mapping[str, Any]) -> Replica | None:
         state = AppState.SUCCEEDED if exitcode == 0 else ended
     elif mark and state is AppState.SUBMITTED:  # it was made, and never started
         state = AppState.CANCELLED
-    return Replica(
+    return Container(
         listed["Id"], name, mark, labels, state, listed["Created"], exitcode, restarts, error
     )
 
@@ -183,7 +183,7 @@ def _error(inspected: Mapping[str, Any]) -> str:
     return " ".join(str(state.get("Error") or "").split())
 
 
-def _cause(client: Any, replica: Replica) -> str:
+def _cause(client: Any, replica: Container) -> str:
     """Return the exception in the error file that was left or, as not every program writes one, the
     last line of stderr; empty if there is neither.
     """
@@ -215,6 +215,6 @@ def _error_file(client: Any, container_id: str) -> str:
         return ""
 
 
-def _why(replica: Replica) -> str:
+def _why(replica: Container) -> str:
     why = f"{replica.role}/{replica.number} failed with exit code {replica.exitcode}"
     return f"{why}: {replica.error}" if replica.error else why

@@ -28,7 +28,7 @@ from relight.job.user import user_name
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
 from relight.schedulers.docker import replicas
 from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
-from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Replica
+from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Container
 from relight.schedulers.docker.request import (
     NETWORK,
     NO_NAMES,
@@ -162,14 +162,14 @@ class Docker:
         self._daemon.close()
 
 
-def _job(client: Any, app_id: str) -> list[Replica]:
+def _job(client: Any, app_id: str) -> list[Container]:
     found = replicas.jobs(client, [app_id]).get(app_id)
     if found is None:
         raise UsageError(f"no job {app_id} on this Docker daemon", hint="relight list -s docker")
     return found
 
 
-def _cancel(client: Any, app_id: str, found: Sequence[Replica]) -> None:
+def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
     kill_at = time.monotonic() + STOP_LIMIT_S
     while live := [replica for replica in found if replica.is_live]:
         kill = time.monotonic() > kill_at

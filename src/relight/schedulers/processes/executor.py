@@ -35,7 +35,7 @@ from relight.schedulers.processes.record import LocalRecord
 _LINE_LIMIT = 65536
 
 
-class Stream:
+class LogCopy:
     """Copies what a replica writes to the file of the stream, and whole lines to that of both."""
 
     def __init__(self, path: str, combined: int) -> None:
@@ -106,7 +106,7 @@ class Executor:
         self._supervisor: Supervisor | None = None
         """There during a try."""
         self._stopped = self._lost = ""
-        self._streams: list[tuple[Stream, Stream]] = []
+        self._streams: list[tuple[LogCopy, LogCopy]] = []
         self._first: int | None = None
         self._restarts = 0
         self._said = False
@@ -135,7 +135,7 @@ class Executor:
 
     def _try_once(self) -> bool:
         """Run all replicas; return whether the job has failed."""
-        streams: list[Stream] = []
+        streams: list[LogCopy] = []
         files: list[int] = []
         plans = []
         for number, replica in enumerate(self._replicas):
@@ -144,7 +144,7 @@ class Executor:
                 os.unlink(error_file)  # of the try before
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             files.append(os.open(replica.combined, flags, 0o600))
-            pair = [Stream(path, files[-1]) for path in (replica.stdout, replica.stderr)]
+            pair = [LogCopy(path, files[-1]) for path in (replica.stdout, replica.stderr)]
             streams += pair
             plans.append(self._plan(number, pair[0].writer, pair[1].writer))
         self._streams = list(zip(streams[::2], streams[1::2], strict=True))
@@ -184,7 +184,7 @@ class Executor:
         variables = {**self._environment, **replica.env}
         return WorkerPlan(number, argv, variables, stdout, stderr, frozenset(), signal_group=True)
 
-    def _copy(self, stream: Stream) -> None:
+    def _copy(self, stream: LogCopy) -> None:
         if not stream.copy():
             self._loop.forget(stream.reader)
 

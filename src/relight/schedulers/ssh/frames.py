@@ -30,7 +30,7 @@ _HEAD = struct.Struct(">cI")
 Frame = tuple[bytes, bytes]
 
 
-class Ended(NamedTuple):
+class ReplicaEnded(NamedTuple):
     """The content of END: how an order was carried out.
 
     `exitcode` is that of the replica, negative for a signal, None if there was none; `error` says
@@ -46,13 +46,13 @@ class Ended(NamedTuple):
     code: int = 0
 
     @classmethod
-    def of(cls, payload: bytes) -> "Ended":
+    def of(cls, payload: bytes) -> "ReplicaEnded":
         """Return the content of a frame.
 
         Raises:
             Malformed: it is something else.
         """
-        ended: Ended = fields.record(cls, fields.decode(payload))
+        ended: ReplicaEnded = fields.record(cls, fields.decode(payload))
         return ended
 
     def to_payload(self) -> bytes:
@@ -65,7 +65,7 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
     return _HEAD.pack(kind, len(payload)) + payload
 
 
-class Decoder:
+class FrameDecoder:
     """Cuts bytes into frames.
 
     Args:
@@ -107,7 +107,7 @@ class Decoder:
         return frames
 
 
-class Channel:
+class FrameChannel:
     """Frames in both directions, in a loop; nothing here ever blocks.
 
     Args:
@@ -131,7 +131,7 @@ class Channel:
         on_room: Callable[[], None] = lambda: None,
         greeting: bytes = b"",
     ) -> None:
-        self.decoder = Decoder(greeting)
+        self.decoder = FrameDecoder(greeting)
         self.ended = False
         """Whether nothing more can come."""
         self.broken = False

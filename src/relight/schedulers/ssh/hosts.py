@@ -14,7 +14,7 @@ from relight.errors import (
     UsageError,
 )
 from relight.schedulers.ssh import frames
-from relight.schedulers.ssh.frames import Ended
+from relight.schedulers.ssh.frames import ReplicaEnded
 
 _MODULE = "relight.schedulers.ssh.replica"
 _SLOTS = ("slots", "max_slots", "max-slots")
@@ -23,7 +23,7 @@ _SSH_FAILED = 255
 """ssh's own exit code."""
 
 
-class Host(NamedTuple):
+class SshHost(NamedTuple):
     """One host. `user` is empty and `port` 0 where ssh's own settings say it."""
 
     name: str
@@ -36,7 +36,7 @@ class Host(NamedTuple):
         return f"{self.user}@{name}{port}" if self.user else f"{name}{port}"
 
 
-def parse(text: str) -> Host:
+def parse(text: str) -> SshHost:
     """Return the host of `name`, `user@name`, `name:port`, `[address]:port`.
 
     Raises:
@@ -58,10 +58,10 @@ def parse(text: str) -> Host:
     port_is_well = (colon == ":" and 0 < number < 65536) or (not colon and not port)
     if not name or bool(at) != bool(user) or not plain or not begins_well or not port_is_well:
         raise UsageError(f"{text!r} is no host", hint="NAME, USER@NAME, NAME:PORT, [ADDRESS]:PORT")
-    return Host(name, user, number)
+    return SshHost(name, user, number)
 
 
-def read(path: str) -> list[Host]:
+def read(path: str) -> list[SshHost]:
     """Return the hosts of a file as mpirun takes it: a host a line, then `slots=8` or nothing.
 
     Raises:
@@ -92,7 +92,7 @@ def read(path: str) -> list[Host]:
     return hosts
 
 
-def of(cfg: Mapping[str, Any]) -> list[Host]:
+def of(cfg: Mapping[str, Any]) -> list[SshHost]:
     """Return the hosts that the options name, in their order.
 
     Raises:
@@ -110,7 +110,7 @@ def of(cfg: Mapping[str, Any]) -> list[Host]:
     return hosts
 
 
-def command(host: Host, cfg: Mapping[str, Any], python: str) -> list[str]:
+def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
     """Return the ssh command that starts the process which holds a replica.
 
     Args:
@@ -157,7 +157,7 @@ def _there(wanted: str | None, python: str) -> str:
     return f"exec sh -c {shlex.quote(script)}"
 
 
-def explain(host: Host, code: int, said: str, decoder: frames.Decoder) -> RelightError:
+def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -> RelightError:
     """Return why the process on a host did not do what it was asked to.
 
     Args:
@@ -187,7 +187,7 @@ def explain(host: Host, code: int, said: str, decoder: frames.Decoder) -> Religh
     return MachineError(f"{failed}: {last or f'ssh ended with {what}'}")
 
 
-def _refusals(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
+def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a text of ssh, what it means, and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
            f"if that is right: ssh-keygen -R {_known_as(host)}")  # fmt: skip
@@ -206,7 +206,7 @@ def _refusals(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
         yield word, f"{host} can't be reached: {_after_colon(last)}", ""
 
 
-def _absences(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
+def _absences(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a text of the shell or the Python there, what it means, and what to do."""
     another = "-cfg python=FILE names one that has it"
     yield ("No module named", f"relight is not installed on {host}: {_after_colon(last)}", another)
@@ -215,7 +215,7 @@ def _absences(host: Host, last: str) -> Iterator[tuple[str, str, str]]:
         yield word, f"there is no such Python on {host}: {last}", another
 
 
-def _known_as(host: Host) -> str:
+def _known_as(host: SshHost) -> str:
     return f"'[{host.name}]:{host.port}'" if host.port else host.name
 
 
@@ -233,7 +233,7 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
-def problem(host: Host, end: Ended) -> RelightError | None:
+def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
     """Return the error that a host has answered with, None if it has none."""
     if not end.message:
         return None

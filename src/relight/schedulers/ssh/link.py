@@ -45,7 +45,7 @@ class _Gone(Exception):  # noqa: N818  # not an error: there is nobody to send t
     """The replica is over while it is sent its workspace."""
 
 
-class Link:
+class ReplicaLink:
     """One replica.
 
     Args:
@@ -58,7 +58,7 @@ class Link:
         self._order = order
         self._loop = Loop()
         self._errors = b""
-        self._end: frames.Ended | None = None
+        self._end: frames.ReplicaEnded | None = None
         self._stopped = False
         own = {name: value for name, value in variables.items() if name != VARIABLE}
         try:
@@ -73,7 +73,7 @@ class Link:
         except OSError as error:
             raise MachineError(f"can't run ssh: {error.strerror}") from None
         assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
-        self._channel = frames.Channel(
+        self._channel = frames.FrameChannel(
             self._loop,
             self._ssh.stdout.fileno(),
             self._ssh.stdin.fileno(),
@@ -86,7 +86,7 @@ class Link:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, lambda _: self._stop())
 
-    def run(self) -> frames.Ended:
+    def run(self) -> frames.ReplicaEnded:
         """Run the replica; return how it has ended: an `exitcode`, or nothing if it was stopped.
 
         Raises:
@@ -108,7 +108,7 @@ class Link:
         if self._end is None and not self._stopped:
             said = self._errors.decode(errors="replace")
             raise hosts.explain(self._host, code, said, channel.decoder)
-        end = self._end or frames.Ended()
+        end = self._end or frames.ReplicaEnded()
         error = hosts.problem(self._host, end)
         if error is not None:
             raise error
@@ -136,7 +136,7 @@ class Link:
             _write(2, payload)
         elif kind == frames.END:
             try:
-                self._end = frames.Ended.of(payload)
+                self._end = frames.ReplicaEnded.of(payload)
             except Malformed as error:
                 reason = f"{self._host} does not answer as relight does: {error}"
                 raise MachineError(reason) from None
@@ -211,7 +211,7 @@ def main() -> NoReturn:
     run = order.order
     order = order._replace(order=run._replace(env={**passed_on, **run.env}))
     try:
-        end = Link(order, variables).run()
+        end = ReplicaLink(order, variables).run()
     except RelightError as error:
         _report(order.report_path, json.dumps({"message": error.message}))
         hint = f" ({error.hint})" if error.hint else ""

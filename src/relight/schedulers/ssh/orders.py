@@ -5,7 +5,7 @@ here -> replica               Run, Check, Remove
 here -> whoever is asked for the job later, in its file ssh.json    Known
 """
 
-from relight.schedulers.ssh.hosts import Host
+from relight.schedulers.ssh.hosts import SshHost
 from relight.typed import NamedTuple
 
 
@@ -48,7 +48,7 @@ class LinkOrder(NamedTuple):
     why it failed, and what it is told there.
     """
 
-    host: Host
+    host: SshHost
     command: tuple[str, ...]
     workspace: str
     report_path: str
@@ -58,6 +58,6 @@ class LinkOrder(NamedTuple):
 class Known(NamedTuple):
     """What is written down of a replica on another host, so that its copy can be removed there."""
 
-    host: Host
+    host: SshHost
     command: tuple[str, ...]
     order: Remove

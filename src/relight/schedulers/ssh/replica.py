@@ -55,7 +55,7 @@ class Session:
 
     def __init__(self, reader: int, writer: int) -> None:
         self._loop = Loop()
-        self._channel = frames.Channel(
+        self._channel = frames.FrameChannel(
             self._loop,
             reader,
             writer,
@@ -70,7 +70,7 @@ class Session:
         self._paused = False
         self._silence: Timer | None = None
         self._over = False
-        self._end = frames.Ended()
+        self._end = frames.ReplicaEnded()
         self._scratch = Scratch(self._loop, "")
 
     def run(self) -> None:
@@ -119,7 +119,7 @@ class Session:
 
     def _refuse(self, message: str, hint: str, code: int) -> None:
         """Say why an order can't be obeyed, and end."""
-        self._end = frames.Ended(message=message, hint=hint, code=code)
+        self._end = frames.ReplicaEnded(message=message, hint=hint, code=code)
         self._over = True
 
     def _hear(self) -> None:
@@ -225,10 +225,10 @@ class Session:
         """Note how the replica ended, if it did."""
         evidence = supervisor.workers.evidence.get(0, "")
         for end in supervisor.ends:
-            self._end = frames.Ended(end.exitcode, evidence)
+            self._end = frames.ReplicaEnded(end.exitcode, evidence)
         if supervisor.has_ended and supervisor.alive:
             reason = evidence or "the system does not let go of it"
-            self._end = frames.Ended(-signal.SIGKILL, reason)
+            self._end = frames.ReplicaEnded(-signal.SIGKILL, reason)
 
     @property
     def _report(self) -> str:

@@ -40,7 +40,7 @@ from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Op
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
 from relight.schedulers.processes.orders import Replica, to_text
 from relight.schedulers.ssh import frames, hosts, link
-from relight.schedulers.ssh.hosts import Host
+from relight.schedulers.ssh.hosts import SshHost
 from relight.schedulers.ssh.orders import Check, Known, LinkOrder, Remove, Run
 
 _FILE = "ssh.json"
@@ -272,14 +272,14 @@ def _removal(order: Run) -> Remove:
     return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
 
 
-def _ask(questions: Sequence[tuple[Host, Sequence[str], Check | Remove]]) -> None:
+def _ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> None:
     """Ask all hosts at the same time, each question once.
 
     Raises:
         RelightError: the first one that has failed; the others are named.
     """
-    running: list[tuple[Host, subprocess.Popen[bytes]]] = []
-    errors: list[tuple[Host, RelightError]] = []
+    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
+    errors: list[tuple[SshHost, RelightError]] = []
     try:
         for host, command, order in dict.fromkeys(questions):
             running.append((host, _start(command, order)))
@@ -318,7 +318,7 @@ def _start(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[b
     return process
 
 
-def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | None:
+def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
     try:
         out, err = process.communicate(timeout=_CHECK_LIMIT_S)
     except subprocess.TimeoutExpired:
@@ -326,7 +326,7 @@ def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | No
             f"{host} lets us in but does not answer",
             hint="what do the start-up files of the shell there wait for?",
         )
-    decoder = frames.Decoder(frames.GREETING)
+    decoder = frames.FrameDecoder(frames.GREETING)
     try:
         said = dict(decoder.feed(out))
     except ValueError:
@@ -334,7 +334,7 @@ def _answer(host: Host, process: "subprocess.Popen[bytes]") -> RelightError | No
     if frames.END not in said:
         return hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
     try:
-        return hosts.problem(host, frames.Ended.of(said[frames.END]))
+        return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
     except Malformed as error:
         return MachineError(f"{host} does not answer as relight does: {error}")
 
@@ -348,7 +348,7 @@ def _known(app_id: str) -> list[Known]:
         return []
 
 
-def _notes(app: AppDef, used: Sequence[Host], listed: int, meeting: str) -> Iterator[str]:
+def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> Iterator[str]:
     if listed > len(used):
         yield f"{len(used)} of {many(listed, 'host')} are used"
     if any(role.mounts for role in app.roles):

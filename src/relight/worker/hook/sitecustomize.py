@@ -116,7 +116,7 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
         if stage == "check":
             check(setup)
         sys.path.insert(0, setup["relight"])
-        from relight.worker import warm
+        from relight.worker import warm_fork
         from relight.worker.watch import Watch
 
         sys.path.remove(setup["relight"])
@@ -131,7 +131,7 @@ def preload(stage: str, control: int, described: int) -> "Exception | None":
                 variables[name] = os.environ[name] = value
         watch = Watch(setup["own"])
         problem = customize()
-        warm.serve(setup, control, loaded, variables, watch)
+        warm_fork.serve(setup, control, loaded, variables, watch)
     except RuntimeError as error:
         reason = str(error)
     except BaseException as error:

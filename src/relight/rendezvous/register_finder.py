@@ -11,11 +11,11 @@ from collections.abc import Callable
 from relight.core.candidacy import Candidacy, Refused
 from relight.core.link import Refusal
 from relight.errors import UsageError
-from relight.host import names
+from relight.host import dns
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback, is_ours, listen
+from relight.rendezvous.candidate import Answer, Candidate, Contact, words
 from relight.rendezvous.finder import Finder, Here, Never, Nowhere, Seeker, There
-from relight.rendezvous.holding import Answer, Contact, Holding, words
 from relight.rendezvous.meeting import Meeting
 from relight.rendezvous.register import NOBODY, Record
 
@@ -42,7 +42,7 @@ class RegisteredFinder(Finder):
         self._meeting = meeting
         self._register = meeting.register
         self._candidacy = Candidacy(meeting.ttl_s, meeting.lease_s, lost_after_s)
-        self._holding = Holding(
+        self._candidate = Candidate(
             loop,
             meeting.register,
             meeting.ttl_s,
@@ -95,9 +95,9 @@ class RegisteredFinder(Finder):
         )  # fmt: skip
         patience_s = self._candidacy.doubts(seen, now)
         if patience_s is not None:
-            self._holding.evict(record, patience_s, lambda _: self._ask())
+            self._candidate.evict(record, patience_s, lambda _: self._ask())
         where = (
-            f"{contact.host}, which coordinates, refuses at {names.text_of(address, contact.port)}"
+            f"{contact.host}, which coordinates, refuses at {dns.text_of(address, contact.port)}"
         )
         if self._candidacy.lives(now):
             where += ", but lives: it renews its record (is there a firewall?)"
@@ -120,7 +120,7 @@ class RegisteredFinder(Finder):
         these may see each other, and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
-            self._holding.step_down(lambda: None)
+            self._candidate.step_down(lambda: None)
             self._seeker.ousted("too few nodes reach it", _STAND_BACK_S)
 
     def close(self) -> None:
@@ -129,16 +129,16 @@ class RegisteredFinder(Finder):
         if self._timer is not None:
             self._timer.cancel()
         self._drop_socket()
-        self._holding.close()
+        self._candidate.close()
 
     def _ask(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         if self._closed or self._candidacy.holds(self._loop.now()):
             return
-        if self._holding.take(self._own_contact, self._on_found):
+        if self._candidate.take(self._own_contact, self._on_found):
             self._timer = self._loop.call_after(_SILENT_S, self._ask)
-        elif self._holding.waiting_s() >= _SILENT_S:
+        elif self._candidate.waiting_s() >= _SILENT_S:
             self._seeker.found(Nowhere(_SILENT, _ASK_AGAIN_S))
         else:
             self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
@@ -161,7 +161,7 @@ class RegisteredFinder(Finder):
         if chosen or (own and not is_loopback(own)):
             return (chosen or own,)
         # The register is on this machine, or on a disk. Other nodes may be here as well.
-        likely = (names.outward_address(), socket.gethostname(), own)
+        likely = (dns.outward_address(), socket.gethostname(), own)
         return tuple(dict.fromkeys(each for each in likely if each))
 
     def _on_found(self, found: Answer) -> None:
@@ -205,7 +205,7 @@ class RegisteredFinder(Finder):
             timeout_s = 2 * self._meeting.lease_s
             self._seeker.found(There(addresses[0], timeout_s, contact.host))
 
-        names.resolve(self._loop, address, contact.port, on_addresses)
+        dns.resolve(self._loop, address, contact.port, on_addresses)
 
     def _on_renewed(self) -> None:
         self._seeker.certain(self._candidacy.until)
@@ -223,7 +223,7 @@ class RegisteredFinder(Finder):
 
     def _yield(self) -> None:
         if self._candidacy.holds(self._loop.now()):
-            self._holding.let_go()
+            self._candidate.let_go()
             self._on_lost("a node was lost while the register does not answer")
 
     def _drop_socket(self) -> None:

@@ -23,7 +23,7 @@ _AT_ONCE = 256
 _number = struct.Struct(">Q")
 
 
-class Beats:
+class Heartbeats:
     """A socket for beats. Where none is to be had, nothing is sent and nothing comes.
 
     Args:

@@ -4,7 +4,7 @@ import mmap
 import os
 
 
-class Flag:
+class CheckpointFlag:
     """The byte, 0 at first. It needs no directory: workers open it through /proc."""
 
     VARIABLE = "RELIGHT_CHECKPOINT_FLAG"

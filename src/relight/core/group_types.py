@@ -9,7 +9,7 @@ from relight.events import Tick
 from relight.typed import NamedTuple
 
 
-class Settings(NamedTuple):
+class GroupSettings(NamedTuple):
     """What the job was asked to be. Times in seconds.
 
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
@@ -44,11 +44,11 @@ class Hello(NamedTuple):
 
     sender: str = ""
     job: str = ""
-    settings: Settings | None = None
+    settings: GroupSettings | None = None
     jobs: tuple[str, ...] = ()
 
 
-class State(Enum):
+class GroupState(Enum):
     """Where the group is."""
 
     GATHERING = "gathering"
@@ -65,7 +65,7 @@ class Told(NamedTuple):
     message: FromAgent
 
 
-class Lost(NamedTuple):
+class NodeLost(NamedTuple):
     """Event: a node can't be heard any more."""
 
     node: str
@@ -87,5 +87,5 @@ class Drop(NamedTuple):
     node: str
 
 
-Event = Told | Lost | Tick
+Event = Told | NodeLost | Tick
 Effect = Send | Drop

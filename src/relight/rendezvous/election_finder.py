@@ -18,14 +18,14 @@ from functools import partial
 from socket import AF_INET, AF_INET6
 
 from relight.core import election, fields, waiting, wire
-from relight.core.election import BecomeCoordinator, Election, Heard, Send
+from relight.core.election import BallotReceived, BecomeCoordinator, Election, SendBallot
 from relight.core.fields import Malformed, Message
-from relight.core.group import Hello, Settings
+from relight.core.group_types import GroupSettings, Hello
 from relight.core.link import Refusal
 from relight.core.messages import Beat
 from relight.events import Tick
-from relight.host.beats import Beats
 from relight.host.connection import CLOSED, Connection, dial, resolve
+from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_ours, listen
 from relight.rendezvous.finder import Finder, Here, Nowhere, Seeker, There
@@ -48,7 +48,7 @@ class ElectedFinder(Finder):
         settings: what the job was asked to be.
     """
 
-    def __init__(self, loop: Loop, meeting: Meeting, settings: Settings) -> None:
+    def __init__(self, loop: Loop, meeting: Meeting, settings: GroupSettings) -> None:
         self._loop = loop
         self._meeting = meeting
         self._settings = settings
@@ -118,7 +118,7 @@ class ElectedFinder(Finder):
         """Return which host is the coordinator, -1 if that is not known."""
         return self._elector.whereabouts() if self._elector is not None else -1
 
-    def take(self, connection: Connection, settings: Settings | None) -> None:
+    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Hear another elector."""
         if self._elector is not None:
             self._elector.take(connection, settings)
@@ -204,7 +204,7 @@ class Elector:
         self,
         loop: Loop,
         meeting: Meeting,
-        settings: Settings,
+        settings: GroupSettings,
         me: int,
         known: list[list[tuple[str, int]]],
         on_role: Callable[[bool], None],
@@ -251,7 +251,7 @@ class Elector:
         """Return until when this host is the coordinator for sure."""
         return self._election.lease_until()
 
-    def take(self, connection: Connection, settings: Settings | None) -> None:
+    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Hear another elector over a connection that it made."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
             # Its votes would count for another time than ours.
@@ -265,7 +265,7 @@ class Elector:
         """Hear another elector by a datagram; what is not from one of this job is dropped."""
         ballot = self._ballots.of_datagram(data)
         if ballot is not None:
-            self._step(Heard(ballot))
+            self._step(BallotReceived(ballot))
 
     def close(self) -> None:
         """End."""
@@ -292,7 +292,7 @@ class Elector:
         """Another elector says something."""
         heard = fields.message(_HEARD, message)
         if not isinstance(heard, Beat):
-            self._step(Heard(heard))
+            self._step(BallotReceived(heard))
         elif connection in self._in:
             connection.send(fields.to_json(heard))
 
@@ -330,10 +330,10 @@ class Elector:
                 connection.send(fields.to_json(Beat(0)))
         self._ping_timer = self._loop.call_after(_PING_S, self._ping)
 
-    def _step(self, event: Heard | Tick) -> None:
+    def _step(self, event: BallotReceived | Tick) -> None:
         for effect in self._election.step(event, self._loop.now()):
             match effect:
-                case Send(host, message):
+                case SendBallot(host, message):
                     self._ballots.tell(host, message)
                     connection = self._out.get(host)
                     if connection is not None and connection.is_open:
@@ -365,12 +365,12 @@ class Ballots:
         self.keys: dict[int, bytes] = {}
         self.addresses: dict[int, tuple[str, int]] = {}
         self._loop = loop
-        self._sockets: dict[int, Beats] = {}
+        self._sockets: dict[int, Heartbeats] = {}
         self._admitted: dict[bytes, bytes] = {}
 
     def admit(self, key: bytes) -> None:
         """Take ballots made with the key of a connection that another host has made."""
-        self._admitted[Beats.key_of(key)] = key
+        self._admitted[Heartbeats.key_of(key)] = key
         if len(self._admitted) > _MOST_KEYS:
             del self._admitted[next(iter(self._admitted))]
 
@@ -381,9 +381,9 @@ class Ballots:
         address = self.addresses[host]
         family = AF_INET6 if ":" in address[0] else AF_INET
         if family not in self._sockets:
-            self._sockets[family] = Beats(self._loop, ("", 0), family, lambda *_: None)
+            self._sockets[family] = Heartbeats(self._loop, ("", 0), family, lambda *_: None)
         body = wire.body_of(fields.to_json(message))
-        self._sockets[family].send(Beats.sealed(body, self.keys[host]), address)
+        self._sockets[family].send(Heartbeats.sealed(body, self.keys[host]), address)
 
     def close(self) -> None:
         """End."""
@@ -393,7 +393,7 @@ class Ballots:
     def of_datagram(self, data: bytes) -> election.Message | None:
         """Return the message of a datagram, None if it is not from an elector of this job."""
         key = self._admitted.get(data[:8])
-        if key is None or not Beats.is_genuine(data, key):
+        if key is None or not Heartbeats.is_genuine(data, key):
             return None
         try:
             message: election.Message = fields.message(_BALLOT, wire.parse(data[8:-8]))

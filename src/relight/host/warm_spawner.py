@@ -1,6 +1,6 @@
 """The agent's hold on the process that imports modules once and is forked for each worker.
 
-`Preload.fork` stands in for `spawner.fork`: it has that process (`worker/warm.py`) start the
+`Preload.fork` stands in for `spawner.fork`: it has that process (`worker/warm_fork.py`) start the
 workers of a generation if it is ready, and else starts them cold. There is
 at most one such process.
 

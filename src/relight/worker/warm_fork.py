@@ -6,7 +6,7 @@ returns. The process itself never runs code of the user; it serves one generatio
 
 Lines to the agent: those of `preload`, then `ready PID MODULES SECONDS MIB`, or `unfit REASON`, the
 end. From the agent, for each generation: a number of descriptors and these
-(`host/warm.py`), the first of them a socket on which this process is then the spawner of
+(`host/warm_spawner.py`), the first of them a socket on which this process is then the spawner of
 `host/spawner.py`; at its end it says `ended` and waits for the next generation. When the agent is
 gone, it kills all workers and goes.
 """
@@ -147,7 +147,7 @@ def serve(
     """Import the modules, then fork workers as the agent says. Returns in workers only.
 
     Args:
-        setup: what the agent wants (`host/warm.py`).
+        setup: what the agent wants (`host/warm_spawner.py`).
         control_fd: the socket to the agent.
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with.

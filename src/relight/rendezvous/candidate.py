@@ -40,7 +40,7 @@ class Contact(NamedTuple):
         return found if found.port and found.addresses and all(map(str.strip, names)) else None
 
 
-class Holding:
+class Candidate:
     """One process's hold on a register.
 
     Args:
