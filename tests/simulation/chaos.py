@@ -75,6 +75,7 @@ class Run:
             ("stuck console", "fail", "leave"),
             ("short coordinators", "hosts", "kill", "twin"),
             ("late twin", "late twin", "twin"),
+            ("kill who answers", "reset", "twin", "kill"),
         ))  # fmt: skip
         if self.mode == "register":
             kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
@@ -85,6 +86,9 @@ class Run:
         firewall = "reject" in kinds and self.mode == "endpoint"
         self.watch = Watch(world, settings, strict=strict, refused_s=refused_s, firewall=firewall)
         self.watch.on_coordinator = self._begins
+        self.watch.on_answer = self._answered
+        self._kill_who_answers = 0.0
+        """How probable it is that a coordinator is killed when it has answered."""
         self._short_s = 0.0
         """How long new coordinators live on average, 0 for no limit."""
 
@@ -256,6 +260,8 @@ class Run:
                 world.after(soon, self.service.silent_for.clear)
             case "short coordinators":
                 self._short_s = 0.0 if self._short_s else random.choice((0.02, 0.1, 0.5))
+            case "kill who answers":
+                self._kill_who_answers = 0.0 if self._kill_who_answers else random.choice((0.2, 1))
             case "late twin" if coordinator.host is host:
                 self._stop_past_its_lease(process, coordinator)
             case "late":
@@ -273,6 +279,18 @@ class Run:
             seconds = self._random.expovariate(1 / self._short_s)
             self.world.after(seconds, self._kill, coordinator)
             self.world.after(seconds + 0.01, self._start, coordinator.host)
+
+    def _answered(self) -> None:
+        """A coordinator has answered an agent: it may be killed before it says more."""
+        coordinating = self.watch.coordinating()
+        if (
+            self.world.now < self._trouble_s
+            and coordinating is not None
+            and self._random.random() < self._kill_who_answers
+        ):
+            coordinator = coordinating.process
+            self.world.after(0, self._kill, coordinator)
+            self.world.after(1, self._start, coordinator.host)
 
     def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:
         """An agent beside the coordinator stands still until the others have gone on without it;

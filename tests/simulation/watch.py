@@ -97,6 +97,8 @@ class Watch:
         """How long workers may run on whose node was lost by the end of its connection."""
         self.on_coordinator: Callable[[Process], None] = lambda process: None
         """Is told of each process that begins to coordinate."""
+        self.on_answer: Callable[[], None] = lambda: None
+        """Is called when a coordinator has answered an agent."""
         self.agents: list[Node] = []
         self.groups: dict[Group, None] = {}
         self.formations: list[Formation] = []
@@ -194,6 +196,7 @@ class Watch:
         """Something has happened to an agent's link."""
         if isinstance(event, Opened):
             self._answered[process] = self.world.now
+            self.on_answer()
             self.world.after(self._lease_s, self._unconfirmed, process, self.world.now)
         elif isinstance(event, Heard) and event.lets_run:
             self._answered.pop(process, None)
