@@ -78,7 +78,9 @@ class Run:
             ("kill who answers", "reset", "twin", "kill"),
         ))  # fmt: skip
         if self.mode == "register":
-            kinds += random.choice(((), ("silent", "silent for some"), ("late", "silent for some")))
+            kinds += random.choice((
+                (), ("silent", "silent for some"), ("late", "silent for some"), ("shut in",),
+            ))  # fmt: skip
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0
         if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
@@ -264,6 +266,8 @@ class Run:
                 self._kill_who_answers = 0.0 if self._kill_who_answers else random.choice((0.2, 1))
             case "late twin" if coordinator.host is host:
                 self._stop_past_its_lease(process, coordinator)
+            case "shut in":
+                self._shut_in(coordinator.host)
             case "late":
                 self.service.late_s = soon
                 world.after(soon, setattr, self.service, "late_s", 0.0)
@@ -301,6 +305,23 @@ class Run:
         self.world.after(seconds, self._kill, coordinator)
         self.world.after(seconds + self._random.uniform(0, 0.5), process.sigcont)
         self.world.after(seconds + 5, self._start, coordinator.host)
+
+    def _shut_in(self, coordinating: Host) -> None:
+        """The coordinator does not reach the register, and a firewall keeps all machines from it
+        but those whose nodes are in its group. Nodes start there anew.
+        """
+        service, world = self.service, self.world
+        busy = {agent.process.host for agent in self.watch.agents if agent.alive and agent.form}
+        free = [host for host in world.hosts if host is not coordinating and host not in busy]
+        world.log(f"{coordinating.name} is shut in, {len(free)} machines do not reach it")
+        service.silent_for.add(coordinating.number)
+        world.after(12, service.silent_for.discard, coordinating.number)
+        for host in free:
+            world.rejected.add((host.number, coordinating.number))
+            for process in host.processes:
+                self._kill(process)
+            world.after(self._random.uniform(0, 0.5), self._start, host)
+            world.after(12, self._heal, host, [coordinating])
 
     def _crash(self, host: Host) -> None:
         self.world.log(f"{host.name} crashes")

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "echoes renew the lease of workers only once their generation is confirmed",
         "core/link.py",
-        "if self.state is State.CONNECTED:\n            self._lease(",
+        "if self.state is LinkState.CONNECTED:\n            self._lease(",
         "if True:\n            self._lease(",
     ),
     Mutant(
@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "an elected coordinator's own workers run on its votes, and no longer",
         "rendezvous/election_finder.py",
-        "self._seeker.found(Here(elector.lease_until()))",
-        "self._seeker.found(Here())",
+        "self._seeker.certain(elector.lease_until())",
+        'self._seeker.certain(float("inf"))',
         "hosts",
     ),
     Mutant(
@@ -122,12 +122,6 @@ MUTANTS = (
         "self._lease(now)  # the next one may be at work",
         "pass",
         "register",
-    ),
-    Mutant(
-        "workers that a coordinator lost with its last node are waited for as long as they may run",
-        "core/membership.py",
-        "if self.state is State.STOPPING and not self._places and not orderly:",
-        "if False:",
     ),
     Mutant(
         "the group goes on without a node that it gives up when the lease of its workers is over",
