@@ -1,22 +1,22 @@
-"""The main flow of one node: join, run a generation, react. Read this first.
+"""Runs one node of a job: get ready, run a generation, react. Read this first.
 
-    get ready   a store for the workers is bound; the group hears that this node is ready
+    get ready   bind a store for the workers; tell the group that this node is ready
                                                                        (link, host/tcp_store)
-    run         the group has formed a generation: its workers run here until all have ended
+    run         the group has formed a generation: run its workers until all have exited
                                                                        (worker_group)
-    react       all ended well: wait for the other nodes. A failure, or a change of the group: tell
-                what is known, get ready again                         (postmortem)
+    react       all workers succeeded: wait for the other nodes. A worker failed, or the group
+                changed: report what is known, get ready again         (postmortem)
 
-Whether there is another generation, and who is in it, is decided in core/membership; a job of one
-node has that in this process. The agent decides nothing by itself: events go into the cores,
-effects come out and are carried out here.
+core/membership decides whether there is another generation, and who is in it; a job of one node
+runs it in this process. The agent decides nothing itself: it passes events to the cores and carries
+out the effects that they return.
 
-Where it is:
+States:
 
-    waiting     `_ready` is what it said last, and no generation has been formed since
-    formed      `_ready` is None: `_form` is a generation of which no worker has started here
-    running     `_workers` are of that generation; they run, or are `done`
-    over        `_end` is how the job ended; or a signal wants this agent to leave
+    waiting     `_ready` is the last message sent, and no generation was formed since
+    formed      `_ready` is None: `_form` is a generation whose workers have not started here
+    running     `_workers` belong to that generation; they run, or are `done`
+    over        `_end` says how the job ended; or a signal asks this agent to leave
 """
 
 import os
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _FOR_EVER = float("inf")
 _READY_S = 30.0
-"""How long it may take, after workers were killed, until others know it: large ones go slowly."""
+"""How long killed workers may take until other nodes know it: large processes exit slowly."""
 
 
 class Agent:
@@ -84,16 +84,16 @@ class Agent:
             consoles, job.run_directory, verbose=spec.verbose, on_console=on_console
         )
         self.signals: list[int] = []
-        """Those that want this agent to leave."""
-        self._form: Form | None = None  # the latest generation with this node in it
-        self._workers: WorkerGroup | None = None  # the latest that were started here
+        """Signals that ask this agent to leave the job."""
+        self._form: Form | None = None  # the latest generation that includes this node
+        self._workers: WorkerGroup | None = None  # the latest workers started here
         self._ready: NodeReady | None = None
         self._end: JobEnded | None = None
-        self._restart = 0  # of which the user knows
+        self._restart = 0  # the last restart that the user was told of
         self._lease_until = _FOR_EVER
         self._store: TCPStore | Reservation | None = None
         self._leftovers = Leftovers(self.loop, consoles, self.signals)
-        if job.nproc > 8:  # it costs an import, and few fit into any limit
+        if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
         self._equipment = Equipment(
@@ -122,19 +122,19 @@ class Agent:
             broken = False
             return exit_code
         finally:
-            self._form = None  # this node is in no generation, whoever asks
+            self._form = None  # from here on `announce` returns None
             self.link.close(lambda: broken or bool(self.signals))
             if preload is not None:
                 preload.close()
             self._leftovers.show()
             self._equipment.scratch.remove()
-            self.loop.close()  # last: from here on, signals end this process as they find it
+            self.loop.close()  # last: from here on, signals have their default effect
 
     def _run(self) -> tuple[int, str]:
         outcome = Outcome()
         while True:
             self._get_ready(outcome)
-            self.loop.run_once(0)  # a signal that has come by now: no workers are started
+            self.loop.run_once(0)  # sees a signal that is pending: then no workers start
             self.loop.run_until(lambda: self._may_begin() is not None or self._is_over())
             form = self._may_begin()
             if form is not None and not self._is_over():
@@ -146,15 +146,15 @@ class Agent:
             if self.signals:
                 return self._leave(self.signals[0])
             if self._end is not None:
-                self._leftovers.show()  # a report comes after it
+                self._leftovers.show()  # before the report
                 return self._finish(self._end)
 
     # A generation.
 
     def _get_ready(self, outcome: Outcome) -> None:
-        """Bind a store for the next generation and say that no workers run here.
+        """Bind a store for the next generation and report that no workers run here.
 
-        The store is bound before its port is announced, and only a fresh one is announced.
+        The store is bound before its port is announced. Each generation gets a fresh store.
         """
         job = self.job
         if self._store is None:
@@ -167,14 +167,14 @@ class Agent:
         self.link.send(self._ready)
 
     def _may_begin(self) -> Form | None:
-        """Return the generation that is formed, unless its lease is over before it has begun: the
-        word of it may have waited while this machine stood still, and the others have gone on.
+        """Return the formed generation, or None if its lease expired before it began: this machine
+        may have been suspended, and the other nodes may have gone on without it.
         """
         formed = self._ready is None and self.loop.now() < self._lease_until
         return self._form if formed else None
 
     def _run_generation(self, form: Form) -> tuple[WorkerGroup, Outcome]:
-        """Run the workers until all have ended and nothing of them is left."""
+        """Run the workers until all have exited and no process of theirs is left."""
         self._tell(form)
         workers = self._workers = WorkerGroup(
             self._equipment, self.job, form, self._store, self._tell_failure
@@ -188,7 +188,7 @@ class Agent:
         return workers, Outcome() if self.signals else workers.outcome(self.link.join.host)
 
     def _wait_for_others(self, workers: WorkerGroup) -> None:
-        """All workers here have ended well; those of other nodes may not have."""
+        """Wait for the workers of other nodes, after all workers here succeeded."""
         workers.done = True
         self.link.send(WorkersSucceeded(workers.form.generation.id))
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
@@ -204,7 +204,7 @@ class Agent:
         return exit_code_of_signal(number), f"the {reason}"
 
     def _give_up(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
-        """Leave the job, without a restart here, as the system does not let go of a worker."""
+        """Leave the job without a restart here, because the kernel can't end a worker."""
         from relight.core import verdict
 
         now = self.loop.now()
@@ -223,7 +223,7 @@ class Agent:
 
             self.journal.say(report(end, self._ready, env))
         path = env.get("TORCHELASTIC_ERROR_FILE")
-        if path and end.root is not None:  # the program that started this agent wants to know
+        if path and end.root is not None:  # set by a program that runs this agent as its worker
             from relight.postmortem import tell_parent
 
             workers = self._workers
@@ -231,7 +231,7 @@ class Agent:
             tell_parent(path, end.root, workers.logs if workers and ours else None)
         return end.exit_code, end.reason
 
-    # What the link asks and tells: this is its owner.
+    # Called by the link (`LinkOwner`).
 
     def _make_link(self) -> "LocalLink | RemoteLink":
         job, meeting = self.job, self.job.meeting
@@ -256,7 +256,7 @@ class Agent:
         return RemoteLink(self.loop, job.settings, join, meeting)
 
     def say(self, message: str) -> None:
-        """Tell the user, on stderr."""
+        """Print a message to the user on stderr."""
         self.journal.say(message)
 
     def announce(self) -> Announce | None:
@@ -269,14 +269,14 @@ class Agent:
         return Announce(generation, restart, place.group_rank, place.group_world_size, done)
 
     def standing(self) -> Sequence[FromAgent]:
-        """Return what a new coordinator should know beyond that."""
+        """Return what else a new coordinator should know: whether this node is ready or failed."""
         if self._ready is not None:
             return [self._ready]
         workers = self._running
         return [self._failure()] if workers is not None and workers.failed else []
 
     def told(self, message: FromCoordinator) -> None:
-        """Take what the coordinator says."""
+        """Handle a message of the coordinator."""
         match message:
             case Form() if self._ready is not None:
                 self._form, self._ready = message, None
@@ -289,7 +289,7 @@ class Agent:
             case WaitReason(text, _, generation):
                 ready = self._ready
                 if ready is not None and generation.number >= ready.latest.number:
-                    # A later coordinator may not know.
+                    # A new coordinator may not know it.
                     self._ready = ready._replace(latest=generation)
                 self.journal.say(text)
             case Note(text):
@@ -298,35 +298,35 @@ class Agent:
                 pass
 
     def lease(self, until: float | None) -> None:
-        """The workers may run until this time, None for ever."""
+        """Let the workers run until this time; None means without limit."""
         self._lease_until = _FOR_EVER if until is None else until
         if self._running is not None:
             self._running.lease(self._lease_until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
         if self._ready is not None or stop.generation != self._latest:
-            return  # it is of a generation that is over here
+            return  # that generation has already ended here
         if self._running is not None:
             self._running.stop(stop)
-        else:  # it has not begun
+        else:  # its workers have not started
             self._get_ready(Outcome())
 
     @property
     def _latest(self) -> GenerationId:
-        """The generation that this node is in, or was in last."""
+        """The generation that this node is in, or the last one that it was in."""
         return NO_GENERATION if self._form is None else self._form.generation.id
 
     @property
     def _running(self) -> WorkerGroup | None:
-        """The workers of the generation that this node is in, from their start on."""
+        """The workers of the generation that this node is in, once they have started."""
         workers = self._workers
         is_of_it = workers is not None and workers.form is self._form and self._ready is None
         return workers if is_of_it else None
 
-    # What is told.
+    # Messages to the user and the coordinator.
 
     def _tell(self, form: Form) -> None:
-        """Say what begins, where that is news."""
+        """Print and record the new generation, and what the user does not know yet."""
         (number, _), restart, address, port, cause = form.generation
         here, nodes, world_size = (
             form.place.group_rank, form.place.group_world_size, form.place.world_size
@@ -367,7 +367,7 @@ class Agent:
 
 
 def _stop_s(job: NodeJob) -> float | None:
-    """Return how long it takes at most until workers have ended and others know it."""
+    """Return the longest time in seconds until workers have exited and other nodes know it."""
     if job.meeting is None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0

@@ -1,11 +1,11 @@
 """Serves groups to the agents of other nodes: connections and heartbeats.
 
-The agent that holds the endpoint has a `Coordinator`. It listens there, for all jobs that use the
-endpoint, and tells each group what its nodes say and when one falls silent.
+The agent that holds the endpoint runs a `Coordinator`. It listens there, for all jobs that use the
+endpoint, passes the messages of nodes to their groups, and reports nodes that fall silent.
 
-A node beats over its connection. Where packets are lost, TCP holds back what follows, so beats also
-come as datagrams, to the same port; either counts. They carry a code that only the two ends of the
-connection can make.
+A node sends heartbeats over its connection. Where packets are lost, TCP delays all that follows, so
+heartbeats also come as datagrams to the same port; either counts. Datagrams carry a code that only
+the two ends of the connection can compute.
 """
 
 import socket
@@ -36,9 +36,9 @@ from relight.host.ports import is_loopback
 _HEARD = FromAgent | Beat
 _JOBS_TOLD = 16
 _IDLE_LOOK_S = 0.5
-"""How often to look where there is no job, and so nobody to lose."""
+"""How often to check for silent nodes while there is no job, and so no node to lose."""
 _STALL_S = 0.5
-"""An agent that was stopped, or a machine that was, must not take it for the silence of others."""
+"""A longer delay means that this process was suspended, not that other nodes were silent."""
 
 
 class Coordinator:
@@ -48,8 +48,8 @@ class Coordinator:
         loop: the agent's loop.
         sock: bound to the endpoint and listening.
         security: what agents must prove.
-        divert: takes clients of torch's TCPStore that come to the endpoint's port.
-        log: is told of peers that were turned away.
+        divert: called with clients of torch's TCPStore that connect to the endpoint's port.
+        log: called with a line for each peer that was turned away.
     """
 
     def __init__(
@@ -62,19 +62,21 @@ class Coordinator:
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.seen_address = ""
-        """The address of this machine that other nodes use, once one has come."""
+        """The address at which other nodes reach this machine; empty until one has connected."""
         self.holds: Callable[[], bool] = lambda: True
-        """Whether this host is the coordinator now; an endpoint of several hosts elects one."""
+        """Whether this host is the coordinator now; an endpoint with several hosts elects one."""
         self.on_elector: Callable[[Connection, GroupSettings | None], None] = _close
-        """Takes connections from the electors of other hosts of the endpoint."""
+        """Called with connections from the electors of the endpoint's other hosts."""
         self.whereabouts: Callable[[], int] = lambda: -1
-        """Which host of the endpoint is the coordinator, if this one is not."""
+        """Returns which host of the endpoint is the coordinator, if this one is not."""
         self.on_ballot: Callable[[bytes], None] = _ignore
-        """Takes datagrams that are no heartbeats of an agent."""
+        """Called with datagrams that are not an agent's heartbeats."""
         self.longest_patience_s = float("inf")
-        """Leases of jobs with a longer one would outlast the hold of this process on a register."""
+        """Longest `lost_after_s` accepted: longer leases would outlast this process's hold on a
+        register.
+        """
         self.on_job: Callable[[str, str], None] = _ignore
-        """Is told of the first node of each job, and when the last has gone."""
+        """Called when the first node of a job arrives, and when its last node has gone."""
         raise_limit()
         self._loop = loop
         self._peers: dict[Connection, _Peer] = {}
@@ -95,7 +97,7 @@ class Coordinator:
         return len(self._peers)
 
     def group(self, job: str, settings: GroupSettings) -> Group:
-        """Return the group of a job; it is made if this is its first node."""
+        """Return the group of a job; create it for the job's first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has come")
             group = self.groups[job] = Group(self._loop, settings, self.holds)
@@ -104,13 +106,13 @@ class Coordinator:
         return self.groups[job]
 
     def say(self, text: str) -> None:
-        """Tell the users of all agents."""
+        """Print a message to the users of all agents."""
         for connection in self._peers:
             connection.send(fields.to_json(Note(text)))
             connection.drain()
 
     def resign(self) -> None:
-        """Send all agents away and forget their groups; go on listening."""
+        """Disconnect all agents and forget their groups; go on listening."""
         for connection in list(self._peers):
             connection.close()
         self._peers.clear()
@@ -123,16 +125,16 @@ class Coordinator:
         self._listener.hello = self._hello()
 
     def close(self) -> None:
-        """Stop listening, and end all connections."""
+        """Stop listening, and close all connections."""
         self._timer.cancel()
         self._listener.close()
         self._beats.close()
         self.resign()
 
-    # From the listener.
+    # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """An agent of some job has come."""
+        """Take the connection of a new agent, of any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
             self.on_elector(connection, settings)
@@ -159,26 +161,26 @@ class Coordinator:
         self._peers[connection] = _Peer(connection, group)
         self._by_key[self._beats.key_of(connection.session_key)] = connection
         self._unjoined[connection] = None
-        if len(self._unjoined) > self._listener.places // 2:  # without a token, strangers come here
+        if len(self._unjoined) > self._listener.places // 2:  # anyone gets here without a token
             oldest = next(iter(self._unjoined))
             self._forget(oldest)
             oldest.close()
             self._log(f"{oldest.peer}: dropped for a newer one: too many join no job")
 
     def received(self, connection: Connection, message: Message) -> None:
-        """An agent says something."""
+        """Handle a message of an agent."""
         peer, told = self._peers[connection], fields.message(_HEARD, message)
         if isinstance(told, Beat):
             if self.holds():
                 peer.is_new(told.number)
-                connection.send(message)  # the echo is its lease
+                connection.send(message)  # the echo renews the agent's lease
             return
         if isinstance(told, Join):
             if peer.node not in ("", told.node):
                 raise Malformed("a second node")
             older = self._by_node.get((peer.group, told.node))
             if older is not None and older is not peer:
-                self._forget(older.connection)  # it has come again before we saw it go
+                self._forget(older.connection)  # the agent has reconnected
                 older.connection.close()
             peer.node = told.node
             self._unjoined.pop(connection, None)
@@ -188,11 +190,11 @@ class Coordinator:
             peer.group.step(Told(peer.node, told))
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """The connection to an agent is gone."""
+        """Handle the end of an agent's connection."""
         if connection in self._peers:
             patient_until = self._patient_until(self._peers[connection])
             if self._loop.now() < patient_until:
-                # It gave us up while we stood still; it will be back.
+                # The agent gave us up while we were suspended; it will reconnect.
                 self._loop.call_at(patient_until, lambda: self._lose(connection, reason))
             else:
                 self._lose(connection, reason)
@@ -200,7 +202,7 @@ class Coordinator:
             self._log(f"{connection.peer}: {reason}")
 
     def sink_of_own(self, deliver: Sink) -> Sink:
-        """Return the sink of the agent that is in this process."""
+        """Return the sink of the agent in this process."""
 
         def sink(message: FromCoordinator) -> None:
             shown = self._with_address(message)
@@ -215,7 +217,7 @@ class Coordinator:
         return sink
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in the address of this host, which we learn only from others.
+        """Fill in this host's address, which only other nodes can tell.
 
         An agent that reached us over loopback is on this host, too.
         """
@@ -234,7 +236,7 @@ class Coordinator:
         self._log(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
-        """A standby, or a probe of a port, connects and says nothing: that is no news."""
+        """Log a refused peer, but not one that says nothing: standbys and port probes do that."""
         if not line.endswith("without a word"):
             self._log(line)
 
@@ -248,7 +250,7 @@ class Coordinator:
             peer.group.step(NodeLost(peer.node, reason))
 
     def _drop(self, group: Group, node: str) -> None:
-        """The group gives a node up: without echoes the lease of its workers ends."""
+        """Disconnect a node that the group gave up: without echoes, its workers' lease expires."""
         group.sinks.pop(node, None)
         peer = self._by_node.get((group, node))
         if peer is not None:
@@ -263,7 +265,7 @@ class Coordinator:
         self._by_key.pop(self._beats.key_of(connection.session_key), None)
 
     def _forget_empty_groups(self) -> None:
-        """A job that nobody is in any more begins anew if its nodes come back."""
+        """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
         empty = [job for job, group in self.groups.items() if not group.sinks]
         used = {peer.group for peer in self._peers.values()} if empty else set()
         for job in empty:
@@ -273,14 +275,16 @@ class Coordinator:
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
-        """Say which jobs are here: who has another token sees whether it is that of its own job."""
+        """Return the hello with the jobs served here, so that an agent with another token sees
+        whether it has reached its own job.
+        """
         hello: Message = {"sender": "coordinator"}
-        if len(self.groups) > _JOBS_TOLD:  # a head node's agents would all have to read them
+        if len(self.groups) > _JOBS_TOLD:  # on a head node each agent would have to read them all
             return hello
         told: Message = {**hello, "jobs": list(self.groups)}
         return told if len(wire.body_of(told)) <= wire.MAX_HELLO // 2 else hello
 
-    # Who is silent.
+    # Heartbeats and silence.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
         connection = self._by_key.get(data[:8])
@@ -331,7 +335,7 @@ class _Peer:
         self._beat = -1
 
     def is_new(self, number: int) -> bool:
-        """Whether a beat is no repetition of one that somebody has overheard."""
+        """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""
         is_new = number > self._beat
         self._beat = max(self._beat, number)
         return is_new

@@ -11,7 +11,7 @@ from relight.typed import NamedTuple
 
 
 class Environment(NamedTuple):
-    """A copy of the process environment and the questions that the launcher asks it."""
+    """A copy of the process environment and the lookups that the launcher needs."""
 
     variables: Mapping[str, str]
 
@@ -21,12 +21,14 @@ class Environment(NamedTuple):
 
 
 def host() -> str:
-    """Return RELIGHT_HOST: with `portable`, tests run on Linux what other systems run."""
+    """Return RELIGHT_HOST: with `portable`, tests use on Linux the code for other systems."""
     return os.environ.get("RELIGHT_HOST", "")
 
 
 def mistakes() -> str:
-    """Return RELIGHT_MISTAKES: a file in which tests look for mistakes of relight, or nothing."""
+    """Return RELIGHT_MISTAKES: a file that collects relight's unexpected exceptions for tests, or
+    an empty string.
+    """
     return os.environ.get("RELIGHT_MISTAKES", "")
 
 

@@ -1,13 +1,13 @@
-"""The errors that people see, sorted by who must act on them, and the exit codes they end with.
+"""The errors that users see, sorted by who must act on them, and their exit codes.
 
     RelightError
     ├── WorkersFailedError  1   the user's function, called by relight.launch
-    ├── UsageError      2   the user: the command line or the environment asks for what can't be
+    ├── UsageError      2   the user: the command line or the environment asks for the impossible
     ├── MachineError    4   the operator: this machine refused something that the launcher needs
     └── InternalError  70   us: a state that must not occur; please report it
 
-A job whose workers failed is no error of the launcher: it ends with the exit code of its root
-cause. One whose nodes did not come together in time, or fell apart for good, ends with EXIT_GROUP.
+A job whose workers failed is not an error of the launcher: it ends with the exit code of its root
+cause. A job whose nodes did not come together in time, or separated for good, ends with EXIT_GROUP.
 
 A message is one line: what happened, to which thing, why. The hint says what to do next.
 """
@@ -43,17 +43,17 @@ class RelightError(Exception):
         self.message = message
         self.hint = hint
         if hint:
-            self.add_note(f"hint: {hint}")  # what a traceback in Python ends with
+            self.add_note(f"hint: {hint}")  # shown at the end of a Python traceback
 
 
 class WorkersFailedError(RelightError):
-    """A worker of `relight.launch` failed, and has left no exception that could be raised here."""
+    """A worker of `relight.launch` failed and left no exception that could be raised here."""
 
     exit_code = EXIT_FAILED
 
 
 class UsageError(RelightError):
-    """What was asked for is wrong; nothing has been started."""
+    """The request is wrong; nothing has been started."""
 
     exit_code = EXIT_USAGE
 
@@ -71,8 +71,8 @@ class InternalError(RelightError):
 
 
 def mistake(error: BaseException) -> str:
-    """Return an exception that is a mistake of ours in one line, as `way_to` does. It is also added
-    to the file `env.mistakes`, if there is one: no test shall pass by in which one was made.
+    """Return an unexpected exception of relight in one line, as `way_to` does, and add it to the
+    file `env.mistakes`, if set: a test during which one occurs must not pass.
     """
     line = way_to(error)
     if env.mistakes():
@@ -85,8 +85,8 @@ def mistake(error: BaseException) -> str:
 
 
 def way_to(error: BaseException) -> str:
-    """Return an exception in one line: what it says, and where in our code it was raised, from the
-    innermost place on.
+    """Return an exception in one line: its message, and the lines of relight's code that it passed,
+    innermost first.
     """
     places, trace = [], error.__traceback__
     while trace is not None:
@@ -100,12 +100,12 @@ def way_to(error: BaseException) -> str:
 
 
 def exit_code_of_signal(number: int) -> int:
-    """Return the exit code that stands for an end by signal `number`."""
+    """Return the exit code of a process that signal `number` ended."""
     return EXIT_SIGNAL_BASE + number
 
 
 def signal_name(number: int) -> str:
-    """Return `SIGTERM` for 15, and so on; `signal 40` where there is no name."""
+    """Return the name of a signal: `SIGTERM` for 15; `signal 40` where there is no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -118,9 +118,9 @@ def many(number: int, word: str) -> str:
 
 
 def nearest(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 0.6) -> str:
-    """Return the entry of `known` that `word` was probably meant to be, or an empty string.
+    """Return the entry of `known` that is most similar to `word`, or an empty string.
 
-    `cutoff` is how much they must be alike, from 0 to 1 (difflib).
+    `cutoff` is the least similarity, from 0 to 1 (difflib).
     """
     import difflib  # only on the way to an error message
 
@@ -129,8 +129,8 @@ def nearest(word: str, known: "list[str] | tuple[str, ...]", *, cutoff: float = 
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
-    """Return a hint with the entry of `known` that `word` was probably meant to be, or `otherwise`
-    where none is like it.
+    """Return a hint with the entry of `known` that is most similar to `word`, or `otherwise` if
+    none is similar.
     """
     meant = nearest(word, list(known))
     return f"did you mean {meant}?" if meant else otherwise

@@ -1,8 +1,8 @@
-"""What happened: one small immutable type an event, and how it is written.
+"""The events of a job: one small immutable type for each, and their text.
 
-The same records are the inputs of the cores and the lines of the event log. Times are not part of
-an event: whoever records it adds them. An exit code below 0 is the number of the signal that ended
-a process, as in torch and subprocess.
+The same records are the inputs of the cores and the lines of the event log. An event has no time:
+the code that records it adds one. An exit code below 0 is the number of the signal that ended a
+process, as in torch and subprocess.
 """
 
 from relight.errors import many
@@ -10,7 +10,7 @@ from relight.typed import Any, NamedTuple
 
 
 class Formed(NamedTuple):
-    """A generation was formed: this many nodes, among which this one has a place, and workers."""
+    """A generation was formed with this many nodes and workers; `node` is this node's place."""
 
     generation: int
     restart: int
@@ -23,7 +23,7 @@ class Formed(NamedTuple):
 
 
 class WorkerStarted(NamedTuple):
-    """A worker process exists."""
+    """A worker process was started."""
 
     local_rank: int
     rank: int
@@ -31,20 +31,20 @@ class WorkerStarted(NamedTuple):
 
 
 class WorkerExited(NamedTuple):
-    """A worker process is gone and reaped."""
+    """A worker process has exited and was reaped."""
 
     local_rank: int
     exitcode: int
 
 
 class WorkersFrozen(NamedTuple):
-    """The workers' lease is over and they stand still (`frozen`), or they go on."""
+    """The workers' lease expired and they are stopped (`frozen`), or they continue."""
 
     frozen: bool
 
 
 class SignalReceived(NamedTuple):
-    """The agent was sent a signal that stops the job."""
+    """The agent received a signal that stops the job."""
 
     number: int
 
@@ -57,21 +57,21 @@ class GroupStopped(NamedTuple):
 
 
 class SpawnerLost(NamedTuple):
-    """The process that holds the workers died, and they with it."""
+    """The spawner died, and the workers with it."""
 
     exitcode: int
 
 
 class PreloadStarted(NamedTuple):
-    """A process begins to import modules, so that workers can be forked from it."""
+    """A process has begun to import modules, so that workers can be forked from it."""
 
     pid: int
     modules: str
 
 
 class PreloadReady(NamedTuple):
-    """It has imported them; `mib` is the memory that it takes. `left_out` are packages on the path
-    that workers import as well, but which are not installed: the user's own.
+    """The process has imported the modules and uses `mib` MiB. `left_out` are packages on the path
+    that workers import as well, but that are not installed: the user's own.
     """
 
     pid: int
@@ -82,8 +82,8 @@ class PreloadReady(NamedTuple):
 
 
 class PreloadWithout(NamedTuple):
-    """It does without a module, which each worker then imports itself if it can; `seconds` is the
-    time that the import took until that was known. `asked` if the user has named the modules.
+    """The process skips a module, which each worker then imports itself if it can. `seconds` is how
+    long the import took until it failed. `asked`: the user named the modules.
     """
 
     module: str
@@ -93,23 +93,23 @@ class PreloadWithout(NamedTuple):
 
 
 class PreloadUnfit(NamedTuple):
-    """It can't be used, or not any more, and is gone; `asked` if the user has named the modules."""
+    """The process can't be used (any more) and is gone; `asked`: the user named the modules."""
 
     reason: str
     asked: bool
 
 
 class WorkersWarm(NamedTuple):
-    """Whether the workers of this generation are forked from it; if not, why not."""
+    """Whether the workers of this generation are forked from that process; if not, why not."""
 
     warm: bool
     reason: str
 
 
 class Mistake(NamedTuple):
-    """Something from outside has led relight to an exception that should not be; it was dropped.
+    """Outside input made relight raise an unexpected exception; the input was dropped.
 
-    `during` is from what, `error` says what, and where in relight's code.
+    `during` names the input; `error` has the message and the place in relight's code.
     """
 
     during: str
@@ -156,7 +156,7 @@ Event = (
 
 
 def describe(event: Event) -> str:
-    """Return an event in words, for people who want to know what is done (`--verbose`)."""
+    """Return an event in words, for `--verbose`."""
     match event:
         case Formed():
             return (
@@ -187,7 +187,7 @@ def describe(event: Event) -> str:
         case PreloadWithout():
             text = f"preload: without {event.module}: {event.reason}"
             if event.reason.startswith("it can't be imported"):
-                return text  # no worker can either
+                return text  # no worker can import it either
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
             return f"preload: not used: {event.reason}"
@@ -204,7 +204,7 @@ def describe(event: Event) -> str:
 
 
 def is_news(event: Event) -> bool:
-    """Return whether people are told of an event without `--verbose`."""
+    """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
     return asked or isinstance(event, Mistake)
 

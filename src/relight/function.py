@@ -3,8 +3,8 @@
     import relight
     losses = relight.launch(train, 0.1, epochs=3, nproc_per_node=4)
 
-It runs `relight run` in a process of its own, so everything said of that holds: restarts, failure
-reports, nothing left behind. The function and its arguments travel as a pickle.
+It runs `relight run` in a separate process, with the same guarantees: restarts, failure reports,
+nothing left behind. The function and its arguments travel as a pickle.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from relight.worker import call, main_module
 
 R = TypeVar("R")
 _NEARLY = 0.85
-"""How much a name must be like one of ours to be taken for it, where the function takes any."""
+"""Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
 
 
 def launch(
@@ -50,35 +50,35 @@ def launch(
     """Call `function(*args, **kwargs)` on every worker and return the results by rank.
 
     In a worker, RANK, WORLD_SIZE, MASTER_ADDR and the rest are set as `relight run` sets them. What
-    workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops them all,
-    and so does the end of this process, whatever ends it.
+    workers print appears on this process's `sys.stdout` and `sys.stderr`. Ctrl-C stops all workers,
+    and so does the end of this process, whatever its cause.
 
     Args:
-        function: what to call. With `pip install cloudpickle`, any. Without it, one that is
-            defined in a module or in the script itself, which workers then import; the call of
-            `launch` has to be below `if __name__ == "__main__":`, as for multiprocessing.
-        args: passed on.
-        nproc_per_node: workers of each node, or a word as for `--nproc-per-node`.
-        nnodes: agents, all on this machine; with `hosts`, their number. It is fixed.
+        function: what to call. With cloudpickle installed, any function. Without it, one that is
+            defined in a module or in the script itself, which workers then import; `launch` must be
+            called below `if __name__ == "__main__":`, as with multiprocessing.
+        args: passed to the function.
+        nproc_per_node: workers per node, or a word as for `--nproc-per-node`.
+        nnodes: agents, all on this machine; with `hosts`, their number. The number is fixed.
         max_restarts: restarts of the job after failures.
-        env: variables for the workers beside those of this process.
+        env: variables for the workers, in addition to those of this process.
         flags: more flags of `relight run`.
-        hosts: one agent each, started over ssh: `node1`, `user@node2:2222`. Workers there have the
-            environment of their host and `env`; modules that the function needs must be there.
-            What they return is a pickle, so they must be hosts that you trust.
+        hosts: where to start one agent each over ssh: `node1`, `user@node2:2222`. Workers there
+            have the environment of their host and `env`; modules that the function needs must be
+            installed there. Use only hosts that you trust: results come back as pickles.
         ssh: options of the ssh scheduler, by name (`relight schedulers ssh`).
-        kwargs: passed on. What the function does not take is refused, and so is what is nearly a
-            name of the above: `functools.partial(function, name=…)` passes it on all the same.
+        kwargs: passed to the function. Unknown names are refused, and so are names similar to the
+            parameters above; to pass such a name, use `functools.partial(function, name=…)`.
 
     Returns:
-        What each rank has returned, in the order of ranks.
+        What each rank returned, in rank order.
 
     Raises:
-        Exception: what the function has raised on the rank that failed first, with its traceback
-            as the cause.
-        WorkersFailedError: a worker failed otherwise, such as by a signal, or has ended with exit
-            code 0 before the function returned.
-        UsageError: an argument is wrong, or it can't be pickled; nothing was started.
+        Exception: the exception that the function raised on the rank that failed first, with its
+            traceback as the cause.
+        WorkersFailedError: a worker failed in another way, such as by a signal, or exited with 0
+            before the function returned.
+        UsageError: an argument is wrong, or can't be pickled; nothing was started.
     """
     main_module.refuse_while_importing()
     check_call(function, args, kwargs)
@@ -95,8 +95,8 @@ def launch(
         raise UsageError("ssh has no effect without hosts")
     variables = {**environment.read().variables, **(env or {})}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
-        del variables[name]  # of the job around this one, if there is one
-    if nodes > 1:  # nobody else on this machine joins the job
+        del variables[name]  # set by an outer job, if this process is its worker
+    if nodes > 1:  # keeps other users of this machine out of the job
         variables.setdefault(TOKEN, secrets.token_hex(16))
     try:
         payload = call.dumps((function, args, kwargs))
@@ -129,13 +129,13 @@ def launch(
 
 @contextlib.contextmanager
 def _directory() -> Iterator[str]:
-    """Make a directory for the call and what workers keep, and remove it at the end."""
+    """Make a directory for the call and the workers' results; remove it at the end."""
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:
         raise MachineError(f"can't make a directory: {error}") from None
     try:
-        directory = os.path.join(path, "call")  # the lock is outside: ssh reads all that is in it
+        directory = os.path.join(path, "call")  # without the lock: ssh copies it all
         os.mkdir(directory, 0o700)
         yield directory
     finally:
@@ -144,7 +144,7 @@ def _directory() -> Iterator[str]:
 
 
 def _script(name: str, hosts: Sequence[str]) -> main_module.MainModule:
-    """Return what workers import to find something that is defined in `__main__`."""
+    """Return what workers import in place of `__main__` to find its definitions."""
     found = main_module.of_this_process()
     if hosts:
         why = "which workers on other hosts can't import"
@@ -164,7 +164,7 @@ def check_call(
     """Check that a function takes these arguments, as far as its signature tells.
 
     Raises:
-        UsageError: it does not, or a name is nearly one of `launch`'s own.
+        UsageError: it does not, or a name is similar to a parameter of `launch`.
     """
     if not callable(function):
         raise UsageError(
@@ -173,7 +173,7 @@ def check_call(
         )
     name = _name(function)
     try:
-        # What a decorator has wrapped may take other arguments than the decorator.
+        # A function wrapped by a decorator may take other arguments than the decorator does.
         signature = inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):  # some functions of extension modules have none
         signature = inspect.signature(lambda *_, **__: None)
@@ -196,7 +196,7 @@ def check_call(
 
 
 def _meant(word: str) -> str:
-    """Return what somebody wanted who gave a name that the function does not take."""
+    """Return a hint for a keyword that the function does not take."""
     from relight.spec import FLAGS
 
     if word in {flag.field for flag in FLAGS}:
@@ -235,7 +235,7 @@ def _check_texts(flags: Sequence[str], hosts: Sequence[str], env: Mapping[str, s
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _OWN = tuple(p.name for p in inspect.signature(launch).parameters.values()
              if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
-"""The names that `launch` keeps for itself."""
+"""Keyword parameters of `launch`, which are not passed to the function."""
 
 
 def _meeting(nnodes: int) -> list[str]:
@@ -281,7 +281,7 @@ def _start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C is ours to pass on, once
+        start_new_session=True,  # this process forwards Ctrl-C, once
     )
 
 
@@ -294,11 +294,11 @@ sys.argv[:] = ["relight", *sys.argv[3:]]
 from relight.cli.main import entry
 entry()
 """
-"""Ends an agent with this process; not done after the fork, where threads may have held locks."""
+"""Ends an agent with this process. It is not done after the fork: threads may have held locks."""
 
 
 def _show(source: Any, name: str, refusal: LaunchRefusal) -> None:
-    """Copy to the stream as it is now, which is the notebook's cell in a notebook."""
+    """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
     with source:
         for line in source:
             if name == "stderr" and refusal.takes(line.decode(errors="replace")):

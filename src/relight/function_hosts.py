@@ -1,8 +1,8 @@
 """`relight.launch` on other hosts: a job of the ssh scheduler whose workers call the function.
 
-The call travels as the job's workspace. When the agent of a host is done, the process around it
-(`main`) prints what its workers have kept, in lines that begin with a word that nobody else knows;
-they are taken out of the output here.
+The call travels as the job's workspace. When the agent of a host has exited, the process around it
+(`main`) prints the workers' results in lines that begin with a secret random word; `_show` takes
+them out of the output.
 """
 
 import base64
@@ -34,18 +34,19 @@ def run(
     variables: Mapping[str, str],
     cfg: Mapping[str, Any],
 ) -> list[int]:
-    """Call what is in `directory` on workers of other hosts; put there what they keep.
+    """Call the function pickled in `directory` on workers of other hosts; store their results
+    there.
 
     Args:
-        directory: with `call.pickle`.
+        directory: has `call.pickle`.
         flags: of `relight run`.
         hosts: one agent each.
         variables: for the workers.
         cfg: more options of the ssh scheduler.
 
     Returns:
-        The exit code of each host's agent. What the workers of a host keep is in a directory of its
-        own: a rank may have been on two hosts, one after the other.
+        The exit code of each host's agent. Results of a host's workers are in a directory for that
+        host: a rank may have been on two hosts, one after the other.
 
     Raises:
         RelightError: a host can't do its part; nothing was started.
@@ -87,7 +88,7 @@ def run(
 def _show(
     runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
 ) -> None:
-    """Copy a replica's output to this process's, but for what its workers have kept."""
+    """Copy a replica's output to this process's, without the lines that hold results."""
     for line in runner.log_lines(handle, _ROLE, replica, follow=True, stream=stream):
         printed, ours, kept = line.partition(word)
         if not ours:
@@ -102,7 +103,7 @@ def _show(
 
 
 def keep(directory: str, name: str, text: str) -> None:
-    """Add to what a worker has kept; what no worker can have kept is dropped."""
+    """Append to a worker's result file; drop what no worker can have written."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
@@ -116,11 +117,11 @@ def keep(directory: str, name: str, text: str) -> None:
 
 
 def main(word: str, flags: Sequence[str]) -> int:
-    """Run an agent on this host, then print what its workers have kept; return its exit code."""
+    """Run an agent on this host, then print its workers' results; return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # the agent gets it too
+        signal.signal(number, lambda *_: None)  # the agent gets the signal too
     here = os.getcwd()
-    # The directory is no argument: those of a job are the same on all hosts.
+    # The directory can't be an argument: all hosts of a job have the same arguments.
     script = ["-m", "relight.function_hosts"]
     command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode

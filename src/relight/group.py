@@ -1,7 +1,7 @@
-"""One job's membership with a clock: its deadlines, and where to send what it says.
+"""One job's membership with a clock: its deadlines, and where its messages go.
 
-It is all that a job of one node needs, inside its agent (`LocalLink`); with several nodes, the
-coordinator has one for each job, and agents reach it by a `link.RemoteLink`.
+A job of one node has it inside its agent (`LocalLink`). With several nodes, the coordinator has one
+for each job, and agents reach it by a `link.RemoteLink`.
 """
 
 import os
@@ -21,29 +21,29 @@ class LinkOwner(Protocol):
     """The agent, as its link sees it."""
 
     def announce(self) -> Announce | None:
-        """Return the generation whose workers are here, if any."""
+        """Return the generation whose workers are on this node, if any."""
 
     def standing(self) -> Sequence[FromAgent]:
-        """Return what the coordinator should know beyond that: whether this node is ready."""
+        """Return what else the coordinator should know: whether this node is ready."""
 
     def told(self, message: FromCoordinator) -> None:
-        """Take what the coordinator says."""
+        """Handle a message of the coordinator."""
 
     def lease(self, until: float | None) -> None:
-        """The workers may run until this time, on the loop's clock; None is for ever."""
+        """Let the workers run until this time, on the loop's clock; None means without limit."""
 
     def say(self, message: str) -> None:
-        """Tell the user."""
+        """Print a message to the user."""
 
 
 class Group:
-    """One job's membership, its deadlines, and where to send what it says.
+    """One job's membership, its deadlines, and where its messages go.
 
     Args:
         loop: the agent's loop.
-        settings: what the job was asked to be.
-        holds: whether this process is the coordinator at this moment. While it is not, nothing is
-            decided.
+        settings: what the user asked for.
+        holds: returns whether this process is the coordinator now. While it is not, the group
+            decides nothing.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Group:
         self._holds = holds
         self.sinks: dict[str, Sink] = {}
         self.on_drop: Callable[[str], None] = _ignore
-        """Is told of a node that is given up: nothing it says shall be answered any more."""
+        """Called with a node that is given up, whose messages must not be answered any more."""
         self._loop = loop
         self._timer: Timer | None = None
 
     def step(self, event: Told | NodeLost | Tick) -> None:
-        """Take an event in and send what follows from it."""
+        """Take an event and carry out its effects."""
         if not self._holds():
             return
         for effect in self.membership.step(event, self._loop.now()):
@@ -75,7 +75,7 @@ class Group:
         self._timer = None if due is None else self._loop.call_at(due, self._on_deadline)
 
     def close(self) -> None:
-        """Stop."""
+        """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
         self.sinks.clear()
@@ -98,7 +98,7 @@ class LocalLink:
         self.join = join
 
     def open(self, owner: LinkOwner) -> None:
-        """Join."""
+        """Join the group."""
         node = self.join.node
 
         def sink(message: FromCoordinator) -> None:
@@ -108,15 +108,15 @@ class LocalLink:
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:
-        """Tell the group."""
+        """Pass a message to the group."""
         self._group.step(Told(self.join.node, message))
 
     def share_port(self, store: object) -> int:
-        """Return 0: there is no endpoint that other nodes know."""
+        """Return 0: no endpoint is known to other nodes."""
         del store
         return 0
 
     def close(self, give_up: Callable[[], bool]) -> None:
-        """End."""
+        """Close the group."""
         del give_up
         self._group.close()

@@ -1,9 +1,9 @@
-"""The link of one agent to the coordinator of a job of several nodes: what `core/link` decides is
-carried out here.
+"""One agent's link to the coordinator of a job of several nodes; carries out what `core/link`
+decides.
 
-    core/link    where the link stands, until when the workers here may run, when to try again
+    core/link    the state of the link, until when the workers here may run, when to try again
     finder       where the coordinator is, and whether it is in this process (rendezvous/finder)
-    this         dials, beats, hosts the coordinator, passes on what is said
+    this         connects, sends heartbeats, hosts the coordinator, passes messages on
 """
 
 import socket
@@ -73,9 +73,9 @@ class RemoteLink(finders.Seeker):
 
     Args:
         loop: the agent's loop.
-        settings: what the job was asked to be.
-        join: what this node brings.
-        meeting: where and how.
+        settings: what the user asked for.
+        join: describes this node to the group.
+        meeting: where and how the nodes meet.
     """
 
     def __init__(self, loop: Loop, settings: GroupSettings, join: Join, meeting: "Meeting") -> None:
@@ -105,7 +105,7 @@ class RemoteLink(finders.Seeker):
         self._timer: Timer | None = None
         self._quiet_until = 0.0
         self._others_run = False
-        """Whether this node is done, and others are not."""
+        """Whether this node is done while other nodes are not."""
         self._closed = False
 
     def open(self, owner: LinkOwner) -> None:
@@ -116,7 +116,7 @@ class RemoteLink(finders.Seeker):
         self._step(Tick())
 
     def send(self, message: FromAgent) -> None:
-        """Tell the coordinator. While there is none, `Owner.standing` is what it will hear."""
+        """Send a message to the coordinator. A new one gets `LinkOwner.standing` instead."""
         if self._group is not None:
             self._group.step(Told(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
@@ -127,21 +127,21 @@ class RemoteLink(finders.Seeker):
             self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "TCPStore") -> int:
-        """Let workers reach `store` at the endpoint's port; return that, or 0 if it is not ours."""
+        """Let workers reach `store` at the endpoint's port; return it, or 0 if it is not ours."""
         if not (self._meeting.fixed_port and self._meeting.hosted):
             return 0
         self._shared = store
         return self._meeting.port
 
     def close(self, give_up: Callable[[], bool]) -> None:
-        """End. A coordinator first waits until the other nodes know how the job ended, and a host
-        that others need to elect one goes on for them.
+        """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
+        host that takes part in an election goes on while other nodes need its vote.
         """
         if self._others_run:
             self._serve_others(give_up)
         if self._coordinator is not None:
             self._let_others_know(give_up)
-        if self._coordinator is not None:  # it may have been ousted meanwhile
+        if self._coordinator is not None:  # it may have been ousted while it waited
             self._coordinator.close()
         self._closed = True
         self._step(Left())
@@ -149,7 +149,7 @@ class RemoteLink(finders.Seeker):
         self._finder.close()
 
     def _serve_others(self, give_up: Callable[[], bool]) -> None:
-        """Stay for as long as the finders of other nodes need the one of this host."""
+        """Stay for as long as the finders of other nodes need this host's finder."""
 
         def is_needed() -> bool:
             coordinator = self._coordinator
@@ -178,13 +178,13 @@ class RemoteLink(finders.Seeker):
         )
 
     def _has_others(self) -> bool:
-        """Whether other nodes are in the group of this job. Other jobs find a new coordinator."""
+        """Return whether other nodes are in this job's group. Other jobs find a new coordinator."""
         return self._group is not None and len(self._group.sinks) > 1
 
-    # What is decided, and what follows.
+    # Effects of the core.
 
     def _step(self, event: Event) -> None:
-        """Give an event to the core and carry out what it says."""
+        """Pass an event to the core and carry out its effects."""
         for effect in self.core.step(event, self._loop.now()):
             match effect:
                 case Seek():
@@ -213,7 +213,7 @@ class RemoteLink(finders.Seeker):
         self._tell(JobEnded(exit_code, reason, report, None))
 
     def _what_is_wrong(self) -> list[str]:
-        """Look at the endpoint from here, for 2 s at most."""
+        """Examine the endpoint from this machine, for at most 2 s."""
         if not self._meeting.hosts or self.core.unfit:
             return []
         from relight.doctor import at_timeout
@@ -221,7 +221,7 @@ class RemoteLink(finders.Seeker):
         return at_timeout(self._meeting.host, self._meeting.port)
 
     def _tell(self, message: FromCoordinator) -> None:
-        """Tell the agent; where nodes did not meet, with what finds out why."""
+        """Pass a message to the agent; if nodes did not meet, add the command to find out why."""
         if isinstance(message, JobEnded):
             self._others_run = message.others_run
             if message.exit_code == EXIT_GROUP:
@@ -232,10 +232,10 @@ class RemoteLink(finders.Seeker):
                 message = message._replace(report=report)
         self._owner.told(message)
 
-    # What the finder says.
+    # Called by the finder.
 
     def listen(self, sock: socket.socket) -> None:
-        """Take other nodes that come to this socket."""
+        """Accept other nodes on this socket."""
         from relight.coordinator import Coordinator
 
         coordinator = self._coordinator = Coordinator(
@@ -247,8 +247,8 @@ class RemoteLink(finders.Seeker):
         coordinator.whereabouts = self._finder.whereabouts
 
     def found(self, answer: "Answer") -> None:
-        """Go where the coordinator is."""
-        if self._closed or self._others_run:  # then it serves the others, and does not join them
+        """Connect to the coordinator, or become it, as the finder answered."""
+        if self._closed or self._others_run:  # then this node serves the others without joining
             return
         if isinstance(answer, finders.Here):
             self._host(answer.until)
@@ -267,14 +267,14 @@ class RemoteLink(finders.Seeker):
                     self._owner.told(JobEnded(error.exit_code, error.message, report, None))
 
     def certain(self, until: float) -> None:
-        """The coordinator is in this process for longer."""
+        """Note that this process is the coordinator for longer."""
         if self._group is not None:
             self._step(Hosting(until))
             present = self._group.membership.present()
             self._finder.present(enough=present >= self._settings.least)
 
     def ousted(self, reason: str, again_s: float) -> None:
-        """The coordinator is in this process no longer."""
+        """Stop coordinating."""
         coordinator, self._group = self._coordinator, None
         if coordinator is None or self._closed:
             return
@@ -288,11 +288,11 @@ class RemoteLink(finders.Seeker):
             self._step(Resigned(again_s))
 
     def say(self, text: str) -> None:
-        """Tell the user."""
+        """Print a message to the user."""
         self._owner.say(text)
 
     def turned_away(self, line: str) -> None:
-        """Say who was turned away, but not each of many."""
+        """Print who was turned away; if there are many, only some."""
         now = self._loop.now()
         if now >= self._quiet_until:
             self._quiet_until = now + _LOG_EVERY_S
@@ -309,13 +309,13 @@ class RemoteLink(finders.Seeker):
         self._group.sinks[self.join.node] = coordinator.sink_of_own(self._on_own)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
-        # This process can't give itself up.
+        # A coordinator can't give up its own node, so no stop time is sent.
         self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
         for message in self._owner.standing():
             self.send(message)
 
     def _on_own(self, message: FromCoordinator) -> None:
-        """The coordinator in this process says something."""
+        """Handle a message of the coordinator in this process."""
         self._step(Heard(self._lets_run(message)))
         self._tell(message)
 
@@ -323,13 +323,13 @@ class RemoteLink(finders.Seeker):
         return self._group is not None and self._group.membership.lost() > 0
 
     def _divert(self, client: socket.socket) -> None:
-        """Take a client of the workers' store that has come to the endpoint's port."""
+        """Take a client of the workers' store that has connected to the endpoint's port."""
         if self._shared is None:
             client.close()
         else:
             self._shared.adopt(client)
 
-    # The connection: the next three are its owner.
+    # The connection: it calls `opened`, `received` and `closed`.
 
     def _dial(self, address: tuple[str, int], timeout_s: float) -> None:
         hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
@@ -343,7 +343,7 @@ class RemoteLink(finders.Seeker):
             self._step(Broken(reason))
 
     def opened(self, connection: "Connection", hello: "Message") -> None:
-        """The coordinator has answered."""
+        """Join, as the coordinator has answered."""
         if hello.get("sender") != "coordinator":
             connection.fail("what listens there is no coordinator")
             return
@@ -355,7 +355,7 @@ class RemoteLink(finders.Seeker):
         self._step(Opened(connection.peer))
 
     def received(self, connection: "Connection", message: "Message") -> None:
-        """The coordinator says something."""
+        """Handle a message of the coordinator."""
         del connection
         told = fields.message(_HEARD, message)
         if isinstance(told, Redirect):
@@ -372,7 +372,7 @@ class RemoteLink(finders.Seeker):
         self._tell(told)
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """The connection is gone, or could not be made."""
+        """Handle a connection that has ended or could not be made."""
         self._drop_connection()
         if self._closed:
             return
@@ -384,14 +384,14 @@ class RemoteLink(finders.Seeker):
         self._step(Broken(better or reason, refusal, unfit))
 
     def _lets_run(self, message: FromCoordinator) -> bool:
-        """Whether the coordinator says that the workers here, or those to be started, may run."""
+        """Return whether a message permits the workers here, or those to be started, to run."""
         if isinstance(message, Confirm):
             announce = self._owner.announce()
             return announce is not None and announce.generation == message.generation
         return isinstance(message, Form)
 
     def _is_of_others(self, connection: "Connection") -> bool:
-        """Whether who turned us away coordinates other jobs, and not ours."""
+        """Return whether the coordinator that turned us away serves other jobs, and not ours."""
         jobs = (connection.opening.peer_hello or {}).get("jobs")
         return isinstance(jobs, list) and self._meeting.job not in jobs
 
@@ -407,7 +407,7 @@ class RemoteLink(finders.Seeker):
             self._beats = None
 
     def _beat(self, number: int, late: bool) -> None:
-        """Send a beat; as a datagram if the last one seems to be lost, as TCP waits for that."""
+        """Send a heartbeat; as a datagram if the last one seems lost, as TCP would delay it."""
         connection = self._connection
         if connection is None:
             return

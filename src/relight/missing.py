@@ -1,5 +1,5 @@
-"""What was probably meant by a script, program or module that is not there; loaded on the way to an
-error.
+"""Errors for a script, program or module that does not exist, with the likely one as a hint; loaded
+only on the way to an error.
 """
 
 import os
@@ -14,7 +14,7 @@ _STARTERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec
 
 
 def no_script(script: str, arguments: Sequence[str]) -> UsageError:
-    """Return the error for a script that is not there."""
+    """Return the error for a script that does not exist."""
     name = os.path.basename(script)
     if re.fullmatch(r"python[\d.]*", name):
         rest = [word for word in arguments if word != "-u"]
@@ -59,15 +59,15 @@ def no_module(
     flag: str,
     roots: Sequence[str],
 ) -> UsageError:
-    """Return the error for a module that is not there.
+    """Return the error for a module that does not exist.
 
     Args:
-        name: what stands after the flag.
-        package: the part of it that was found.
-        missing: the first part that was not.
-        where: the package's directories; None outside of one.
+        name: the name given with the flag.
+        package: the part of the name that was found.
+        missing: the name up to the first part that was not found.
+        where: the package's directories; None for a top-level module.
         flag: `-m ` or `--preload=`.
-        roots: the directories in which a module outside of a package may have been meant.
+        roots: directories to search for similar top-level modules.
     """
     if name.endswith(".py") and os.path.isfile(name):
         module = os.path.normpath(name[:-3]).replace("/", ".")
@@ -88,7 +88,7 @@ def no_module(
 
 
 def similar_file(path: str) -> str:
-    """Return a hint on the file that was probably meant."""
+    """Return a hint on an existing file with a similar name."""
     folder, name = os.path.split(path)
     if os.path.isfile(f"{path}.py"):
         return f"did you mean {path}.py?"
@@ -101,7 +101,7 @@ def similar_file(path: str) -> str:
 
 
 def _modules(folder: str, *, packages: bool) -> list[str]:
-    """Return the modules of a directory that can be named, or only the packages."""
+    """Return the importable modules of a directory, or only its packages."""
     try:
         with os.scandir(folder) as entries:
             names = [each.name for each in entries if not packages or each.is_dir()]

@@ -1,4 +1,4 @@
-"""What one node runs of a job: made from the command line by `launch`, carried out by `agent`."""
+"""What one node runs of a job: made by `prepare` from the command line, run by `agent`."""
 
 from relight.core.commands import Command
 from relight.core.group_types import GroupSettings
@@ -14,10 +14,12 @@ class NodeJob(NamedTuple):
     """The workers' command and number, and how the nodes meet. Times in seconds.
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
-    of one node. A worker that is stuck in the system for `stuck_after_s`, unless that is 0, has
-    failed. `cpus` has one affinity mask a worker, or is empty. `run_directory` is where logs
-    are kept, `scratch` where a directory may be made that is removed at the end; either may be
-    empty. `workplace` is for --preload.
+    of one node. A worker in an uninterruptible call for `stuck_after_s` has failed; 0 means no
+    limit.
+    `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs; `scratch` is
+    the
+    parent of a directory that is removed at the end; either may be empty. `workplace` is for
+    --preload.
     """
 
     command: Command

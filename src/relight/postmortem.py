@@ -1,7 +1,6 @@
-"""After a failure: gather what is known of each worker that ended badly, for the diagnosis.
+"""After a failure: gathers what is known of each worker that failed, for the diagnosis.
 
-Loaded only when something has failed; the agent calls it. Reading is done here and in `host`,
-judging in `core/failures`.
+The agent loads this only after a failure. It reads, with `host`; `core/failures` judges.
 """
 
 import os
@@ -23,7 +22,7 @@ from relight.host.process import Workers
 JOB = "RELIGHT_JOB_ID"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 _CHILD_KILLED = "killed by signal: Killed"
-"""What torch's data loader says when one of its processes got SIGKILL."""
+"""What torch's data loader prints when one of its processes got SIGKILL."""
 
 
 def gather(
@@ -34,8 +33,8 @@ def gather(
     host: str,
     now: float,
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
-    """Return the failures of this node in a generation, at least one, as other nodes are told them,
-    and the ranks that had ended well before the first.
+    """Return this node's failures in a generation, at least one, as they are sent to other nodes,
+    and the ranks that had succeeded before the first failure.
     """
     failures = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
@@ -44,13 +43,14 @@ def gather(
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
-    """Return what an agent says of a job that has failed.
+    """Return the report of a failed job that this agent prints.
 
     Args:
-        end: of the job.
-        ready: what this node has said last, with its failures.
-        env: of the workers. In a job that `relight submit` has sent, whose replicas are read
-            together, the node of the cause reports it, and the others say that.
+        end: how the job ended.
+        ready: the last message of this node, with its failures.
+        env: the workers' environment. In a job of `relight submit`, whose logs are read
+            together, only the node of the root cause prints the full report; the others refer to
+            it.
     """
     root = end.root
     if not end.report or root is None:
@@ -67,21 +67,21 @@ def tell_parent(path: str, root: Failure, logs: Logs | None) -> None:
     """Write the root cause to the error file of the program that started this agent.
 
     Args:
-        path: of that file.
+        path: the error file.
         root: the root cause.
-        logs: of its worker; None if that was on another node, or in an earlier generation.
+        logs: of the failed worker; None if it was on another node or in an earlier generation.
     """
     try:
         reports.write(path, root, logs.error_file(root.local_rank) if logs is not None else "")
     except (OSError, ValueError):
-        return  # it is a courtesy: the report is on stderr
+        return  # optional: the report is also on stderr
 
 
 def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, host: str) -> Failure:
     try:
         stderr = logs.stderr_of(end.local_rank)
     except OSError:
-        stderr = ""  # somebody has removed the file
+        stderr = ""  # the file was removed
     report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
     log = logs.stderr_path(end.local_rank)
     evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
@@ -104,7 +104,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:
-    """Return whether there was no room for what a worker may have had to say (statvfs(3))."""
+    """Return a note if a full disk may have swallowed a worker's output (statvfs(3))."""
     if end.asked or end.exitcode < 0 or not log:
         return ""
     try:
@@ -112,7 +112,7 @@ def _of_disk(end: WorkerEnd, log: str) -> str:
     except OSError:
         return ""
     room = disk.f_bavail if os.geteuid() else disk.f_bfree
-    full = disk.f_blocks and not room  # some file systems have no number of blocks
+    full = disk.f_blocks and not room  # some file systems report no blocks
     return "the disk of its log is full: what it printed may be lost" if full else ""
 
 

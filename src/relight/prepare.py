@@ -1,6 +1,6 @@
-"""From the command line to what this node runs.
+"""Turns the command line into what this node runs.
 
-Everything that can be wrong with a launch is found here, before anything is started.
+All errors of a launch are found here, before anything is started.
 """
 
 import os
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 def prepare(
     spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> tuple[NodeJob, list[str]]:
-    """Check what was asked for against this machine; return what to run, and notes for the user.
+    """Check the request against this machine; return what to run, and notes for the user.
 
     Args:
-        spec: what was asked for.
-        given: the flags that were written down.
+        spec: what the user asked for.
+        given: names of the flags that the user set.
         env: the environment.
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
 
     Raises:
-        RelightError: it can't be run here.
+        RelightError: it can't run here.
     """
     found: list[str] = []
     if not _CLUSTER.isdisjoint(env.variables):
@@ -114,7 +114,7 @@ def _job(
 
         # torchrun's standalone mode is c10d.
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        conf.parse(spec.rdzv_conf, backend)  # to refuse what is wrong: there is nobody to meet
+        conf.parse(spec.rdzv_conf, backend)  # only refuses wrong values
     return NodeJob(
         command=command,
         nproc=nproc,
@@ -133,7 +133,7 @@ def _job(
 
 
 def _workplace(command: Command, nproc: int) -> "Workplace | None":
-    """Return where modules are preloaded, if they are."""
+    """Return where modules are preloaded, or None without --preload."""
     spec = command.spec
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
@@ -141,7 +141,7 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     from relight.host.warm_spawner import Workplace
 
     own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
-    # The last worker has the longest arguments, so there is room for those of the others.
+    # The last worker's arguments are the longest, so those of the other workers fit as well.
     argv = commands.argv(command, nproc - 1)
     program = script.find_program(command.python, command.env) or command.python
     common = commands.common_variables(command)
@@ -174,11 +174,11 @@ def _grace(spec: RunSpec, env: Environment) -> float:
 
 
 def _stuck_after(env: Environment, notes: list[str]) -> float:
-    """Return the seconds that a worker may be in an uninterruptible call, 0 for no limit."""
+    """Return the seconds that a worker may spend in an uninterruptible call; 0 for no limit."""
     name = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
     text = env.get(name, "0")
     try:
-        return max(0.0, float(text))  # also what is not a number
+        return max(0.0, float(text))  # max also turns nan into 0
     except ValueError:
         notes.append(f"{name}={text} has no effect: it is no number of seconds")
         return 0.0
@@ -223,7 +223,7 @@ def _find_python(spec: RunSpec, env: Environment) -> str:
 
 
 def _no_logs_specs(name: str) -> UsageError:
-    """Say what is wrong with `--logs-specs`; torchrun loads its plug-ins, which import torch."""
+    """Return the error for `--logs-specs`: torchrun loads its plug-ins, which import torch."""
     from importlib.metadata import entry_points
 
     hint = "--log-dir, --redirects, --tee and --local-ranks-filter say where output goes; "

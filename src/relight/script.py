@@ -1,6 +1,6 @@
-"""Whether there is what the workers shall run, seen before anything starts.
+"""Checks that the workers' script, program or module exists, before anything starts.
 
-What the workers alone can find out is left to them: nothing is refused that may work.
+It refuses only what certainly can't work; the rest is left to the workers.
 """
 
 import os
@@ -16,7 +16,7 @@ _OF_THE_LAUNCHER = {
     "nnodes", "nproc-per-node", "node-rank", "max-restarts", "standalone", "tee", "redirects",
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "preload",
 }  # fmt: skip
-"""Flags that scripts seldom have; many have `--log-dir` or `--master-port`."""
+"""Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
     """Look for the script, the program or the module.
 
     Raises:
-        UsageError: it is certain that the workers could not run it.
+        UsageError: the workers certainly could not run it.
     """
     if spec.module:
         if python == sys.executable and "$" not in spec.script:
@@ -62,9 +62,9 @@ def check(spec: RunSpec, env: Environment, python: str) -> None:
 
 
 def late_flags(spec: RunSpec, given: "set[str]") -> list[str]:
-    """Return a note if flags of the launcher stand after the script, whose they are there."""
+    """Return a note if flags of the launcher stand after the script, which then gets them."""
     arguments = spec.script_args
-    if "--" in arguments:  # what follows is meant for the script, for sure
+    if "--" in arguments:  # what follows is certainly for the script
         arguments = arguments[: arguments.index("--")]
     words = [word for word in arguments if word.startswith("--")]
     names = [word[2:].partition("=")[0].replace("_", "-") for word in words]
@@ -92,7 +92,7 @@ def find_program(name: str, env: Environment) -> str | None:
 
 
 def _is_for_shells(path: str) -> bool:
-    """Return whether a file is no Python, whatever its name says."""
+    """Return whether a file is not Python source, whatever its name."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -105,10 +105,10 @@ def _is_for_shells(path: str) -> bool:
 
 
 def check_preload(names: "Sequence[str]", python: str) -> None:
-    """Look for the modules of `--preload`, without the import of any.
+    """Look for the modules of `--preload`, without importing any.
 
     Raises:
-        UsageError: it is certain that a module is not there.
+        UsageError: a module certainly does not exist.
     """
     if not names or names == ("auto",) or python != sys.executable or _hides_places():
         return
@@ -121,8 +121,8 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
 
 
 def _check_module(name: str) -> None:
-    """Follow a module's name as far as no code has to run for that, in this Python, which is that
-    of the workers: with the same variables it looks in the same places, and they also look here.
+    """Look for a module, as far as that needs no code to run, in this Python. It is that of the
+    workers: it searches the same places, and the current directory, as they do.
     """
     if _hides_places():
         return
@@ -135,7 +135,7 @@ def _check_module(name: str) -> None:
 
 
 def _hides_places() -> bool:
-    """Return whether this Python does not look for modules where the workers do."""
+    """Return whether this Python skips places in which the workers look for modules."""
     flags = sys.flags
     return bool(flags.isolated or flags.no_site or flags.ignore_environment or flags.no_user_site)
 
@@ -143,19 +143,21 @@ def _hides_places() -> bool:
 def _missing(
     parts: list[str], may_know: "Callable[[ModuleSpec, str], bool]"
 ) -> "tuple[str, str, list[str] | None] | None":
-    """Return what was found of a module's name, that with the first part which is not there, and
-    where that was looked for; None if it may be there.
+    """Look for the parts of a module's name from left to right.
+
+    Returns the package found, the name up to the first missing part, and where that part was looked
+    for; None if the module may exist.
 
     Args:
         parts: of the name.
-        may_know: whether a package may have the part that comes next, wherever that comes from.
+        may_know: returns whether a package may provide the next part without a file for it.
     """
     package, where = "", None
     for number, part in enumerate(parts):
         found = f"{package}.{part}" if package else part
         try:
             spec = _find(found, where)
-        except Exception:  # a finder of somebody else's; the workers will tell
+        except Exception:  # a third-party finder failed; the workers will report it
             return None
         if spec is None:
             return package, found, where
@@ -179,7 +181,7 @@ def _find(name: str, where: list[str] | None) -> "ModuleSpec | None":
 
 
 def _has_code(package: "ModuleSpec", part: str = "") -> bool:
-    """Return whether a package has an `__init__.py` with something in it."""
+    """Return whether a package has an `__init__.py` that is not empty."""
     del part
     try:
         return package.origin is not None and os.path.getsize(package.origin) > 0
@@ -188,8 +190,9 @@ def _has_code(package: "ModuleSpec", part: str = "") -> bool:
 
 
 def _may_make(package: "ModuleSpec", part: str) -> bool:
-    """Return whether a package's `__init__.py` may bring a module that has no file there: it speaks
-    of its name, or of what finds modules. Others are found without the package's import.
+    """Return whether a package's `__init__.py` may provide a module that has no file: it contains
+    the module's name, or a name of the import hooks. Other modules are found without importing the
+    package.
     """
     if not _has_code(package):
         return False

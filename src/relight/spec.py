@@ -1,12 +1,12 @@
 """What the user asked for on this node: one table of flags, one record of checked values, no I/O.
 
-`FLAGS` is the whole command line of `relight run`: each flag's name, how its text becomes a value,
-its default and its help. Names, defaults and meanings are those of torchrun (torch 2.13,
-`torch.distributed.run`), and so are the `PET_<NAME>` variables that supply defaults. A new setting
-is a field of `RunSpec`, a row of `FLAGS`, and the one place that uses it.
+`FLAGS` is the whole command line of `relight run`: each flag's name, parser, default and help.
+Names, defaults and meanings are those of torchrun (torch 2.13, `torch.distributed.run`), and so are
+the `PET_<NAME>` variables that supply defaults. A new setting is a field of `RunSpec`, a row of
+`FLAGS`, and the one place that uses it.
 
-`check` looks at the values together: what can't work is refused, and what torchrun would ignore in
-silence becomes a note of one line.
+`check` compares the values with each other: it refuses what can't work, and returns a one-line note
+for what torchrun would silently ignore.
 """
 
 import signal
@@ -48,9 +48,7 @@ LOCAL_HOSTS = ("", "localhost", "127.0.0.1", "::1")
 
 
 class RunSpec(NamedTuple):
-    """Everything that `relight run` was asked for, checked. One field a flag, in the order of
-    `FLAGS`.
-    """
+    """All checked values of `relight run`, one field per flag, in the order of `FLAGS`."""
 
     nnodes: Nodes
     nproc_per_node: str
@@ -90,11 +88,11 @@ class RunSpec(NamedTuple):
     script_args: tuple[str, ...]
 
     def runs_locally(self) -> bool:
-        """Return whether one node is the whole job, so that there is nobody to meet."""
+        """Return whether the job has one node only, and so needs no rendezvous."""
         return self.nnodes.most == 1
 
     def makes_own_id(self) -> bool:
-        """Return whether the job is one of torchrun's standalone mode, with an id made up here."""
+        """Return whether the job uses torchrun's standalone mode, with a generated id."""
         return self.standalone or (
             self.rdzv_backend == "static"
             and not self.rdzv_endpoint.host
@@ -103,7 +101,7 @@ class RunSpec(NamedTuple):
         )
 
     def store_address(self) -> Endpoint:
-        """Return where the workers' store of a job of one node listens; port 0 is any free one."""
+        """Return where the workers' store of a job of one node listens; 0 is any free port."""
         static = self.rdzv_backend == "static" and not self.standalone
         if static and self.rdzv_endpoint.host:
             port = self.rdzv_endpoint.port
@@ -113,15 +111,15 @@ class RunSpec(NamedTuple):
         return Endpoint(self.local_addr or "127.0.0.1", 0)
 
     def keeps_logs(self) -> bool:
-        """Return whether files were asked for that outlive the job."""
+        """Return whether the user asked for log files that outlive the job."""
         return self.log_dir != "/dev/null" and bool(
             self.log_dir or self.redirects.any() or self.tee.any()
         )
 
 
 class Flag(NamedTuple):
-    """One row of the command line. `parse` is None for a switch; it raises ValueError on a bad
-    value. A default may come from `PET_<NAME>` (`from_env`) or from `variable`.
+    """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
+    value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`.
     """
 
     name: str
@@ -142,7 +140,7 @@ class Flag(NamedTuple):
 DEFAULT_SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
-    if hasattr(signal, name)  # jobs are submitted from Windows too, which has the first two
+    if hasattr(signal, name)  # Windows, from which jobs may be submitted, has only the first two
 )
 _BOTH = "0 none, 1 stdout, 2 stderr, 3 both, or LOCAL_RANK:STREAMS,…"
 
@@ -206,8 +204,8 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
     """Refuse values that contradict each other; return a note for each that has no effect.
 
     Args:
-        spec: the values, each good by itself.
-        given: names of the flags that were written on the command line or in a PET_ variable.
+        spec: the values, each valid by itself.
+        given: names of the flags set on the command line or in a PET_ variable.
 
     Raises:
         UsageError: the combination can't work.

@@ -1,7 +1,7 @@
-"""What the launch path uses of `typing`, without importing it.
+"""The parts of `typing` that the launch path uses, without importing it.
 
-`typing` costs 5 ms with `re`, which it needs, and its NamedTuple 0.1 ms a class. Type checkers see
-the real ones.
+`typing` costs 5 ms with `re`, which it imports, and its NamedTuple 0.1 ms per class. Type checkers
+see the real ones.
 """
 
 TYPE_CHECKING = False
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol as Protocol
     from typing import TypeVar as TypeVar
 else:
-    from _collections import _tuplegetter  # what collections.namedtuple makes fields of
+    from _collections import _tuplegetter  # the field type of collections.namedtuple
 
     Any = NoReturn = Protocol = object
 
@@ -20,14 +20,14 @@ else:
         return object
 
     class _Fields(type):
-        """Makes the annotations of a class that names NamedTuple as its base the fields."""
+        """Turns the annotations of a class based on NamedTuple into its fields."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
             if any(getattr(base, "_fields", ()) for base in bases):
                 raise TypeError(f"{name}: a record has no subclasses")
             if bases and bases[0] is not tuple:
                 annotations = namespace.get("__annotations__")
-                if annotations is None:  # Python 3.14 makes them when they are asked for (PEP 649)
+                if annotations is None:  # Python 3.14 makes them on demand (PEP 649)
                     make = namespace.get("__annotate_func__")
                     annotations = make(1) if make else {}
                 fields = tuple(annotations)
@@ -42,7 +42,7 @@ else:
             return type.__new__(cls, name, bases, namespace)
 
     class NamedTuple(tuple, metaclass=_Fields):
-        """As `typing.NamedTuple`; made for classes without further bases or subclasses."""
+        """Works as `typing.NamedTuple`, for classes without further bases or subclasses."""
 
         def __new__(cls, *values: Any, **named: Any) -> "NamedTuple":  # noqa: D102
             if named or len(values) != len(cls._fields):

@@ -1,4 +1,4 @@
-"""The texts that people write for flags -> values, each by itself. No I/O.
+"""Parsers for the values of flags, each by itself. No I/O.
 
 Every `parse_…` takes the text of one flag and raises ValueError with what was expected.
 """
@@ -20,15 +20,15 @@ BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
 
 class Nodes(NamedTuple):
-    """How many nodes the job may have; equal for a job of fixed size."""
+    """How many nodes the job may have; both are equal for a job of fixed size."""
 
     least: int
     most: int
 
 
 class Endpoint(NamedTuple):
-    """Where the nodes meet. `port` is None where none was written; `others` are further hosts that
-    may take over. What contains a slash is kept as it is, as `host`.
+    """Where the nodes meet. `port` is None if none was given; `others` are further hosts that may
+    take over. A text with a slash is kept unchanged, as `host`.
     """
 
     host: str
@@ -42,7 +42,7 @@ class Endpoint(NamedTuple):
 
 
 class StreamChoice(NamedTuple):
-    """Which streams of which local rank: a default, and exceptions by local rank."""
+    """Which streams are chosen: a default, and exceptions by local rank."""
 
     default: int
     by_rank: tuple[tuple[int, int], ...] = ()
@@ -52,7 +52,7 @@ class StreamChoice(NamedTuple):
         return dict(self.by_rank).get(local_rank, self.default)
 
     def any(self) -> bool:
-        """Return whether some worker has a stream chosen."""
+        """Return whether a stream of any worker is chosen."""
         return bool(self.default) or any(bits for _, bits in self.by_rank)
 
 
@@ -78,7 +78,7 @@ NPROC_WORDS = ("auto", "cpu", "gpu", "xpu")
 
 
 def parse_nproc(text: str) -> str:
-    """Parse a number of workers or one of the words; a word is resolved later, on the machine."""
+    """Parse a number of workers or a word, which is resolved later, on the machine."""
     if text in NPROC_WORDS:
         return text
     try:
@@ -93,8 +93,8 @@ def parse_nproc(text: str) -> str:
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them with commas between; an
-    empty text is this machine. A text with a slash is a path, or whatever the backend makes of it.
+    """Parse `HOST`, `HOST:PORT`, `[V6]` or `[V6]:PORT`, or several of them separated by commas. An
+    empty text is this machine. A text with a slash is a path, or has a meaning for the backend.
     """
     if "/" in text:
         return Endpoint(text, None)
@@ -126,15 +126,15 @@ def _parse_one_endpoint(text: str) -> Endpoint:
 
 
 def parse_host(text: str) -> str:
-    """Parse a name or an address of a host; an empty text is the default."""
+    """Parse the name or address of a host; an empty text is the default."""
     if not text.isprintable() or any(c.isspace() or c in "/@,;" for c in text):
         raise ValueError("expected the name or the address of a host")
     return text
 
 
 def parse_backend(text: str) -> str:
-    """Parse the name of a rendezvous backend; whether there is a plug-in of that name is seen later
-    (`rendezvous/backends`).
+    """Parse the name of a rendezvous backend; `rendezvous/backends` checks later whether a plug-in
+    of that name exists.
     """
     if not text or any(c.isspace() or c in "/=," for c in text):
         raise ValueError(_not_one_of(text or "''", BACKENDS))
@@ -153,7 +153,7 @@ def parse_port(text: str) -> int:
 
 
 def parse_conf(text: str) -> tuple[tuple[str, str], ...]:
-    """Parse `KEY=VALUE,KEY=VALUE`; quotes around it all, which no shell has taken, are dropped."""
+    """Parse `KEY=VALUE,KEY=VALUE`; drop quotes around all of it that a shell has left."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -189,7 +189,7 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 
 def parse_filters(text: str) -> tuple[str, ...]:
-    """Parse comma-separated texts to look for; two commas stand for one that is meant literally."""
+    """Parse comma-separated texts to look for; two commas stand for a literal comma."""
     parts = text.replace(",,", "\0").split(",")
     return tuple(part.replace("\0", ",") for part in parts if part)
 
@@ -209,7 +209,7 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 
 def parse_preload(text: str) -> tuple[str, ...]:
-    """Parse `off`, `auto`, or modules with commas between; empty means off."""
+    """Parse `off`, `auto`, or modules separated by commas; empty means off."""
     if text.lower() in ("", "off", "auto"):
         return ("auto",) if text.lower() == "auto" else ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
@@ -279,7 +279,7 @@ def _not_one_of(word: str, known: "tuple[str, ...] | list[str]") -> str:
 
 
 def is_number(text: str) -> bool:
-    """Return whether Python's float takes a text."""
+    """Return whether Python's float accepts a text."""
     try:
         float(text)
     except ValueError:

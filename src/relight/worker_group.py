@@ -1,13 +1,13 @@
-"""The workers of one generation on this node, from their start until nothing of them is left.
+"""The workers of one generation on this node, from their start until no process of theirs is left.
 
-    made    their output has its files and pipes                                   (host/logs)
-    run     the spawner starts them; until all have ended, core/supervision says who is stopped, and
-            how                                                              (host/supervisor)
-            beside that, where it was asked for: their timers, those that are stuck; and who has
-            not reached init_process_group        (host/timers, host/stuck, host/missing_at_init)
+    made    log files and pipes for their output are open                        (host/logs)
+    run     the spawner starts them; until all have exited, core/supervision decides which to stop,
+            and how                                                              (host/supervisor)
+            where asked for, also: their timers, workers that are stuck, and workers that have not
+            reached init_process_group           (host/timers, host/stuck, host/missing_at_init)
 
-Invariants: the workers start once; `stopped_by` and `failed` never go back; after `run` no process
-of theirs is left, or the system does not let go of it. What follows for the job is decided
+Invariants: the workers start once; `stopped_by` and `failed` are never reset; after `run` no
+process of theirs is left, unless the kernel can't end it. What follows for the job is decided
 elsewhere.
 """
 
@@ -43,7 +43,7 @@ _ARRIVED_AFTER_S = 60
 
 
 class Equipment(NamedTuple):
-    """What an agent has for the workers of all generations.
+    """What an agent provides to the workers of all generations.
 
     `flag` asks workers to save a checkpoint; None if they are not asked. `preload` forks them from
     a process that has imported modules; None without --preload.
@@ -58,7 +58,7 @@ class Equipment(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How workers ended: the failures of this node, and the ranks that had ended well before."""
+    """How workers ended: this node's failures, and the ranks that had succeeded before them."""
 
     failures: tuple[Failure, ...] = ()
     left: tuple[int, ...] = ()
@@ -72,10 +72,10 @@ class WorkerGroup:
         job: what to run.
         form: the generation, and this node's place in it.
         store: the store of this node; that of rank 0 is the generation's.
-        on_failure: is told, once, that a worker failed which nobody had asked to stop.
+        on_failure: called once, when a worker failed that was not asked to stop.
 
     Raises:
-        MachineError: their logs can't be written, or the machine has no descriptor left.
+        MachineError: their logs can't be written, or the machine has no file descriptor left.
     """
 
     def __init__(
@@ -89,13 +89,13 @@ class WorkerGroup:
         self.form = form
         self.began = equipment.loop.now()
         self.done = False
-        """Whether all of them have ended well."""
+        """Whether all of them have succeeded."""
         self.failed = False
         self.stuck = False
         """Whether one of them is in an uninterruptible call."""
         self.stopped_by: StopWorkers | None = None
         self.supervisor: Supervisor | None = None
-        """There from the start of the workers on."""
+        """Set when the workers start."""
         self._equipment = equipment
         self._job = job
         self._store = store
@@ -116,13 +116,13 @@ class WorkerGroup:
             raise _unwritable(error, len(self._plans)) from None
 
     def run(self, signals: Sequence[int]) -> None:
-        """Start the workers; return when all have ended and nothing of them is left.
+        """Start the workers; return when all have exited and no process of theirs is left.
 
         Args:
-            signals: those that the agent has got, as they come.
+            signals: the signals that the agent received; may grow.
 
         Raises:
-            MachineError: the machine can't hold them.
+            MachineError: the machine can't run them.
         """
         loop, job = self._equipment.loop, self._job
         if self._equipment.flag is not None:
@@ -135,7 +135,7 @@ class WorkerGroup:
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         self.lease(self._lease_until)
-        if self.stopped_by is not None:  # it came while a warm process forked the workers
+        if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
         watch = None
         if job.stuck_after_s:
@@ -143,7 +143,7 @@ class WorkerGroup:
 
             watch = StuckWatch(loop, supervisor.workers.pids, job.stuck_after_s, self._on_stuck)
         arrivals = loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
-        if signals:  # one that came before there were workers
+        if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
         if supervisor.alive:
@@ -170,21 +170,21 @@ class WorkerGroup:
         return Outcome(*gather(supervisor.ends, self.logs, supervisor.workers, command, host, now))
 
     def is_of(self, failure: Failure) -> bool:
-        """Return whether it was a worker of this group that failed."""
+        """Return whether the failed worker belongs to this group."""
         supervisor = self.supervisor
         return supervisor is not None and (
             supervisor.workers.pids.get(failure.local_rank) == failure.pid
         )
 
     def lease(self, until: float) -> None:
-        """Let the workers run until this time of the loop's clock, then freeze them."""
+        """Let the workers run until this time on the loop's clock, then freeze them."""
         self._lease_until = until
         if self.supervisor is not None:
             self.supervisor.lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Do what the coordinator wants: end the workers, which may save a checkpoint first if the
-        group is patient.
+        """Stop the workers for the coordinator; if it stops gently, they may save a checkpoint
+        first.
         """
         self.stopped_by = stop
         supervisor, flag, meeting = self.supervisor, self._equipment.flag, self._job.meeting
@@ -203,7 +203,7 @@ class WorkerGroup:
             supervisor.step(event)
 
     def stop_by(self, number: int) -> None:
-        """End the workers, because the agent got this signal."""
+        """Stop the workers, because the agent received this signal."""
         supervisor = self.supervisor
         if supervisor is None:
             return
@@ -225,7 +225,7 @@ class WorkerGroup:
             names = ", ".join(map(str, ready)) or "none, as none handles it"
             journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
 
-    # How they start.
+    # Starting them.
 
     def _plan(self, assignment: Assignment) -> WorkerPlan:
         local_rank, job, equipment = assignment.local_rank, self._job, self._equipment
@@ -245,8 +245,8 @@ class WorkerGroup:
             stdout=stdout,
             stderr=stderr,
             cpus=job.cpus[local_rank] if job.cpus else frozenset(),
-            # A Python script decides itself what becomes of its children (a data loader must not
-            # die before the checkpoint is saved); a shell script would not pass the signal on.
+            # A Python script controls its own children (a data loader must not die before the
+            # checkpoint is saved); a shell script would not forward the signal.
             signal_group=command.spec.no_python,
         )
 
@@ -262,7 +262,7 @@ class WorkerGroup:
             None if preload is None else preload.fork,
         )
 
-    # What happens to them.
+    # Their events.
 
     def _on_process(self, event: ProcessEvent) -> None:
         journal = self._equipment.journal
@@ -284,7 +284,7 @@ class WorkerGroup:
                 self._on_failure()
 
     def _on_stuck(self, local_rank: int) -> None:
-        """A worker is in an uninterruptible call: it counts as dead, whether it can be killed."""
+        """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
             self.stuck = True
@@ -297,8 +297,8 @@ class WorkerGroup:
             self._see_failure(event)
 
     def _on_late(self, pid: int, number: int, scope: str) -> None:
-        """A timer was not released in time: send the process that took it what it asked for, if it
-        is a worker or was started by one.
+        """Send the signal of an expired timer to the process that set it, if that is a worker or
+        was started by one.
         """
         if self.supervisor is None:
             return
@@ -318,10 +318,10 @@ class WorkerGroup:
         try:
             system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
         except OSError:
-            pass  # it has just ended, or has become another user's
+            pass  # it has just exited, or now belongs to another user
 
     def _tell_arrivals(self) -> None:
-        """Say for whom init_process_group waits, if it does."""
+        """Print which ranks init_process_group waits for, if any."""
         from relight.host.missing_at_init import explain
 
         if self.supervisor is not None:
