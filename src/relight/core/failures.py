@@ -29,6 +29,8 @@ _ROWS = 25
 """How much of a terminal the report takes, at `WIDTH` columns."""
 _WHAT = 2 * WIDTH - 40
 """Characters of what happened to one worker."""
+_LEAST_EVIDENCE = 4
+"""Rows of the traceback, with those above and below it, for which what followed is shortened."""
 _MAX_CONSEQUENCES = 4
 _RECORDED = 1000
 """Characters of each text of a failure that other nodes are told."""
@@ -96,12 +98,14 @@ class Diagnosis(NamedTuple):
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
         lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # it may hold two paths
-        end = _consequences(self.consequences, root.at)
-        end += [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
+        end = [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes a little of the first row.
         room = _ROWS - rows_of([f"relight: {lines[0]}", *lines[1:], *end])
-        return [*lines, *_evidence(root, room), *end]
+        followed = _consequences(self.consequences, root.at, 2)
+        if room - rows_of(followed) < _LEAST_EVIDENCE:
+            followed = _consequences(self.consequences, root.at, 1)
+        return [*lines, *_evidence(root, room - rows_of(followed)), *followed, *end]
 
     def _what(self) -> str:
         ranks = [self.root.rank, *(failure.rank for failure in self.same)]
@@ -309,8 +313,8 @@ def _evidence(root: Failure, room: int) -> list[str]:
     return [*lines, ""]
 
 
-def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
-    """Return what followed, a line for those that ended in the same way."""
+def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
+    """Return what followed, a line of at most so many rows for those that ended in the same way."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(_without_numbers(_consequence(failure, many=False)), []).append(failure)
@@ -320,7 +324,8 @@ def _consequences(failures: Sequence[Failure], root_at: float) -> list[str]:
         told = later >= 0.1 and not _was_stopped(first)
         when = f"{duration(later, digits=1)} later, " if told else ""
         ranks = named_ranks([first.rank, *(failure.rank for failure in others)])
-        rows.append(_in_rows(f"  {ranks}: {when}{_consequence(first, many=bool(others))}"))
+        text = f"  {ranks}: {when}{_consequence(first, many=bool(others))}"
+        rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:
         rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
         rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {named_ranks(rest)}: in other ways", WIDTH)]
