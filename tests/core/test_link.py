@@ -99,6 +99,15 @@ def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> No
     assert played.link.state is LinkState.SEEKING
 
 
+def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_without_a_pause() -> None:
+    """One that was there for a while and is gone is looked for at once."""
+    played = Played().connected()
+    assert not any(isinstance(effect, Seek) for effect in played.lost(seconds=0.1))
+    assert played.link.deadline() == played.now + RETRY_S
+    played = Played().connected()
+    assert isinstance(played.lost(seconds=1.0)[-1], Seek)
+
+
 @pytest.mark.parametrize(
     ("refusal", "seconds", "renewed"),
     [
@@ -193,7 +202,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     played.step(Broken("another one does", told=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
     said = Say("lost the coordinator at 10.0.0.1:29400: gone; looking for it")
-    assert Played().connected().lost() == [said, CoordinatorLost(), Seek()]
+    assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]
 
 
 def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:

@@ -211,6 +211,7 @@ class Link:
         self._since = now  # without a coordinator
         self._due: float | None = now  # of the next question, or the next beat
         self._peer = ""
+        self._opened_at = now
         self._told: set[str] = set()
         self._heard = False
         self._doubtful = False  # the others may have gone on without the workers here
@@ -232,7 +233,7 @@ class Link:
         connected = self.state in (LinkState.JOINING, LinkState.CONNECTED)
         match event:
             case Opened(peer) if self.state is LinkState.SEEKING:
-                self._peer = peer
+                self._peer, self._opened_at = peer, now
                 self.state, self._heard, self.unfit = LinkState.JOINING, False, ""
                 self._doubtful = True
                 self.echoed_at = now
@@ -340,7 +341,11 @@ class Link:
         if was_heard:
             self._since = now
             lost = f"lost the coordinator at {self._peer}: {reason}; looking for it"
-            self._effects += [Say(lost), CoordinatorLost(), Seek()]
+            self._effects += [Say(lost), CoordinatorLost()]
+            if now - self._opened_at >= LATER_S:
+                self._effects.append(Seek())
+            else:  # it may close the next connection as soon
+                self._due = now + RETRY_S
         else:
             self._wait(reason, LATER_S if unfit or mute else RETRY_S, now)
 
