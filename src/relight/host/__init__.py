@@ -1,7 +1,8 @@
 """What touches this machine, one resource a file.
 
-`system` is what differs between systems: `linux`, or `portable`, which does with what macOS has. It
-is chosen here and nowhere else. On any other system there is none, and who asks for it is told so.
+`system` is the module with the functions that differ between systems: `linux`, or `portable`, which
+uses only what macOS has. It is chosen here and nowhere else. On any other system, using it raises
+UsageError.
 """
 
 import sys

@@ -1,9 +1,8 @@
-"""The agents that run on this machine, as /proc shows them (proc(5)): nothing is asked of them, and
-they write nothing for it.
+"""Lists the agents that run on this machine, from /proc alone (proc(5)), without contacting them.
 
-An agent is known by its command line. Its workers are the children of the processes that hold them,
-which have names of their own (`host/spawner.py`, `worker/warm_fork.py`). Processes of other users
-are left out, but not for root.
+An agent is recognized by its command line. Its workers are the children of its spawners, which are
+recognized by their process names (`host/spawner.py`, `worker/warm_fork.py`). Processes of other
+users are left out, except for root.
 """
 
 import os
@@ -14,14 +13,14 @@ from relight.host import system
 from relight.typed import NamedTuple
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
-"""As far as the system keeps the names of processes: 15 characters."""
+"""The spawners' process names, cut to the 15 characters that the kernel keeps."""
 
 
 class Running(NamedTuple):
-    """An agent that runs here. Memory is in bytes, of shared pages each process's part (PSS).
+    """An agent that runs here. Memory is in bytes; shared pages count in part (PSS).
 
-    `run_id` is empty while it has no workers. `warm_pid` is that of the process which holds the
-    modules of --preload, 0 without one; its memory is part of `memory`.
+    `run_id` is empty while it has no workers. `warm_pid` is the pid of the warm spawner, which
+    holds the modules of --preload, 0 without one; its memory is part of `memory`.
     """
 
     pid: int
@@ -61,8 +60,8 @@ def running() -> list[Running]:
 
 
 def arguments(words: Sequence[str]) -> list[str] | None:
-    """Return what follows `relight run` or `relight launch` in a command line of Python that runs
-    it, as its script or with -m; None for any other.
+    """Return the arguments after `relight run` or `relight launch` in a Python command line that
+    runs it, as a script or with -m; None for any other command line.
     """
     if not words or not os.path.basename(words[0]).startswith("python"):
         return None
@@ -81,7 +80,7 @@ def arguments(words: Sequence[str]) -> list[str] | None:
 
 
 def _is_fork(process: _Process, processes: Mapping[int, _Process]) -> bool:
-    """Return whether a process has no name of its own yet."""
+    """Return whether a process was forked by its parent and still has the parent's command line."""
     parent = processes.get(process.parent)
     return parent is not None and parent.words == process.words
 
@@ -91,7 +90,7 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     below = [child for guard in own for child in children.get(guard.pid, [])]  # `stand_guard`
     own = [child for child in own + below if child.name in (_COLD, _WARM)]
     holders = [child.pid for child in own]
-    # What a worker has left behind is the spawner's too, but leads no session, mostly.
+    # Orphans of a worker are the spawner's children too, but most of them lead no session.
     workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)
     return Running(

@@ -1,4 +1,4 @@
-"""Calls that may block, beside the loop: each in a thread of its own that ends with it."""
+"""Runs calls that may block outside the loop, each in its own thread."""
 
 import _thread
 import os
@@ -13,8 +13,8 @@ T = TypeVar("T")
 def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
     """Do `work` in a thread, then call `done` in the loop with its result or its exception.
 
-    There is no time limit: it is the caller who may stop waiting. Without a thread to be had, the
-    result is a RuntimeError.
+    There is no time limit: the caller may stop waiting. If no thread can be started, the result is
+    a RuntimeError.
     """
     results: list[T | Exception] = []
     readable, writable = os.pipe()

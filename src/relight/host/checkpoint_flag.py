@@ -1,4 +1,4 @@
-"""A byte that the agent sets and its workers read (`worker.should_checkpoint`): shared memory."""
+"""A byte in shared memory that the agent sets and its workers read (`worker.should_checkpoint`)."""
 
 import mmap
 import os
@@ -8,7 +8,7 @@ class CheckpointFlag:
     """The byte, 0 at first. It needs no directory: workers open it through /proc."""
 
     VARIABLE = "RELIGHT_CHECKPOINT_FLAG"
-    """Tells workers where it is."""
+    """The environment variable with its path, for workers."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("relight-checkpoint")
@@ -21,5 +21,5 @@ class CheckpointFlag:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def set(self, value: bool) -> None:
-        """Tell the workers."""
+        """Set the byte that the workers read."""
         self._memory[0] = int(value)

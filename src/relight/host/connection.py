@@ -1,10 +1,10 @@
-"""Connections between agents and their coordinator: messages over TCP, none of which ever blocks.
+"""Connections between agents and their coordinator: non-blocking messages over TCP.
 
     dial / accept -> [TLS handshake] -> greeting and hello -> [proof of the token] -> messages
 
-The side that dialled speaks first; the listener answers only what is a hello, so that a port scan
-learns nothing. Until a peer has proved who it is, it has five seconds, 4 KiB a frame, and one of a
-bounded number of places.
+The side that dialled speaks first; the listener answers only a hello, so that a port scan learns
+nothing. Until a peer has authenticated, it has five seconds, 4 KiB a frame, and one of a bounded
+number of places.
 """
 
 import errno
@@ -34,11 +34,11 @@ _LINGER_READS = 16
 _LAST_READS_S = 1.0
 T = TypeVar("T")
 CLOSED = "the peer closed the connection"
-"""The reason for an end that is the other side's own wish."""
+"""The reason given when the peer closed the connection on purpose."""
 
 
 class Security(NamedTuple):
-    """What a peer must prove; nothing, if empty."""
+    """The credentials that a peer must prove it has; none are required where it is empty."""
 
     secret: bytes = b""
     tls_server: "ssl.SSLContext | None" = None
@@ -46,30 +46,30 @@ class Security(NamedTuple):
 
 
 class ConnectionOwner(Protocol):
-    """Who is told what happens to a connection; always from the loop."""
+    """Receives a connection's events as calls from the loop."""
 
     def opened(self, connection: "Connection", hello: Message) -> None:
-        """Take note that the peer has proved who it is, and of its hello."""
+        """Called when the peer has authenticated, with its hello."""
 
     def received(self, connection: "Connection", message: Message) -> None:
-        """Take a message."""
+        """Called with each message."""
 
     def closed(self, connection: "Connection", reason: str) -> None:
-        """Take note of the end, or that there never was a beginning; not after our own `close`."""
+        """Called when the connection ended or never opened; not after our own `close`."""
 
 
 class Connection:
     """One peer, from the first byte on. Made by `dial` and by `Listener`.
 
     Attributes:
-        owner: who is told.
-        opening: what the two sides have said of themselves.
+        owner: receives the events.
+        opening: the greeting, hello and proof of the two sides.
         peer: its address for people, `10.0.0.3:41234`.
-        heard_at: loop time at which bytes came last.
-        is_open: the peer is known, and messages flow.
-        refused: nobody listens there. The host lives, the process does not.
-        unfit: the two have other tokens, or only one has TLS.
-        session_key: 32 bytes that both ends know, once it is open. Secret only with a token.
+        heard_at: loop time at which bytes last arrived.
+        is_open: the peer has authenticated, and messages flow.
+        refused: no process listens there. The host is up, the process is not.
+        unfit: the two sides have different tokens, or only one has TLS.
+        session_key: 32 bytes that both ends know once it is open. Secret only with a token.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Connection:
         return dns.own_address(self._sock) if self._sock is not None else ""
 
     def send(self, message: Message) -> None:
-        """Send a message, later if it can't be sent now. What is sent after the end is dropped.
+        """Send a message, or queue it if it can't be sent now; drop it on an ended connection.
 
         Raises:
             ValueError: the message is too large for the protocol.
@@ -134,7 +134,7 @@ class Connection:
         self._watch()
 
     def drain(self) -> bool:
-        """Say whether everything has been handed to the machine; sends what it takes now."""
+        """Send what the kernel takes now; return whether everything has been sent."""
         if self._sock is None:
             return True
         if self.is_open:
@@ -143,20 +143,20 @@ class Connection:
         return not self._unsent and not self._waiting
 
     def close(self) -> None:
-        """Send what can be sent at once and end the connection; the owner hears no more of it."""
+        """Send what can be sent at once and end the connection; the owner is not called again."""
         if self._sock is not None:
             self._flush()
             self._end()
 
     def fail(self, reason: str) -> None:
-        """End the connection and tell its owner why."""
+        """End the connection and call the owner's `closed` with the reason."""
         if self._sock is not None:
             self._end()
             self.owner.closed(self, reason)
 
     def _ready(self) -> None:
-        """Do what is due. What goes wrong then, here or when the owner takes what the peer has
-        sent, ends this connection, and nothing else.
+        """Run the current step. An error, here or in the owner's handling of a message, ends this
+        connection and nothing else.
         """
 
         def attempt() -> None:
@@ -171,7 +171,7 @@ class Connection:
         self._watch()
 
     def _watch(self) -> None:
-        """Ask the loop for the moment to write, only while there is something to write."""
+        """Watch for writability only while there is something to write."""
         if self._sock is None:
             return
         wanted = bool(self._unsent) or self._act == self._finish_connecting
@@ -193,7 +193,7 @@ class Connection:
         self._start(self._security.tls_client)
 
     def _peek(self) -> None:
-        """Look at the first byte of a caller: ours, TLS, or torch's."""
+        """Tell the caller's protocol by its first byte: ours, TLS, or torch's."""
         sock = self._sock
         assert sock is not None
         first = self._try(lambda: sock.recv(1, socket.MSG_PEEK))
@@ -212,7 +212,7 @@ class Connection:
             self._start(self._security.tls_server)
 
     def _start(self, tls: "ssl.SSLContext | None") -> None:
-        """Begin to talk, over TLS if there is a context for it."""
+        """Start the protocol, over TLS if there is a context for it."""
         assert self._sock is not None
         try:
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -266,7 +266,7 @@ class Connection:
                 self._receive_early(message)
 
     def _try(self, operation: Callable[[], T]) -> T | None:
-        """Return what an operation on the socket gives; None if it has to wait, or failed."""
+        """Return the result of a socket operation; None if it would block or failed."""
         try:
             return operation()
         except BlockingIOError:
@@ -276,7 +276,7 @@ class Connection:
             return None
 
     def _receive_early(self, message: Message) -> None:
-        """Take a message of a peer that is not known yet: its hello, then its proof."""
+        """Handle a message of a peer before it has authenticated: its hello, then its proof."""
         opening = self.opening
         try:
             for answer in opening.receive(message, self._decoder.body):
@@ -320,7 +320,7 @@ class Connection:
         self._flush()
 
     def _flush(self) -> None:
-        """Send what the machine takes. An error ends the connection after the last reads."""
+        """Send what the kernel takes. An error ends the connection after the last reads."""
         channel = self._tls or self._sock
         if channel is None or (self._tls is not None and self._tls.shaking):
             return
@@ -330,7 +330,7 @@ class Connection:
         except BlockingIOError:
             return
         except OSError as error:
-            # The peer may have said why before it went: let that be read first.
+            # The peer may have sent a reason before it closed: read that first.
             self._fail_later(_words(error), _LAST_READS_S)
 
     def _fail_later(self, reason: str, seconds: float) -> None:
@@ -348,7 +348,7 @@ class Connection:
         return "the peer closed the connection instead of a greeting (is it relight?)"
 
     def _forget(self) -> None:
-        """Leave the descriptor to whoever has it."""
+        """Stop watching the descriptor; its new owner uses it from now on."""
         self._timer.cancel()
         self._loop.forget(self._fd)
         self._sock = None
@@ -362,7 +362,7 @@ class Connection:
         self._forget()
         self._unsent.clear()
         try:
-            # Closing a socket with unread bytes makes the machine drop what was not yet sent.
+            # Closing a socket with unread bytes makes the kernel drop what was not yet sent.
             sock.shutdown(socket.SHUT_WR)
             for _ in range(_LINGER_READS):
                 if not sock.recv(_READ_SIZE):
@@ -381,7 +381,7 @@ def dial(
     *,
     timeout_s: float = OPEN_TIMEOUT_S,
 ) -> Connection:
-    """Connect to a numeric address within `timeout_s`; the owner hears of success and failure.
+    """Connect to a numeric address within `timeout_s`; the owner is called on success and failure.
 
     Raises:
         ValueError: it is a name (see `resolve`), or the hello is too large.

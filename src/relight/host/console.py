@@ -1,14 +1,13 @@
-"""Where people read: many streams, one terminal, and no line with bytes of two ranks in it.
+"""Writes the output of many workers to one terminal without mixing two ranks in a line.
 
-A stream hands over whole lines as soon as it has them. An unfinished line is held back for a
-moment, then shown, and from then on the console belongs to that stream until its line ends; the
-others wait. A line is broken, by a newline, when others wait and its owner goes quiet, begins it
-anew with a carriage return (a progress bar), or has kept them for too long. Bytes pass unchanged,
-whatever they are.
+A stream hands over whole lines as soon as it has them. An unfinished line is delayed for a moment,
+then shown, and from then on the console belongs to that stream until its line ends; the others
+wait. A line is broken, by a newline, when others wait and its owner goes quiet, starts it again
+with a carriage return (a progress bar), or has kept them waiting for too long. Bytes pass
+unchanged, whatever they are.
 
-Nothing here blocks: a console that takes no more makes the streams stop reading, so that a worker
-that writes through a pipe waits as it would on the console itself, and one that writes to a file
-does not.
+Nothing here blocks: when the console is full, the streams stop reading. A worker that writes
+through a pipe then waits as it would on the console itself; one that writes to a file does not.
 """
 
 import errno
@@ -22,28 +21,28 @@ from relight.host.loop import Loop, Timer
 from relight.typed import NamedTuple
 
 _PARTIAL_S = 0.1
-"""How long an unfinished line is held back."""
+"""How long an unfinished line is delayed."""
 _QUIET_S = 0.5
 """How long the owner of the console may be quiet in mid-line while others wait."""
 _PATIENCE_S = 5.0
-"""How long others wait for a line that grows all the time, such as dots without an end."""
+"""How long others wait for a line that keeps growing, such as endless dots."""
 _LONG_LINE = 64 * 1024
 _QUEUE = 256 * 1024
 _ATOMIC = select.PIPE_BUF
-"""What poll(2) promises to take without blocking."""
+"""The bytes that a pipe takes without blocking when poll(2) reports it writable."""
 
 
 class Console:
-    """One descriptor that people, or a file or pipe of theirs, read from."""
+    """One descriptor that shows output: a terminal, or the user's file or pipe."""
 
     def __init__(self, loop: Loop, fd: int) -> None:
         self.loop = loop
         self.fd = _reopen(fd)
         self.streams: set[ConsoleStream] = set()
         self.on_error: Callable[[str], None] = lambda _: None
-        """Told once why nothing can be written, unless nobody reads any more."""
+        """Called once with the reason why nothing can be written, but not for EPIPE."""
         self.broken = False
-        """Nobody reads any more (EPIPE), or nothing can be written (ENOSPC)."""
+        """Whether writing failed: the reader is gone (EPIPE), or the disk is full (ENOSPC)."""
         self._queue = bytearray()
         self._owner: ConsoleStream | None = None
         self._at_return = False
@@ -72,13 +71,13 @@ class Console:
         self._end_line()
         try:
             line = text.encode(errors="surrogateescape")
-        except UnicodeEncodeError:  # it did not come from a name of a file here
+        except UnicodeEncodeError:  # not a file name that was decoded here
             line = text.encode(errors="backslashreplace")
         self._put(line + b"\n")
         self._serve()
 
     def flush(self, give_up: Callable[[], bool]) -> None:
-        """Return when everything is written, nobody reads any more, or `give_up()` is true."""
+        """Return when everything is written, the reader is gone, or `give_up()` is true."""
         self.loop.run_until(lambda: self.broken or not self._queue or give_up())
 
     def owned_by(self, stream: "ConsoleStream") -> bool:
@@ -106,7 +105,7 @@ class Console:
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
-        """Write for a stream that was given leave by `may_write`."""
+        """Write for a stream that `may_write` has allowed."""
         self._put(data)
         stream.wrote_at = self.loop.now()
         self._owner = None if data.endswith(b"\n") else stream
@@ -127,7 +126,7 @@ class Console:
         self._patience = None
         owner = self._owner
         if owner is None or not self._waiting or self.full:
-            return  # a full console serves those who wait once it has room
+            return  # a full console serves the waiting streams once it has room
         due = self._breaks_at(owner)
         if self.loop.now() < due:
             self._patience = self.loop.call_at(due, self._on_patience)
@@ -142,9 +141,9 @@ class Console:
             self._owner = None
 
     def _serve(self) -> None:
-        """Give those who wait their turn, in the order in which they came.
+        """Let the waiting streams write, in the order in which they came.
 
-        One of them may end the line that held up those before it: then they are asked again.
+        One of them may end the line that blocked those before it: then these are tried again.
         """
         self._again = True
         if self._serving:
@@ -200,7 +199,7 @@ class ConsoleStream:
     def __init__(self, console: Console, prefix: bytes = b"") -> None:
         self.wrote_at = 0.0
         self.on_room: Callable[[], None] = _nothing
-        """Called when a stream that was `full` can take more, and when the console breaks."""
+        """Called when a `full` stream can take more, and when the console breaks."""
         self._console = console
         self._prefix = prefix
         self._buffer = bytearray()
@@ -218,12 +217,12 @@ class ConsoleStream:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come and everything was handed over."""
+        """Whether the stream has ended and everything was handed over."""
         return self._ended and not self._buffer
 
     @property
     def broken(self) -> bool:
-        """Whether nobody reads the console any more."""
+        """Whether the console can't be written any more."""
         return self._console.broken
 
     def feed(self, data: bytes) -> None:
@@ -232,12 +231,12 @@ class ConsoleStream:
         self.flush()
 
     def end(self) -> None:
-        """The worker's output is over: show the rest, also a last line without an end."""
+        """Show the rest of the worker's output, also a last line without a newline."""
         self._ended = True
         self.flush()
 
     def drop(self) -> int:
-        """Forget what was not handed over; return how many bytes."""
+        """Discard what was not handed over; return how many bytes."""
         size = len(self._buffer)
         self._buffer.clear()
         self.end()
@@ -261,7 +260,7 @@ class ConsoleStream:
             self.on_room()
 
     def begin_line(self) -> None:
-        """The console has broken this stream's line."""
+        """Begin a new line, because the console has broken this stream's line."""
         self._at_line_start, self._at_return = True, False
 
     def _presentable(self) -> int:
@@ -273,7 +272,7 @@ class ConsoleStream:
         if self._prefix:  # each move of a progress bar is a line; \r\n may be cut in two here
             size = max(size, buffer.rfind(b"\r", 0, len(buffer) - 1) + 1)
         elif not size and console.owned_by(self) and console.contested:
-            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar begins anew
+            size = buffer.find(b"\r", 0, len(buffer) - 1) + 1  # a progress bar starts again
         if size or not (self.full or console.owned_by(self)):
             return size
         return len(buffer)
@@ -321,8 +320,8 @@ class Consoles(NamedTuple):
 def _reopen(fd: int) -> int:
     """Return a descriptor of our own for a pipe or a terminal, which never blocks, or `fd` itself.
 
-    O_NONBLOCK on `fd` would hold for everybody who has it, the user's shell for one. And what poll
-    says of a terminal is only that it takes one byte.
+    O_NONBLOCK on `fd` would affect every process that shares it, such as the user's shell. And poll
+    on a terminal only promises that it takes one byte.
     """
     mode = os.fstat(fd).st_mode
     if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
@@ -330,7 +329,7 @@ def _reopen(fd: int) -> int:
         try:
             return system.reopen(fd, flags)
         except OSError:
-            pass  # the terminal is another user's (su), or nobody reads the pipe
+            pass  # the terminal is another user's (su), or the pipe has no reader
     return fd
 
 

@@ -1,4 +1,4 @@
-"""How many files this process may have open: more for a coordinator, no more for its workers."""
+"""Raises the limit of open files for an agent, and restores it for its workers."""
 
 _soft: int | None = None
 
@@ -18,7 +18,7 @@ def raise_limit() -> None:
 
 
 def restore_limit() -> None:
-    """Give a worker the limit that it would have had."""
+    """Give a worker the limit that it would have had without `raise_limit`."""
     if _soft is not None:
         import resource
 

@@ -1,14 +1,15 @@
-"""How many workers a node should have: accelerators from the drivers' files, CPUs from what we may
-use.
+"""Counts the devices of a node, for its number of workers: accelerators from the drivers' files,
+CPUs from the affinity mask and the cgroup.
 
-torch is never imported. What a worker will see is what counts, so the variables that hide devices
-are read as torch reads them. Sources: the NVIDIA driver's /proc/driver/nvidia/gpus and
+torch is never imported. The devices that a worker will see count, so the variables that hide
+devices are read as torch reads them. Sources: the NVIDIA driver's /proc/driver/nvidia/gpus and
 /dev/nvidia<minor>; the CUDA programming guide on CUDA_VISIBLE_DEVICES; amdkfd's
 /sys/class/kfd/kfd/topology/nodes; Intel's xe and i915 under /sys/class/drm and Level Zero's
 ZE_AFFINITY_MASK and ZE_FLAT_DEVICE_HIERARCHY.
 
-GPUs are numbered by PCI address. So does the CUDA driver where they are all of one model, and where
-CUDA_DEVICE_ORDER is PCI_BUS_ID; otherwise it puts the fastest first, which no file tells.
+GPUs are numbered by PCI address. The CUDA driver does the same where all are of one model, and
+where CUDA_DEVICE_ORDER is PCI_BUS_ID; otherwise it puts the fastest first, and no file has that
+order.
 """
 
 import os
@@ -23,8 +24,8 @@ from relight.typed import NamedTuple
 class Device(NamedTuple):
     """One accelerator as a driver lists it: a GPU, or a tile of an Intel one.
 
-    `number` tells it from the driver's others. `pci` is its address in /sys/bus/pci/devices, and
-    `uuid` what *_VISIBLE_DEVICES may call it; both are empty where the driver doesn't say.
+    `number` is unique within the driver. `pci` is its address in /sys/bus/pci/devices, and `uuid`
+    its name for *_VISIBLE_DEVICES; both are empty where the driver doesn't provide them.
     """
 
     number: int
@@ -60,8 +61,8 @@ def count(word: str, env: Environment, root: str = "/") -> int:
 def accelerators(env: Environment, root: str = "/") -> list[Device]:
     """Return the devices that training uses by default, in the order of the workers' indices.
 
-    A GPU inside an Intel processor is left out: nearly every laptop has one, and hardly any trains
-    on it. `xpus` has it.
+    A GPU inside an Intel processor is left out: nearly every laptop has one, and hardly any user
+    trains on it. `xpus` includes it.
     """
     return gpus(env, root) or [xpu for xpu in xpus(env, root) if xpu.pci != _INSIDE_PROCESSOR]
 
@@ -71,7 +72,7 @@ def gpus(env: Environment, root: str = "/") -> list[Device]:
     found = _visible(env.variables.get("CUDA_VISIBLE_DEVICES"), _nvidia(root))
     if found:
         return found
-    # ROCm hides in two steps: the second numbers what the first has left.
+    # ROCm filters in two steps: the second numbers the devices that the first has left.
     left = _visible(env.variables.get("ROCR_VISIBLE_DEVICES"), _amd(root))
     cuda = env.variables.get("CUDA_VISIBLE_DEVICES")
     return _visible(env.variables.get("HIP_VISIBLE_DEVICES", cuda), left)
@@ -91,8 +92,8 @@ def xpus(env: Environment, root: str = "/") -> list[Device]:
 
 
 def cpus(root: str = "/") -> int:
-    """Return how many CPUs we may keep busy: the affinity mask, or the cgroup's quota if that is
-    less.
+    """Return how many CPUs we may use: those of the affinity mask, or the cgroup's quota if that
+    is less.
     """
     mask = system.cpus()
     quota = _cpu_quota(root)
@@ -104,14 +105,14 @@ _HIDING = {
     "xpu": ("ZE_AFFINITY_MASK",),
 }
 _INSIDE_PROCESSOR = "0000:00:02.0"
-"""Where every Intel processor has its own GPU."""
+"""The PCI address of the GPU inside every Intel processor."""
 
 
 def _nvidia(root: str) -> list[Device]:
     """Return the NVIDIA GPUs that we may open, by PCI address.
 
-    The driver lists those of the whole machine, in a container too; the device files, and a batch
-    system's device cgroup, give a job a part of them.
+    The driver lists those of the whole machine, in a container too; the device files, and the
+    device cgroup of a scheduler such as Slurm, restrict a job to some of them.
     """
     minors = {
         int(name[6:])
@@ -142,7 +143,7 @@ def _amd(root: str) -> list[Device]:
     folder = os.path.join(root, "sys/class/kfd/kfd/topology/nodes")
     found = []
     for node in sorted(int(name) for name in entries(folder) if name.isdecimal()):
-        # A CPU is a node as well, with id 0; what a container may not use can't be read.
+        # A CPU is a node as well, with id 0; nodes that a container may not use can't be read.
         if content(os.path.join(folder, str(node), "gpu_id")) in ("", "0"):
             continue
         facts = dict.fromkeys(("domain", "location_id", "unique_id", "drm_render_minor"), 0)
@@ -173,7 +174,7 @@ def _intel(root: str, *, tiles: bool) -> list[Device]:
             pci = os.path.basename(device)
             parts = _tiles(device) if tiles and pci != _INSIDE_PROCESSOR else 1
             cards += [Device(0, pci)] * parts
-    # The one inside the processor is the last.
+    # The GPU inside the processor comes last.
     cards.sort(key=lambda card: (card.pci == _INSIDE_PROCESSOR, *_bus_order(card)))
     return [card._replace(number=number) for number, card in enumerate(cards)]
 
@@ -189,8 +190,8 @@ def _tiles(device: str) -> int:
 def _visible(text: str | None, devices: list[Device]) -> list[Device]:
     """Return the devices that a *_VISIBLE_DEVICES variable leaves, in its order.
 
-    The first entry says whether all are numbers or all are names. The list ends at the first entry
-    that is no device; one that comes twice hides everything.
+    The first entry decides whether all are read as numbers or as names. The list ends at the first
+    entry that is no device; a duplicate entry hides everything.
     """
     if text is None:
         return devices
@@ -220,8 +221,8 @@ def _visible(text: str | None, devices: list[Device]) -> list[Device]:
 def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Device]:
     """Return the devices whose names begin with `name`.
 
-    Names that the driver's files don't have (of a MIG instance, of a GPU that was not used yet) are
-    taken as valid while there are devices that could have them. Which one it is, is not known.
+    Names that the driver's files don't have (of a MIG instance, of a GPU that was not used yet)
+    count as valid while there are devices that could have them; which device it is stays unknown.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>
@@ -241,7 +242,7 @@ def _cpu_quota(root: str) -> int | None:
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers == "" or "cpu" in controllers.split(","):
-            # Any group above may be the one with the limit; a container sees its own as the root.
+            # Any parent group may have the limit; a container sees its own group as the root.
             parts = [part for part in path.split("/") if part]
             groups = ["/".join(parts[:depth]) for depth in range(len(parts) + 1)]
             limits += [_quota_of(root, controllers, group) for group in groups]
@@ -272,7 +273,7 @@ def _usable(path: str) -> bool:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a directory of the system, in order; none if it can't be read."""
+    """Return the sorted names in a system directory; none if it can't be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -280,7 +281,7 @@ def entries(folder: str) -> list[str]:
 
 
 def content(path: str) -> str:
-    """Return what a file of the system says, without blanks around; nothing if it can't be read."""
+    """Return the stripped content of a system file; an empty string if it can't be read."""
     try:
         with open(path, errors="surrogateescape") as file:
             return file.read().strip()

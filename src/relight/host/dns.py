@@ -1,4 +1,4 @@
-"""Names and addresses: the only place where a name is looked up."""
+"""Names and addresses. Host names are resolved only here."""
 
 import socket
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from relight.typed import Any
 def resolve(
     loop: Loop, host: str, port: int, done: Callable[[list[tuple[str, int]], str], None]
 ) -> None:
-    """Look a name up without blocking, then call `done` with its addresses or an error in words.
+    """Resolve a name without blocking, then call `done` with its addresses or an error message.
 
-    There is no time limit: it is the caller who may stop waiting.
+    There is no time limit: the caller may stop waiting.
     """
 
     def look_up() -> list[tuple[str, int]]:
@@ -39,17 +39,17 @@ def resolve(
 
 
 def outward_address() -> str:
-    """Return the address of this machine that packets to the outside carry, or an empty string."""
+    """Return this machine's source address for packets to the outside, or an empty string."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(("198.51.100.1", 9))  # RFC 5737: nobody's; a datagram socket sends nothing
+            sock.connect(("198.51.100.1", 9))  # RFC 5737: unused; a datagram socket sends nothing
         except OSError:
             return ""
         return own_address(sock)
 
 
 def is_numeric(host: str) -> bool:
-    """Say whether this is an address, which needs no looking up."""
+    """Return whether this is a numeric address, which needs no DNS lookup."""
     try:
         sock_address(host, 0)
     except ValueError:
@@ -58,7 +58,7 @@ def is_numeric(host: str) -> bool:
 
 
 def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
-    """Return the family of a numeric address, and what a socket of it connects to.
+    """Return the family of a numeric address, and the address tuple for a socket of that family.
 
     Raises:
         ValueError: it is not numeric.
@@ -95,10 +95,10 @@ def text_of(host: str, port: int) -> str:
 
 
 def without_prefix(host: str) -> str:
-    """Return an address without the coat that a socket for both families puts around it."""
+    """Return an address without the `::ffff:` prefix of an IPv4 address on a dual-stack socket."""
     return host.removeprefix("::ffff:") if "." in host else host
 
 
 def _quick(host: str) -> str | bytes:
-    """Return a name for getaddrinfo: a str would load the codec of international domain names."""
+    """Return a name for getaddrinfo; as bytes if possible, since a str loads the IDNA codec."""
     return host.encode() if host.isascii() else host

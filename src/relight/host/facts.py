@@ -1,6 +1,6 @@
-"""What should be equal on all nodes of a job, found in a few milliseconds and without torch.
+"""Collects the facts that should be equal on all nodes, in a few milliseconds and without torch.
 
-What can't be found is left out; it is then not compared. `core.mismatches` says what differs.
+A fact that can't be determined is left out and not compared. `core.mismatches` reports differences.
 """
 
 import os
@@ -41,7 +41,7 @@ def collect(
 
 
 def _torch_version(paths: Sequence[str]) -> str:
-    """Return the version of the torch that an import would find, by its metadata's name."""
+    """Return the version of the torch that an import would load, from its metadata directory."""
     for path in paths:
         if not os.path.isdir(os.path.join(path or ".", "torch")):
             continue
@@ -55,7 +55,7 @@ def _torch_version(paths: Sequence[str]) -> str:
 
 
 def _site_packages(python: str) -> list[str]:
-    """Return where an interpreter given by its path keeps packages, if there is one such place."""
+    """Return the site-packages of an interpreter given by its path, if there is exactly one."""
     if "/" not in python:
         return []
     lib = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(python))), "lib")
@@ -69,11 +69,11 @@ def _site_packages(python: str) -> list[str]:
 
 
 def _digest_of_file(path: str) -> str:
-    """Return the start of a file's SHA-256; empty for what is no ordinary file, or is huge."""
+    """Return the start of a file's SHA-256; empty if it is no regular file, or huge."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SCRIPT:
-            return ""  # a FIFO would be used up, and block
+            return ""  # reading a FIFO would consume it, and block
         with open(path, "rb") as file:
             return _digest(file.read(_MAX_SCRIPT))
     except (OSError, ValueError):
@@ -87,6 +87,6 @@ def _digest(content: bytes) -> str:
 
 
 def _quoted(argument: str) -> str:
-    """Return an argument so that it can be told from its neighbours and be sent as text."""
+    """Return an argument quoted, so that it is separate from its neighbours and can be sent."""
     plain = argument and argument.isprintable() and not any(c in " '\"\\" for c in argument)
     return argument if plain else repr(argument)

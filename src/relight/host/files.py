@@ -1,6 +1,6 @@
 """The run directory of a job, and the event log in it.
 
-Layout, as torchrun's: `<base>/<run id>_<random>/`, made by each agent for itself.
+The layout is torchrun's: `<base>/<run id>_<random>/`. Each agent makes its own.
 """
 
 import errno
@@ -28,16 +28,16 @@ def new_run_id() -> str:
 
 
 def own_directory(env: Environment) -> str:
-    """Return where this user's jobs keep logs for which no place was given: `/tmp/relight-<uid>`.
+    """Return the default log directory of this user's jobs: `/tmp/relight-<uid>`.
 
     Raises:
-        UsageError: the directory is somebody else's.
+        UsageError: the directory belongs to another user.
     """
     directory = os.path.join(temporary_base(env), f"relight-{os.getuid()}")
     try:
         os.mkdir(directory, 0o700)
     except OSError:
-        pass  # it is there already, or make_run_directory says what is wrong
+        pass  # it exists already, or make_run_directory reports the error
     try:
         if os.lstat(directory).st_uid != os.getuid():
             raise UsageError(f"{directory} belongs to somebody else", hint="give a --log-dir")
@@ -66,21 +66,21 @@ def make_run_directory(base: str, run_id: str) -> str:
 
 
 def temporary_base(env: Environment) -> str:
-    """Return where temporary files go."""
+    """Return the directory for temporary files."""
     return env.get("TMPDIR", "/tmp")  # noqa: S108  # as torchrun; names in it are random
 
 
 def replace(path: str, text: str, mode: int = 0o600) -> None:
-    """Write a file as a whole, where others may write too: no link of theirs is followed, and what
-    they have put there is neither read nor changed.
+    """Replace a file atomically in a directory where other users may write: follow no link of
+    theirs, and neither read nor change their files.
 
     Args:
-        path: a file, or where one shall be.
-        text: what shall be in it.
+        path: the file, which need not exist.
+        text: its new content.
         mode: its permissions, less the umask.
 
     Raises:
-        OSError: it can't be written, or something else than a file is there.
+        OSError: it can't be written, or `path` is not a regular file.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # /dev/null, which root could replace
@@ -100,7 +100,7 @@ def replace(path: str, text: str, mode: int = 0o600) -> None:
 
 
 def opened(path: str) -> "BinaryIO":
-    """Open a file to read it, and nothing that blocks or never ends, such as a FIFO or a device.
+    """Open a regular file for reading; refuse what blocks or never ends, such as a FIFO or device.
 
     Raises:
         OSError: it can't be opened, or is no regular file.
@@ -113,13 +113,13 @@ def opened(path: str) -> "BinaryIO":
 
 
 def attempt_directory(run_directory: str, restart: int, generation: int) -> str:
-    """Return the directory of a generation's logs: torchrun's name, where it is not taken."""
+    """Return the directory of a generation's logs: torchrun's name, unless it exists already."""
     path = os.path.join(run_directory, f"attempt_{restart}")
     return f"{path}_generation_{generation}" if os.path.exists(path) else path
 
 
 def remove_tree(directory: str) -> None:
-    """Remove a directory and what is in it, as far as possible."""
+    """Remove a directory and its content, as far as possible."""
     for folder, folders, files in os.walk(directory, topdown=False):
         for name in files:
             _try(os.unlink, os.path.join(folder, name))

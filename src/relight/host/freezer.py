@@ -1,9 +1,9 @@
-"""Stops workers, and all that they have started, for as long as their lease is over.
+"""Stops workers and all their descendants while their lease has expired.
 
 A worker's children may be in sessions of their own, and may have lost their parents; other
-programs send SIGCONT as well, for instance whoever continues all processes of a machine that was
-suspended. So the freeze is looked at again and again while it lasts. A process that somebody else
-had stopped before is not continued at its end.
+programs send SIGCONT as well, for instance one that continues all processes after a machine was
+suspended. So the freeze is repeated while it lasts. A process that was already stopped by another
+program is not continued afterwards.
 """
 
 import os
@@ -12,7 +12,7 @@ import signal
 from relight.host import system
 
 _ROUNDS = 100
-"""For a process that forks faster than it can be stopped: on with the next look."""
+"""Limit for a process that forks faster than it can be stopped: the next call continues."""
 
 
 class Freezer:
@@ -22,7 +22,7 @@ class Freezer:
         self._stopped: dict[int, None] = {}
 
     def hold(self) -> None:
-        """Stop all that run, also what they start meanwhile."""
+        """Stop all running descendants, also those that they start meanwhile."""
         for _ in range(_ROUNDS):
             running = [pid for pid in system.tree(os.getpid()) if system.is_running(pid)]
             for pid in running:
@@ -32,9 +32,9 @@ class Freezer:
             self._stopped.update(dict.fromkeys(running))
 
     def release(self) -> None:
-        """Let those go on that were stopped here.
+        """Continue the processes that `hold` has stopped.
 
-        Children go first: a shell would take a child that it sees stopped for suspended.
+        Children go first: a shell would take a stopped child for a suspended job.
         """
         for pid in reversed(system.tree(os.getpid())):
             if pid in self._stopped:
@@ -46,4 +46,4 @@ def _send(pid: int, number: int) -> None:
     try:
         os.kill(pid, number)
     except (PermissionError, ProcessLookupError):
-        pass  # a setuid program's; or it has just ended
+        pass  # a setuid program, or it has just ended

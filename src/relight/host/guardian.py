@@ -1,9 +1,9 @@
-"""The process that ends workers when the one that holds them was killed; where the system does not
-(`host/portable.py`).
+"""The guardian: ends the workers when their spawner was killed, on systems where the kernel does
+not (`host/portable.py`).
 
-It is nobody's child and starts nothing. On its pipe it hears `holder PID`, `began PID`,
-`ended PID` for each worker, and `swept` once all that they had started was killed. The pipe ends
-with the process that holds the workers. If that has not swept, the guardian does.
+It has no living parent and starts no process. It reads from its pipe `holder PID` (the spawner's),
+`began PID` and `ended PID` for each worker, and `swept` once all that they had started was killed.
+The pipe ends with the spawner. If the spawner has not swept, the guardian does.
 """
 
 import os
@@ -14,12 +14,12 @@ from relight.host import portable
 
 
 def watch(told: int, sweeps: int, agent: int) -> None:
-    """Watch until the holder of the workers is gone, and end what is left of them.
+    """Wait until the spawner is gone, and end the workers that are left.
 
     Args:
-        told: the pipe from the holder and, until their programs start, the workers.
-        sweeps: a pipe that somebody waits on; it ends with this process.
-        agent: a pipe that ends with the agent. The holder must see that, also if it is stopped.
+        told: the pipe from the spawner and, until their programs start, the workers.
+        sweeps: a pipe whose other end is waited on; it ends with this process.
+        agent: a pipe that ends with the agent. The spawner is then continued if it is stopped.
     """
     del sweeps
     holder = 0
@@ -47,7 +47,7 @@ def watch(told: int, sweeps: int, agent: int) -> None:
                     ended.clear()
         if agent in readable:
             watched.remove(agent)
-        if holder and agent not in watched:  # the agent may have ended before we knew the holder
+        if holder and agent not in watched:  # the agent may end before `holder` arrives
             _wake(holder)
     if running or ended:
         portable.sweep(running, ended)
@@ -58,4 +58,4 @@ def _wake(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
-        pass  # it was killed as well; its end of the pipe says so
+        pass  # it was killed as well; the pipe ends then

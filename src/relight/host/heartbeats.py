@@ -1,8 +1,8 @@
-"""Heartbeats and ballots as datagrams: small, and none waits for a lost one, as they would in a TCP
-stream.
+"""Heartbeats and ballots as UDP datagrams: unlike in a TCP stream, none waits for a lost one.
 
-A datagram is a key that names the connection (8 bytes), a number (8 bytes, big-endian) or a ballot,
-and a code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the connection's session key.
+A datagram is a key that identifies the connection (8 bytes), a number (8 bytes, big-endian) or a
+ballot, and an authentication code over both (8 bytes of keyed BLAKE2b, RFC 7693), made with the
+connection's session key.
 """
 
 import hashlib
@@ -15,22 +15,22 @@ from relight.host.loop import Loop
 from relight.typed import Any
 
 Address = tuple[Any, ...]
-"""As the socket module has it."""
+"""An address of the socket module."""
 SIZE = 24
 _MOST_BYTES = 1200
-"""No network cuts a datagram of that size to pieces (RFC 8200 asks for packets of 1,280)."""
+"""No network fragments a datagram of that size (RFC 8200 requires packets of 1,280 bytes)."""
 _AT_ONCE = 256
 _number = struct.Struct(">Q")
 
 
 class Heartbeats:
-    """A socket for beats. Where none is to be had, nothing is sent and nothing comes.
+    """A socket for heartbeats. If none can be opened, nothing is sent or received.
 
     Args:
         loop: the agent's loop.
         address: where to bind, host and port; port 0 for any.
         family: of the address.
-        on_datagram: is told of what comes, and from where.
+        on_datagram: called with each datagram and its sender.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class Heartbeats:
             self._socket.bind(address)
             loop.on_readable(self._socket, self._receive)
         except OSError:
-            self.close()  # beats go over the connection as well
+            self.close()  # heartbeats go over the connection as well
 
     def close(self) -> None:
-        """Stop."""
+        """Close the socket."""
         if self._socket is not None:
             self._loop.forget(self._socket)
             self._socket.close()
             self._socket = None
 
     def send(self, data: bytes, target: Address) -> None:
-        """Send a datagram, or lose it."""
+        """Send a datagram; it is dropped if that fails."""
         if self._socket is not None:
             try:
                 self._socket.sendto(data, target)
@@ -68,23 +68,23 @@ class Heartbeats:
 
     @staticmethod
     def key_of(session_key: bytes) -> bytes:
-        """Return what names the connection."""
+        """Return the key that identifies the connection in a datagram."""
         return hashlib.blake2b(b"beats", key=session_key, digest_size=8).digest()
 
     @classmethod
     def datagram(cls, number: int, session_key: bytes) -> bytes:
-        """Return the beat of a number."""
+        """Return the heartbeat with a number."""
         return cls.sealed(_number.pack(number), session_key)
 
     @classmethod
     def sealed(cls, content: bytes, session_key: bytes) -> bytes:
-        """Return a datagram that says something."""
+        """Return a datagram with this content and its authentication code."""
         body = cls.key_of(session_key) + content
         return body + hashlib.blake2b(body, key=session_key, digest_size=8).digest()
 
     @classmethod
     def number_of(cls, data: bytes, session_key: bytes) -> int | None:
-        """Return the number of a beat, or None if it is not one of this connection."""
+        """Return the number of a heartbeat, or None if it does not belong to this connection."""
         if len(data) != SIZE or not cls.is_genuine(data, session_key):
             return None
         number: int = _number.unpack_from(data, 8)[0]
@@ -92,7 +92,7 @@ class Heartbeats:
 
     @staticmethod
     def is_genuine(data: bytes, session_key: bytes) -> bool:
-        """Return whether whoever sent a datagram has the key."""
+        """Return whether the sender of a datagram has the session key."""
         code = hashlib.blake2b(data[:-8], key=session_key, digest_size=8).digest()
         return code == data[-8:]
 

@@ -1,14 +1,14 @@
-"""Which Python the workers run: the one that the user means.
+"""Chooses the Python interpreter of the workers.
 
 torchrun is installed with torch, so its own Python is the right one. relight may be installed apart
-from torch (`pipx install`, `uv tool install`). In this order:
+from torch (`pipx install`, `uv tool install`). The first of these is taken:
 
     PYTHON_EXEC         as under torchrun
-    relight's own       torch is installed beside it, or it was named (`python -m relight`)
-    the active one      of VIRTUAL_ENV or CONDA_PREFIX; of both, the one that is first on PATH
+    relight's own       if torch is installed beside it, or it was named (`python -m relight`)
+    the active one      of VIRTUAL_ENV or CONDA_PREFIX; if both, the first on PATH
     relight's own
 
-A Python that only stands on PATH is not taken: nobody has chosen it. `remedy` names it.
+A Python that is only on PATH is not taken, because the user has not chosen it. `remedy` names it.
 """
 
 import os
@@ -27,7 +27,7 @@ def choose(env: Environment) -> str:
 
 
 def explain(python: str, env: Environment) -> str:
-    """Return why the workers run another Python than the launcher, or nothing where they do not."""
+    """Return why the workers run another Python than the launcher; empty if they do not."""
     if python == sys.executable:
         active = _active(env)
         return f"workers run relight's own Python, not that of {active}" if active else ""
@@ -36,7 +36,7 @@ def explain(python: str, env: Environment) -> str:
 
 
 def remedy(python: str, env: Environment) -> str:
-    """Return what to do where the workers' Python lacks a module, if another one may have it."""
+    """Return a hint for a module that the workers' Python lacks, if another Python may have it."""
     import shutil  # only after a failure
 
     places = env.get("PATH", os.defpath)
@@ -48,7 +48,7 @@ def remedy(python: str, env: Environment) -> str:
 
 
 def _active(env: Environment) -> str:
-    """Return the Python of the active environment, or nothing where that is relight's own."""
+    """Return the Python of the active environment; empty if that is relight's own."""
     path = env.get("PATH").split(os.pathsep)
 
     def place(folder: str) -> int:

@@ -1,4 +1,4 @@
-"""What an agent tells: lines on stderr for people, events for programs."""
+"""The agent's own output: lines on stderr for people, events for programs."""
 
 from relight.events import Event, describe, is_news
 from relight.host.console import Consoles
@@ -6,12 +6,12 @@ from relight.host.files import EventLog
 
 
 class Journal:
-    """The agent's own words, beside the output of its workers.
+    """Writes the agent's messages and events, beside the output of its workers.
 
     Args:
-        consoles: where people read.
-        directory: where the event log is, or empty for none.
-        verbose: whether people are told of each event, and not only of news.
+        consoles: the agent's stdout and stderr.
+        directory: the directory of the event log, or empty for none.
+        verbose: whether every event is shown to the user, and not only news.
         on_console: whether the events go to stderr as well (`--event-log-handler=console`).
     """
 
@@ -23,15 +23,15 @@ class Journal:
         self._log = EventLog(directory, self._stderr.say if on_console else None)
 
     def say(self, message: str) -> None:
-        """Tell the user, on stderr."""
+        """Write a message to stderr."""
         self._stderr.say(f"relight: {message}")
 
     def record(self, event: Event) -> None:
-        """Write an event down, and tell the user if it is news."""
+        """Write an event to the log, and show it to the user if it is news."""
         self.write(event)
         if self.verbose or is_news(event):
             self.say(describe(event))
 
     def write(self, event: Event) -> None:
-        """Write an event down of which the user is told in other words."""
+        """Write an event to the log only; the user gets another message about it."""
         self._log.write(event)

@@ -1,6 +1,6 @@
-"""What only Linux has; `portable` has the same functions for other systems.
+"""Functions that need Linux; `portable` has the same functions for other systems.
 
-Some are system calls that Python's standard library does not offer, through libc.
+Some call libc through ctypes, for system calls that Python's standard library does not offer.
 """
 
 import ctypes
@@ -26,22 +26,22 @@ IN_MOVED_TO = 0x80
 _ORPHANS_LIMIT_S = 10.0
 _LET_END_MS = 500
 _START_MS = 100
-"""So long the processors are left to the workers, which start."""
+"""How long the guard delays its own setup, so that the starting workers have the processors."""
 
 _libc = ctypes.CDLL(None)
 
 Selector = selectors.DefaultSelector
-"""What the loop waits with."""
+"""The selector that the loop uses."""
 fork = os.fork
-"""Fork the process that is to hold workers."""
+"""Fork the spawner."""
 fork_worker = os.fork
-"""Fork a worker in the process that holds it."""
+"""Fork a worker, in the spawner."""
 wait = os.waitpid
-"""Reap one of them there."""
+"""Reap a worker, in the spawner."""
 
 
 def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
-    """Return what was asked for as far as it works on this system: all of it."""
+    """Return the spec unchanged: everything works on Linux."""
     del notes
     return spec
 
@@ -52,15 +52,17 @@ def require_linux(what: str) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`, held so that nothing is ever sent to another one.
+    """A process that was forked with `fork`, referenced by pidfd so that a reused pid is never
+    signalled.
 
-    It may be a guard above the one that is meant (`stand_guard`), and ends as that one does.
+    The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
+    as its child does.
 
     Attributes:
-        pid: the process that is meant.
+        pid: the spawner.
 
     Raises:
-        OSError: no descriptor is to be had.
+        OSError: no descriptor can be opened.
     """
 
     def __init__(self, pid: int) -> None:
@@ -68,13 +70,13 @@ class Child:
         self._fds = [os.pidfd_open(pid)]
 
     def guards(self, pid: int) -> None:
-        """The process is the guard of this one, unless it is the same."""
+        """Take note that the forked process is the guard of `pid`, unless it is the same one."""
         if pid == self._child:
             return
         try:
             self._fds.append(os.pidfd_open(pid))
         except OSError:
-            return  # it has ended, or there is no descriptor left
+            return  # it has ended, or no descriptor is left
         if parent_of(pid) == self._child:
             self.pid = pid
         else:
@@ -85,7 +87,7 @@ class Child:
         return self._fds[0]
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it is there, and its guard."""
+        """Send a signal to it and to its guard, where they exist."""
         for fd in self._fds:
             try:
                 signal.pidfd_send_signal(fd, number)
@@ -93,7 +95,7 @@ class Child:
                 pass
 
     def is_stopped(self) -> bool:
-        """Return whether it stands still, or its guard."""
+        """Return whether it or its guard is stopped."""
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def wait(self) -> int:
@@ -102,25 +104,27 @@ class Child:
         return os.waitstatus_to_exitcode(status)
 
     def end_orphans(self, limit_s: float) -> None:
-        """Kill what it has left behind when it was killed; this process is a subreaper."""
+        """Kill the orphans that it left when it was killed; this process is a subreaper."""
         end_children(limit_s)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptors."""
         for fd in self._fds:
             os.close(fd)
 
 
 def stand_guard(agent: int, scratch: str) -> None:
-    """Go on in a child, and stay above it as a guard: if the agent is gone, all below is killed; if
-    the child is killed, what it has left is, and the guard ends likewise. All signals are blocked.
+    """Fork, continue in the child, and stay as its guard in the parent.
+
+    If the agent ends, the guard kills all descendants; if the child is killed, the guard kills the
+    child's orphans and exits the same way. All signals are blocked.
 
     Args:
         agent: the parent of this process.
-        scratch: a directory to remove in the end if the agent is gone, or empty.
+        scratch: a directory to remove at the end if the agent is gone, or empty.
 
     Raises:
-        OSError: no process is to be had.
+        OSError: the fork failed.
     """
     become_subreaper()
     pid = os.fork()
@@ -129,11 +133,11 @@ def stand_guard(agent: int, scratch: str) -> None:
 
 
 def _guard(pid: int, agent: int, scratch: str) -> None:
-    """Be the guard of a child of this process; does not return."""
+    """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
         child = os.pidfd_open(pid)
-        close_all_but((child,))  # or whoever is connected to the agent would not see its end
+        close_all_but((child,))  # or peers of the agent would not see its connections end
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
             _stay(agent, poll)
@@ -154,9 +158,9 @@ def _guard(pid: int, agent: int, scratch: str) -> None:
 
 
 def _stay(agent: int, poll: select.poll) -> None:
-    """Be a guard that stays, until the agent or the child is gone."""
+    """Wait as the guard until the agent or the child is gone."""
     os.setsid()
-    die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
+    die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
     rename_process(f"worker guard of {agent}")
     try:
         poll.register(os.pidfd_open(agent), select.POLLIN)
@@ -167,8 +171,9 @@ def _stay(agent: int, poll: select.poll) -> None:
 
 
 def let_end(pid: int, pidfd: int) -> None:
-    """Let a child end whose agent is gone, also if it is stopped, but not for ever: it kills what
-    is below it, and nobody would if it was killed now and this process in a moment.
+    """Continue a child whose agent is gone, and give it a bounded time to end by itself.
+
+    It kills its descendants; no process would if both it and this process were killed now.
     """
     os.kill(pid, signal.SIGCONT)
     poll = select.poll()
@@ -177,7 +182,7 @@ def let_end(pid: int, pidfd: int) -> None:
 
 
 def end_as(status: int) -> NoReturn:
-    """End this process as another one has ended, by the status that waitpid(2) gave."""
+    """End this process the way another one has ended, given its waitpid(2) status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         import resource
@@ -191,10 +196,11 @@ def end_as(status: int) -> NoReturn:
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if it is still who it was. It is held while `still` says so.
+    """Send a signal to a process if `still()` confirms that it is the same one. A pidfd prevents
+    reuse of its pid in between.
 
     Raises:
-        ProcessLookupError: there is none of this pid.
+        ProcessLookupError: no process has this pid.
     """
     pidfd = os.pidfd_open(pid)
     try:
@@ -208,9 +214,9 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
     """Return whether a process has a handler for a signal, or blocks it to wait (proc(5)).
 
     Args:
-        pid: the process; one that has ended has none.
+        pid: the process; for one that has ended, the result is False.
         number: the signal.
-        unknown: what to return where the system does not tell.
+        unknown: the result where the system does not show handlers.
     """
     del unknown
     try:
@@ -222,10 +228,10 @@ def catches_signal(pid: int, number: int, unknown: bool) -> bool:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """Return a descriptor with flags of its own for the file, pipe or terminal of another one.
+    """Return a new descriptor, with its own flags, for the file, pipe or terminal of another one.
 
     Raises:
-        OSError: that can't be had.
+        OSError: it can't be opened.
     """
     return os.open(f"/proc/self/fd/{fd}", flags)
 
@@ -262,7 +268,7 @@ def become_subreaper() -> None:
 
 
 def inotify_open() -> int:
-    """Return a new non-blocking inotify descriptor, or -1 where the system has none left."""
+    """Return a new non-blocking inotify descriptor, or -1 if none is left."""
     return int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
 
 
@@ -272,7 +278,7 @@ def inotify_watch(fd: int, path: str, mask: int) -> int:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close all descriptors of this process but these."""
+    """Close all descriptors of this process except these."""
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
             try:
@@ -287,7 +293,7 @@ def system_call(number: int, *arguments: int) -> int:
 
 
 def rename_process(name: str) -> None:
-    """Make `name` what ps, top and pkill see of this process: its command line and its short name.
+    """Set the command line and the short name of this process, which ps, top and pkill show.
 
     The command line is overwritten in place (proc(5): arg_start and arg_end of /proc/self/stat), so
     a long name is cut to the length of the old one.
@@ -306,11 +312,11 @@ def show_as(short: bytes, command_line: bytes) -> None:
             memory.seek(start)
             memory.write(command_line[: end - start - 1].ljust(end - start, b"\0"))
     except (OSError, ValueError, IndexError):
-        return  # a nicety: some sandboxes hide these files
+        return  # optional: some sandboxes hide these files
 
 
 def children() -> list[int]:
-    """Return the pids of the children of this process that are not reaped, in no order."""
+    """Return the pids of this process's unreaped children, unordered."""
     pid = os.getpid()
     try:
         with open(f"/proc/self/task/{pid}/children") as file:
@@ -327,12 +333,12 @@ def kill_children() -> None:
         try:
             os.kill(pid, signal.SIGKILL)
         except (PermissionError, ProcessLookupError):
-            pass  # a setuid program, which somebody else must end
+            pass  # a setuid program, which we may not signal
 
 
 def end_children(limit_s: float, keep: int = 0) -> None:
-    """Kill all children but `keep`, and theirs as they become ours, until there are none or the
-    time is up (one in an uninterruptible call can't be ended).
+    """Kill all children but `keep`, and the orphans that we adopt, until none are left or the time
+    is up (a process in an uninterruptible call can't be ended).
     """
     end = time.monotonic() + limit_s
     while (pids := set(children()) - {keep}) and time.monotonic() < end:
@@ -346,17 +352,15 @@ def end_children(limit_s: float, keep: int = 0) -> None:
 
 
 def tree(pid: int) -> list[int]:
-    """Return the pids of all that this process has started, however indirectly; each after its
-    parent.
-    """
+    """Return the pids of all descendants of a process, each after its parent."""
     found = _children_of(pid)
-    for each in found:  # it grows meanwhile
+    for each in found:  # the list grows in the loop
         found += _children_of(each)
     return found
 
 
 def _children_of(pid: int) -> list[int]:
-    """Return the children of a process, whichever of its threads has started them."""
+    """Return the children of a process, of all its threads."""
     found = []
     try:
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -369,22 +373,22 @@ def _children_of(pid: int) -> list[int]:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process stands still, by a signal or a debugger."""
+    """Return whether a process is stopped, by a signal or a debugger."""
     return _state(pid) in (b"T", b"t")
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process has not ended and does not stand still."""
+    """Return whether a process has neither ended nor been stopped."""
     return _state(pid) not in (b"T", b"t", b"Z", b"X", b"")
 
 
 def is_uninterruptible(pid: int) -> bool:
-    """Return whether a process waits in a system call that no signal ends."""
+    """Return whether a process is in a system call that no signal can interrupt."""
     return _state(pid) == b"D"
 
 
 def _state(pid: int) -> bytes:
-    """Return the letter of proc(5), nothing for a process that is gone."""
+    """Return the state letter of proc(5); empty for a process that is gone."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
@@ -393,8 +397,8 @@ def _state(pid: int) -> bytes:
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory of a process, of shared pages its part (PSS, Linux 4.14); 0 where
-    that can't be known.
+    """Return the memory of a process in bytes, shared pages counted in part (PSS, Linux 4.14); 0
+    where it can't be read.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -408,7 +412,7 @@ def _all_pids() -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 where it has none or has ended."""
+    """Return the parent of a process; 0 if it has none or has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Accepts connections from other machines, and hands on those whose peer has proved who it is."""
+"""Accepts connections from other machines, and passes on those whose peer has authenticated."""
 
 import errno
 import os
@@ -17,17 +17,17 @@ _NO_DESCRIPTOR_PAUSE_S = 0.1
 
 
 class Listener:
-    """Accepts connections and hands those to the owner whose peer has proved who it is.
+    """Accepts connections and passes those whose peer has authenticated to the owner.
 
     Args:
-        sock: bound and listening. It stays the caller's until `close`, which closes it.
-        hello: sent to each peer that says hello; the attribute may be set anew.
+        sock: bound and listening; `close` closes it.
+        hello: sent to each peer that says hello; the attribute may be replaced.
         divert: takes an accepted socket whose first byte, still unread, is 0: a client of torch's
             TCPStore.
 
     Attributes:
-        on_refused: told in words who was turned away before the owner heard of them.
-        places: how many peers may be here that have not proved who they are.
+        on_refused: called with a message about each peer that was refused.
+        places: how many unauthenticated peers may be connected.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Listener:
             self._strangers.popitem()[0].close()
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Hand a connection to the owner."""
+        """Pass a connection to the owner."""
         del self._strangers[connection]
         connection.owner = self._owner
         self._owner.opened(connection, hello)
@@ -73,7 +73,7 @@ class Listener:
         raise AssertionError(connection.peer, message)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """Report a peer that was turned away, or went."""
+        """Report a peer that was refused, or closed its connection."""
         self._strangers.pop(connection, None)
         self.on_refused(f"{connection.peer}: {reason}")
 
@@ -91,7 +91,7 @@ class Listener:
                 if error.errno not in _NO_DESCRIPTOR:
                     continue  # the caller went away meanwhile
                 if attempt:
-                    return  # that is said even if nobody waits; the loop knows
+                    return  # also raised when no connection waits; the loop calls again
                 if not self._drop_oldest():
                     self._loop.forget(self._sock)
                     self._loop.call_after(_NO_DESCRIPTOR_PAUSE_S, self._listen)

@@ -1,12 +1,12 @@
 """Where the output of one generation's workers goes: files, the console, or nowhere.
 
-A stream that has a file is written to it by the worker itself, so nothing is lost when anything is
-killed, and no console can hold the worker up; a tee'd one is read back from its file. A stream
+If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
+killed, and no console can block the worker; a tee'd stream is read back from its file. A stream
 without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
-a terminal, so that progress bars and colours are as they would be. The end of each worker's stderr
-is kept for the failure report.
+a terminal, so that progress bars and colours are as usual. The end of each worker's stderr is kept
+for the failure report.
 
-Layout, as torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
+The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 """
 
@@ -22,23 +22,22 @@ from relight.values import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _MOST_LEFTOVERS = 3
-"""Generations that are over and whose output is kept while the consoles take nothing."""
+"""How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
 """How long an agent that was asked to end waits for the consoles."""
 _LONGEST_LINE = 16 * 1024 * 1024
-"""How much of a line is looked at by a filter; of a longer one it is the end."""
+"""How much of a line a filter searches, in bytes; of a longer line, its end."""
 
 
 class Destination(NamedTuple):
-    """Where one stream of one worker goes."""
+    """The destination of one stream of one worker."""
 
     file: bool
     console: bool
 
 
 def destination(spec: RunSpec, local_rank: int, stream: int) -> Destination:
-    """Return where a stream goes, after `--redirects`, `--tee`, `--local-ranks-filter`,
-    `--log-dir`.
+    """Return where a stream goes, from `--redirects`, `--tee`, `--local-ranks-filter`, `--log-dir`.
 
     The rules are those of torchrun: tee and redirect go to the file, tee and neither to the
     console, and the filter takes the console away.
@@ -56,8 +55,8 @@ class Logs:
 
     Args:
         loop: the agent's loop.
-        consoles: where people read.
-        spec: what was asked for.
+        consoles: the agent's stdout and stderr.
+        spec: the launch's options.
         directory: `attempt_<n>` of this generation, to be made; empty for no files at all.
 
     Raises:
@@ -86,11 +85,11 @@ class Logs:
                     self._filtered[stream] = _FilteredFile(texts, path)
 
     def error_file(self, local_rank: int) -> str:
-        """Return where a worker's `@record` writes its exception; empty without files."""
+        """Return the path where a worker's `@record` writes its exception; empty without files."""
         return self._path(local_rank, "error.json") if self._directory else ""
 
     def stderr_path(self, local_rank: int) -> str:
-        """Return the file with a worker's stderr, or an empty string."""
+        """Return the path of a worker's stderr file, or an empty string."""
         source = self._stderr.get(local_rank)
         return source if isinstance(source, str) else ""
 
@@ -110,7 +109,7 @@ class Logs:
 
         Args:
             local_rank: the worker.
-            prefix: what its lines begin with where they are tee'd.
+            prefix: the start of each line where they are tee'd.
         """
         if self._directory and self._spec.keeps_logs():
             os.mkdir(os.path.join(self._directory, str(local_rank)))
@@ -119,7 +118,7 @@ class Logs:
         if self._consoles.stdout is self._consoles.stderr and all(
             destination(self._spec, local_rank, stream) == raw for stream in _NAMES
         ):
-            # One channel keeps the order of what the worker writes to the one and the other.
+            # One channel keeps the order of what the worker writes to stdout and stderr.
             self._stderr[local_rank] = self._pipes[-1][0]
             return stdout, stdout
         return stdout, self._open_stream(local_rank, STDERR, prefix)
@@ -131,13 +130,13 @@ class Logs:
         self._to_pass_on.clear()
 
     def resize(self) -> None:
-        """The terminal has another size now: tell the workers."""
+        """Pass a new size of the terminal to the workers."""
         for pipe, console_fd in self._pipes:
             if pipe.fd >= 0:
                 pipe.copy_window_size(console_fd)
 
     def finish(self) -> None:
-        """All workers and what they started are gone: show the rest, as the consoles have room."""
+        """Show the rest as the consoles have room; all workers and their descendants are gone."""
         for source in self._sources:
             source.finish()
         if self._tails is None:
@@ -145,11 +144,11 @@ class Logs:
 
     @property
     def done(self) -> bool:
-        """Whether all of it was handed to the consoles."""
+        """Whether all output was handed to the consoles."""
         return all(source.done for source in self._sources)
 
     def drop(self) -> int:
-        """Show no more; return how many bytes won't be. Files have them nevertheless."""
+        """Discard unshown output; return how many bytes. Files still have them."""
         return sum(source.drop() for source in self._sources)
 
     @property
@@ -164,7 +163,7 @@ class Logs:
             file.close()
 
     def _path(self, local_rank: int, name: str) -> str:
-        # torchrun's layout, where somebody will look at it; a directory costs 0.1 ms a worker.
+        # torchrun's layout only where logs are kept: a directory costs 0.1 ms a worker.
         between = "/" if self._spec.keeps_logs() else "."
         return f"{self._directory}/{local_rank}{between}{name}"
 
@@ -183,7 +182,7 @@ class Logs:
                 self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
         elif not to_console and stream == STDOUT:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        else:  # stderr is read even if nobody wants to see it: it tells why a worker failed
+        else:  # stderr is read even if it is not shown: it tells why a worker failed
             ours, fd = channel(console.fd if to_console else -1)
             pipe = PipeReader(self._loop, ours, ConsoleStream(console) if to_console else None)
             pipe.copy_window_size(console.fd)
@@ -202,13 +201,13 @@ class Logs:
 
 
 class Leftovers:
-    """What workers of generations that are over have printed, on its way to the consoles. Nothing
-    waits for that but the end of the agent.
+    """Unshown output of ended generations on its way to the consoles. Only the agent's exit waits
+    for it.
 
     Args:
         loop: the agent's loop.
-        consoles: where people read.
-        signals: those that ask the agent to end, as they come.
+        consoles: the agent's stdout and stderr.
+        signals: the stop signals that the agent has received; grows.
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, signals: Sequence[int]) -> None:
@@ -219,8 +218,8 @@ class Leftovers:
         self._limit: Timer | None = None
 
     def add(self, logs: Logs, generation: int) -> None:
-        """The workers of a generation are gone. If the consoles have long taken nothing, what is
-        left of older ones is dropped.
+        """Add the output of a generation whose workers are gone. While the consoles are blocked,
+        output of older generations is dropped.
         """
         logs.finish()
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
@@ -229,8 +228,8 @@ class Leftovers:
             self._say(self._logs.pop(number).drop(), f"workers of generation {number}")
 
     def show(self) -> None:
-        """Return when all is written, when nobody reads any more, a while after a first signal,
-        or at a second one.
+        """Return when all is written, when the consoles have no reader, some time after a first
+        signal, or at a second one.
         """
         old = self._logs.values()
         self._loop.run_until(lambda: all(each.done for each in old) or self._is_late())
@@ -253,7 +252,7 @@ class Leftovers:
 
 
 class _FilteredFile:
-    """Takes the lines of all workers that contain one of the texts."""
+    """A file with the lines of all workers that contain one of the texts."""
 
     def __init__(self, texts: tuple[str, ...], path: str) -> None:
         self._texts = [text.encode(errors="surrogateescape") for text in texts]

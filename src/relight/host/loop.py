@@ -1,7 +1,7 @@
-"""The agent's event loop: readable and writable descriptors, deadlines, signals. Nothing is polled.
+"""The agent's event loop: readable and writable descriptors, deadlines, signals; no polling.
 
-One thread. Why not asyncio: its import alone costs 40 ms, most of what a launch may take
-(docs/decisions/0001).
+It runs in one thread. It is not asyncio, whose import alone costs 40 ms, most of the time budget
+of a launch (docs/decisions/0001).
 """
 
 import heapq
@@ -30,7 +30,7 @@ Fd = int | HasFileno
 
 
 class Timer:
-    """A call that is due at a time; `cancel` it when it is no longer wanted."""
+    """A call scheduled for a time; `cancel` prevents it."""
 
     __slots__ = ("callback", "when")
 
@@ -39,7 +39,7 @@ class Timer:
         self.callback: Callback | None = callback
 
     def cancel(self) -> None:
-        """Forget the call."""
+        """Prevent the call."""
         self.callback = None
 
     def __lt__(self, other: "Timer") -> bool:
@@ -47,14 +47,13 @@ class Timer:
 
 
 class Loop:
-    """Waits for what is registered and calls it back, until a condition holds.
+    """Waits for events and runs their callbacks, until a condition is true.
 
-    Signal handlers only write a byte to a pipe; what was registered with `on_signal` runs in the
-    loop.
+    Signal handlers only write a byte to a pipe; callbacks of `on_signal` run in the loop.
 
     Attributes:
-        on_mistake: is told of an exception that something from outside has led to, though nothing
-            should: from what, and the exception. Raises it, unless another is set.
+        on_mistake: called with a description and an exception, when input from outside has caused
+            an exception that is a bug of relight. By default, raises it.
     """
 
     def __init__(self) -> None:
@@ -82,15 +81,15 @@ class Loop:
         return time.monotonic()
 
     def on_readable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` can be read; None ends it."""
+        """Call back whenever `fd` can be read; None stops that."""
         self._watch(fd, selectors.EVENT_READ, callback)
 
     def on_writable(self, fd: Fd, callback: Callback | None) -> None:
-        """Call back whenever `fd` can be written; None ends it."""
+        """Call back whenever `fd` can be written; None stops that."""
         self._watch(fd, selectors.EVENT_WRITE, callback)
 
     def forget(self, fd: Fd) -> None:
-        """End both watches; call it before closing the descriptor."""
+        """Stop watching `fd`; call it before closing the descriptor."""
         self.on_readable(fd, None)
         self.on_writable(fd, None)
 
@@ -113,10 +112,10 @@ class Loop:
         self._previous.setdefault(number, signal.signal(number, _only_wake))
 
     def attempt(self, act: Callback, what: str) -> bool:
-        """Do what somebody outside asks for; return whether it went well.
+        """Run `act`, which handles input from outside; return whether it succeeded.
 
-        What comes from another machine must never end this process: an exception is a mistake of
-        ours and goes to `on_mistake`, but for those that are meant for the user.
+        Input from another machine must never end this process: an exception is a bug of ours and
+        goes to `on_mistake`, except for those that are meant for the user.
         """
         try:
             act()
@@ -128,12 +127,12 @@ class Loop:
         return True
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Handle what happens until `done()` is true."""
+        """Handle events until `done()` is true."""
         while not done():
             self.run_once(None)
 
     def run_once(self, timeout_s: float | None) -> None:
-        """Wait for at most `timeout_s` (None: until something happens) and handle what happened."""
+        """Wait for events, at most `timeout_s` (None: without limit), and handle them."""
         while self._timers and self._timers[0].callback is None:
             heapq.heappop(self._timers)
         if self._timers:
@@ -141,7 +140,7 @@ class Loop:
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
-                # A callback may have forgotten a descriptor whose event is still in the list.
+                # A callback may have removed a descriptor whose event is still in the list.
                 pair = self._callbacks.get(key.fd)
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
                     callback()

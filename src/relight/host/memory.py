@@ -1,7 +1,6 @@
-"""Did the kernel's out-of-memory killer end a process? Evidence from counters of the cgroup and of
-the machine.
+"""Detects kills by the kernel's out-of-memory killer, from counters of the cgroup and the machine.
 
-Nobody tells a parent why its child got SIGKILL. The kernel counts, though: `oom_kill` in
+The kernel does not tell a parent why its child got SIGKILL, but it counts such kills: `oom_kill` in
 memory.events (cgroup v2) and in memory.oom_control (cgroup v1, Linux 4.13) for the processes of the
 cgroup, whichever limit was hit, and in /proc/vmstat for all processes of the machine.
 """
@@ -15,7 +14,7 @@ _UNLIMITED = 2**60
 
 
 class _Cgroup(NamedTuple):
-    """A memory cgroup: its path in the hierarchy, where that is mounted, and its files."""
+    """A memory cgroup: its path in the hierarchy, the hierarchy's mount point, and its files."""
 
     path: str
     mount: str
@@ -24,7 +23,7 @@ class _Cgroup(NamedTuple):
 
 
 class OomCounters:
-    """The out-of-memory kills so far, so that later ones can be told from them."""
+    """Remembers the number of out-of-memory kills so far, to detect later ones."""
 
     def __init__(self, proc: str = "/proc", root: str = _ROOT) -> None:
         self._cgroup = _memory_cgroup(f"{proc}/self/cgroup", root)
@@ -34,7 +33,7 @@ class OomCounters:
         self._machine_before = _read(self._vmstat)
 
     def kills(self) -> str:
-        """Return in words what was killed for lack of memory since this was made, or nothing."""
+        """Describe the out-of-memory kills since this object was made; empty if there were none."""
         here = _increase(self._before, _read(self._counter))
         if here and self._cgroup is not None:
             limit = _limit(self._cgroup)
@@ -56,7 +55,7 @@ class OomCounters:
         )
 
     def evidence(self) -> str:
-        """Return in words whether a process that got SIGKILL was killed for lack of memory."""
+        """Describe whether a process that got SIGKILL was killed for lack of memory."""
         found = self.kills()
         if found or self._machine_before is None:
             return found
@@ -86,7 +85,7 @@ def _memory_cgroup(memberships: str, root: str) -> _Cgroup | None:
 
 
 def _read(path: str) -> int | None:
-    """Return the `oom_kill` of a file of counters."""
+    """Return the `oom_kill` counter in a file."""
     try:
         with open(path) as file:
             for line in file:
@@ -103,7 +102,7 @@ def _increase(before: int | None, now: int | None) -> int | None:
 
 
 def _limit(cgroup: _Cgroup) -> int:
-    """Return the smallest limit on the way up from a cgroup, 0 for none."""
+    """Return the smallest limit of a cgroup and its parents; 0 if there is none."""
     limits = []
     path = cgroup.path.strip("/")
     while True:

@@ -1,8 +1,8 @@
-"""Which workers of this node have come to their store: who waits in init_process_group for whom.
+"""Finds the workers of this node that others wait for in init_process_group.
 
-A client of the store keeps its connection. Which process has one is read from proc(5): the sockets
-of /proc/<pid>/net/tcp{,6} that lead to the store's port, and the inodes of the descriptors in
-/proc/<pid>/fd.
+A worker that has reached init_process_group is connected to the store. Which process has a
+connection is read from proc(5): the sockets of /proc/<pid>/net/tcp{,6} that lead to the store's
+port, and the inodes of the descriptors in /proc/<pid>/fd.
 """
 
 import os
@@ -14,15 +14,15 @@ from relight.host.tcp_store import Reservation, TCPStore
 
 
 def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) -> str:
-    """Return in words who has not come, or nothing if all have, or nobody has.
+    """Describe which workers have not connected; empty if all have, or none has.
 
     Args:
-        workers: those of this node.
+        workers: the workers of this node.
         form: their generation.
-        store: the store of the generation, if it is here.
+        store: the store of the generation, if it is on this node.
     """
     place, port = form.place, form.generation.master_port
-    if not os.path.isdir("/proc/self/net"):  # how many have come is known, but not who
+    if not os.path.isdir("/proc/self/net"):  # how many have connected is known, but not which
         come = store.clients if isinstance(store, TCPStore) else 0
         if not 0 < come < place.world_size:
             return ""
@@ -43,10 +43,10 @@ def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) 
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:
-    """Return which of these processes have a connection to a TCP port somewhere.
+    """Return which of these processes have a connection to a TCP port on any machine.
 
     Args:
-        pids: processes of this machine; those that have ended count as not arrived.
+        pids: processes of this machine; those that have ended count as not connected.
         port: the store's.
     """
     result = set()

@@ -1,8 +1,7 @@
-"""Which CPUs each worker may use: `--numa-binding`, from the topology under /sys.
+"""Chooses the CPUs of each worker for `--numa-binding`, from the topology under /sys.
 
-A worker is at home on the NUMA node of its GPU, and the mode says which CPUs there it gets. The
-meaning of the modes is torchrun's (torch 2.13); the masks are set with sched_setaffinity, so that
-no numactl is needed.
+A worker's home is the NUMA node of its GPU; the mode selects CPUs there. The meaning of the modes
+is torchrun's (torch 2.13); the masks are set with sched_setaffinity, so that no numactl is needed.
 """
 
 import os
@@ -24,8 +23,8 @@ def bind(
 
     - `node`: all CPUs of the worker's home;
     - `socket`: all CPUs of the NUMA nodes of its socket;
-    - `exclusive`: its own part of the home's physical cores; what can't be divided evenly goes to
-      the lowest local ranks;
+    - `exclusive`: its own part of the home's physical cores; remaining cores go to the lowest
+      local ranks;
     - `core-complex`: the home's cores that share one last-level cache, in turns, the largest first.
 
     The home is the NUMA node of the GPU whose index is the local rank. `exclusive` and
@@ -41,7 +40,7 @@ def bind(
         allowed: the CPUs that may be used; by default, the affinity mask of this process.
 
     Raises:
-        UsageError: the machine can't do it.
+        UsageError: this machine does not support the mode.
     """
     topology = _Topology(
         mode, root, frozenset(os.sched_getaffinity(0)) if allowed is None else allowed
@@ -104,7 +103,7 @@ class _Topology:
         return [homes[index * len(homes) // nproc] for index in range(nproc)]
 
     def share(self, node: int, number: int, word: str) -> list[Cpus]:
-        """Return the CPUs of each of a number of GPUs or workers that are at home on a node."""
+        """Return the CPUs of each of `number` GPUs or workers whose home is a node."""
         cpus = self._socket(node) if self.mode == "socket" else self.cpus.get(node, frozenset())
         if not cpus:
             raise UsageError(
@@ -164,7 +163,7 @@ class _Topology:
         return self._cpus_in(f"{levels[max(levels)]}/shared_cpu_list")
 
     def _groups(self, cpus: Cpus, sharing: Callable[[int], Cpus]) -> list[Cpus]:
-        """Split CPUs by what they share, ordered by the lowest CPU of each whole group."""
+        """Group CPUs that share a resource, ordered by the lowest CPU of each whole group."""
         groups: dict[int, Cpus] = {}
         left = set(cpus)
         while left:

@@ -1,11 +1,11 @@
-"""What `linux` does, with what macOS has too: select, process groups, ps, and a guardian process.
+"""The functions of `linux` with what macOS has too: select, process groups, ps, a guardian process.
 
-The same functions with the same meaning, as far as that is to be had; docs/macos.md tells where it
-is not. Only jobs of one node run here.
+They have the same meaning as far as possible; docs/macos.md lists the exceptions. Only jobs of one
+node run here.
 
-There is no parent-death signal and no subreaper, so a process of its own, the guardian
-(`host/guardian.py`), ends the workers when the process that holds them is killed. It is told of
-each worker through a pipe, by the worker before its program starts, and of its end by who reaps it.
+There is no parent-death signal and no subreaper, so a separate process, the guardian
+(`host/guardian.py`), ends the workers when the spawner is killed. Each worker reports itself to the
+guardian through a pipe before its program starts; the spawner reports each worker that it reaps.
 """
 
 import os
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 IN_MODIFY = IN_MOVED_TO = 0
 _MOST_FILES = 1024
-"""FD_SETSIZE: what select(2) can wait for."""
+"""FD_SETSIZE: the number of descriptors that select(2) supports."""
 _PS = "/bin/ps"
 _PARENT_LOOK_S = 0.2
 _SETTLE_S = 2.0
-"""How long to wait for what was killed to be gone."""
+"""How long to wait for killed processes to be gone."""
 
 Selector = selectors.SelectSelector
-"""kqueue(2) and poll(2) of macOS do not know all kinds of terminals; select(2) does."""
+"""kqueue(2) and poll(2) of macOS do not support all kinds of terminals; select(2) does."""
 
 
 class _Guard(NamedTuple):
-    """What a process has to do with the guardian of one that it forked.
+    """This process's pipes to a forked process and its guardian.
 
-    `ended` can be read when the fork has ended, `swept` when the guardian has; while `alive` is
-    open, the guardian knows that this process runs.
+    `ended` becomes readable when the forked process has ended, `swept` when the guardian has; while
+    `alive` is open, the guardian knows that this process runs.
     """
 
     ended: int
@@ -49,21 +49,21 @@ class _Guard(NamedTuple):
 
 _guards: dict[int, _Guard] = {}
 _pipe = -1
-"""To the guardian, in the process that holds workers."""
+"""The pipe to the guardian, in the spawner."""
 _kept: set[int] = set()
 _running: set[int] = set()
 _reaped: set[int] = set()
 
 
 def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
-    """Return what was asked for as far as it works on this system.
+    """Return the spec without the options that have no effect on this system.
 
     Args:
-        spec: what was asked for.
-        notes: a line is added for what has no effect.
+        spec: the launch's options.
+        notes: a line is added for each option that has no effect.
 
     Raises:
-        UsageError: it does not work here at all.
+        UsageError: the launch does not work here at all.
     """
     if not spec.runs_locally():
         require_linux("a job of several nodes (--nnodes)")
@@ -75,7 +75,7 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
 
 
 def require_linux(what: str) -> None:
-    """Refuse what only works on Linux.
+    """Refuse a feature that only works on Linux.
 
     Raises:
         UsageError: always.
@@ -87,10 +87,10 @@ def require_linux(what: str) -> None:
 
 
 def fork() -> int:
-    """Fork the process that is to hold workers, with a guardian.
+    """Fork the spawner, and start its guardian.
 
     Raises:
-        OSError: no process or no descriptor is to be had.
+        OSError: no process can be forked, or no descriptor is left.
     """
     global _pipe
     told, tell = os.pipe()
@@ -99,7 +99,7 @@ def fork() -> int:
     watched, alive = os.pipe()
     try:
         _start_guardian(told, sweeps, watched)
-        os.set_blocking(tell, False)  # a guardian that is stopped holds up nobody
+        os.set_blocking(tell, False)  # a stopped guardian must not block a writer
         pid = os.fork()
     except OSError:
         for fd in (told, tell, ended, ends, swept, alive):
@@ -117,7 +117,7 @@ def fork() -> int:
         _guards.clear()
         _pipe = tell
         _kept.update((tell, ends))
-        _kept.add(told)  # or SIGPIPE ended the workers if the guardian was killed
+        _kept.add(told)  # or SIGPIPE would end the workers if the guardian was killed
         _running.clear()
         _reaped.clear()
         _tell(f"holder {os.getpid()}")
@@ -129,10 +129,10 @@ def fork() -> int:
 
 
 def _start_guardian(told: int, sweeps: int, watched: int) -> None:
-    """Start it as nobody's child, in a session of its own, with a command line of its own: what
-    ends the agent by its name or its group must not end the guardian.
+    """Start the guardian without a living parent, in its own session, with its own command line:
+    killing the agent by its name or its group must not kill the guardian.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # and it inherits that
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # inherited
     try:
         pid = os.fork()
         if pid == 0:
@@ -171,10 +171,10 @@ def _become_guardian(told: int, sweeps: int, watched: int) -> None:
 
 
 class Child:
-    """A process that was forked with `fork`; nothing is sent to it once it was reaped.
+    """A process that was forked with `fork`; it gets no signals once it was reaped.
 
     Raises:
-        OSError: never; for the other system.
+        OSError: never here, only on Linux.
     """
 
     def __init__(self, pid: int) -> None:
@@ -187,7 +187,7 @@ class Child:
         return self._guard.ended
 
     def send(self, number: int) -> None:
-        """Send it a signal, if it is there."""
+        """Send it a signal, if it exists."""
         if not self._reaped:
             try:
                 os.kill(self.pid, number)
@@ -195,11 +195,11 @@ class Child:
                 pass
 
     def guards(self, pid: int) -> None:
-        """Do nothing: it is that process."""
+        """Do nothing: the forked process is no guard."""
         del pid
 
     def is_stopped(self) -> bool:
-        """Return whether it stands still."""
+        """Return whether it is stopped."""
         return is_stopped(self.pid)
 
     def wait(self) -> int:
@@ -209,22 +209,22 @@ class Child:
         return os.waitstatus_to_exitcode(status)
 
     def end_orphans(self, limit_s: float) -> None:
-        """Wait until the guardian has killed what it has left behind when it was killed."""
+        """Wait until the guardian has killed the orphans that it left when it was killed."""
         select.select([self._guard.swept], [], [], limit_s)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the descriptors."""
         for fd in self._guard:
             os.close(fd)
 
 
 def stand_guard(agent: int, scratch: str) -> None:
-    """Do nothing: that is the guardian's work, as far as it can be done."""
+    """Do nothing: the guardian does this, as far as possible."""
     del agent, scratch
 
 
 def fork_worker() -> int:
-    """Fork a worker in the process that holds it; the guardian is told."""
+    """Fork a worker, in the spawner; it reports itself to the guardian."""
     pid = os.fork()
     if pid == 0:
         _tell(f"began {os.getpid()}")
@@ -234,7 +234,7 @@ def fork_worker() -> int:
 
 
 def wait(pid: int, options: int) -> tuple[int, int]:
-    """Reap a process as waitpid(2) does; the guardian is told."""
+    """Reap a process as waitpid(2) does, and report it to the guardian."""
     reaped, status = os.waitpid(pid, options)
     if reaped in _running:
         _running.remove(reaped)
@@ -247,14 +247,14 @@ def _tell(line: str) -> None:
     try:
         os.write(_pipe, line.encode() + b"\n")
     except OSError:
-        pass  # it was killed, or is stopped and has not read for long
+        pass  # the guardian was killed, or was stopped and its pipe is full
 
 
 def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
-    """Send a signal to a process if it is still who it was, as `still` says.
+    """Send a signal to a process if `still()` confirms that it is the same one.
 
     Raises:
-        ProcessLookupError: there is none of this pid.
+        ProcessLookupError: no process has this pid.
     """
     os.kill(pid, 0)
     if still():
@@ -262,18 +262,18 @@ def signal_if(pid: int, number: int, still: Callable[[], bool]) -> None:
 
 
 def catches_signal(pid: int, number: int, unknown: bool) -> bool:
-    """Return `unknown`: this system does not tell which signals a process has handlers for."""
+    """Return `unknown`: this system does not show which signals a process handles."""
     del pid, number
     return unknown
 
 
 def die_with_parent(number: int) -> None:
-    """Do nothing: that is the guardian's work."""
+    """Do nothing: the guardian does this."""
     del number
 
 
 def become_subreaper() -> None:
-    """Do nothing: that is the guardian's work, as far as it can be done."""
+    """Do nothing: the guardian does this, as far as possible."""
 
 
 def end_with_parent(pid: int, number: int) -> bool:
@@ -297,7 +297,7 @@ class _Process(NamedTuple):
 
 
 def _processes() -> list[_Process]:
-    """Return all processes of this machine, but for ps itself; none where there is no ps."""
+    """Return all processes of this machine except ps itself; none if ps is missing."""
     readable, writable = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
@@ -327,13 +327,13 @@ def _processes() -> list[_Process]:
 
 
 def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
-    """Return what workers have started, and they themselves, as far as that can be known: what is
-    in a worker's session, and what has a line of living parents up to there.
+    """Return the workers and the descendants that can be found: all processes in a worker's
+    session, and all whose parents are alive up to such a process.
 
     Args:
         running: workers that have not been reaped.
-        reaped: those that have; a process that has got such a pid since then is a stranger, and so
-            are those in its session.
+        reaped: workers that have been reaped; a process that has such a pid now is unrelated, and
+            so are the processes in its session.
     """
     processes = {process.pid: process for process in _processes()}
     if not processes:
@@ -355,9 +355,9 @@ def descendants(running: Collection[int], reaped: Collection[int]) -> set[int]:
 
 
 def sweep(running: Collection[int], reaped: Collection[int]) -> None:
-    """Kill what `descendants` returns, and return when it is gone, or stuck in the system.
+    """Kill the processes of `descendants`; return when they are gone, or stuck in the kernel.
 
-    All are stopped before the first is killed: with its parent's end, one is hard to find.
+    All are stopped before the first is killed: a process is hard to find once its parent has ended.
     """
     stopped: set[int] = set()
     while more := descendants(running, reaped) - stopped:
@@ -386,42 +386,40 @@ def kill_children() -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a process stands still, by a signal or a debugger."""
+    """Return whether a process is stopped, by a signal or a debugger."""
     return _ps("stat", pid).startswith("T")
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process has not ended and does not stand still."""
+    """Return whether a process has neither ended nor been stopped."""
     return not _ps("stat", pid).startswith(("T", "Z")) and parent_of(pid) > 0
 
 
 def tree(pid: int) -> list[int]:
-    """Return the pids of all that this process has started, each after its parent, but for those
-    whose parents have ended.
+    """Return the pids of a process's descendants, each after its parent, except those whose parents
+    have ended.
     """
     processes = _processes()
     found = [process.pid for process in processes if process.parent == pid]
-    for each in found:  # it grows meanwhile
+    for each in found:  # the list grows in the loop
         found += [process.pid for process in processes if process.parent == each]
     return found
 
 
 def is_uninterruptible(pid: int) -> bool:
-    """Return False: to ask for it all the time would take a process each time."""
+    """Return False: each check would have to start a process."""
     del pid
     return False
 
 
 def parent_of(pid: int) -> int:
-    """Return the parent of a process, 0 where it has none or has ended."""
+    """Return the parent of a process; 0 if it has none or has ended."""
     parent = _ps("ppid", pid)
     return int(parent) if parent.isdecimal() else 0
 
 
 def memory(pid: int) -> int:
-    """Return the bytes of memory of a process, shared pages included; 0 where that can't be
-    known.
-    """
+    """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
     size = _ps("rss", pid)
     return int(size) * 1024 if size.isdecimal() else 0
 
@@ -445,7 +443,7 @@ def rename_process(name: str) -> None:
 
 
 def close_all_but(keep: Collection[int]) -> None:
-    """Close all descriptors of this process but these, and what its guardian needs."""
+    """Close all descriptors of this process except these and those that its guardian needs."""
     begin = 0
     for fd in (*sorted({*keep, *_kept}), open_files()):
         if begin < fd:  # closerange(0, 0) closes all
@@ -454,10 +452,10 @@ def close_all_but(keep: Collection[int]) -> None:
 
 
 def reopen(fd: int, flags: int) -> int:
-    """Return a descriptor with flags of its own for the same terminal.
+    """Return a new descriptor, with its own flags, for the same terminal.
 
     Raises:
-        OSError: it is none, or another user's.
+        OSError: `fd` is no terminal, or belongs to another user.
     """
     return os.open(os.ttyname(fd), flags)
 
@@ -474,12 +472,12 @@ def most_open_files(hard: int) -> int:
 
 
 def inotify_open() -> int:
-    """Return -1: files are looked at from time to time."""
+    """Return -1: there is no inotify, so files are polled."""
     return -1
 
 
 def inotify_watch(fd: int, path: str, mask: int) -> int:
-    """Return -1: there is no such descriptor."""
+    """Return -1: there is no inotify."""
     del fd, path, mask
     return -1
 

@@ -1,4 +1,4 @@
-"""Addresses and ports of this machine, as binding tells: names lie, in both directions."""
+"""Addresses and ports of this machine, found by binding to them: name lookups are unreliable."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ _BACKLOG = 4096
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether a numeric address leads to this machine from everywhere."""
+    """Return whether a numeric address is a loopback address."""
     return address.startswith("127.") or address == "::1"
 
 
@@ -25,7 +25,7 @@ def is_ours(address: str) -> bool:
 
 
 def any_address() -> str:
-    """Return the address that stands for all of this machine's."""
+    """Return the wildcard address, which stands for all addresses of this machine."""
     try:
         socket.socket(socket.AF_INET6, socket.SOCK_STREAM).close()
     except OSError:
@@ -34,7 +34,7 @@ def any_address() -> str:
 
 
 def listen(address: str, port: int) -> socket.socket | None:
-    """Return a socket that listens at a numeric address, or, if that is empty, at all of this
+    """Return a socket that listens on a numeric address, or, if that is empty, on all of this
     machine's; None if the port is taken.
     """
     address = address or any_address()
@@ -55,13 +55,13 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
     """Return a socket bound for the workers' store; port 0 is any free one.
 
     Raises:
-        UsageError: the port is taken, or the address is none of this machine.
-        MachineError: no socket is to be had.
+        UsageError: the port is taken, or the address does not belong to this machine.
+        MachineError: no socket can be opened.
     """
     host = host.strip("[]")
     hint = "--master-addr and --local-addr take an address of this machine"
     try:
-        # As bytes, since a text would import the codec for international names.
+        # As bytes: a str would import the codec for international names.
         found = socket.getaddrinfo(os.fsencode(host), port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
         bound = socket.socket(family, socket.SOCK_STREAM)
@@ -73,7 +73,7 @@ def bind(host: str, port: int, *, listen: bool = False) -> socket.socket:
         hint = "look at `ulimit -n`" if error.errno in (errno.EMFILE, errno.ENFILE) else ""
         raise MachineError(f"can't open a socket: {error.strerror}", hint=hint) from None
     try:
-        # So that a restart on a given port does not wait for the old connections' TIME_WAIT.
+        # A restart on a given port must not wait for the old connections' TIME_WAIT.
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
         if listen:

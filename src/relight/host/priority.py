@@ -1,9 +1,9 @@
-"""The lowest priority for a while, for work that may take as long as it likes.
+"""Runs background work at the lowest priority, and restores the priority afterwards.
 
-Without privileges, what is lowered can't be raised again by nice(2) or SCHED_IDLE, and processes
-that are forked later would inherit it. So SCHED_IDLE is used where a trial shows that there is a
-way back, and else the work rests most of the time. A low priority of the session's autogroup
-(sched(7)) helps as well, where there are autogroups; a worker has a session of its own.
+Without privileges, a priority lowered by nice(2) or SCHED_IDLE can't be raised again, and processes
+that are forked later would inherit it. So SCHED_IDLE is used only where a trial shows that it can
+be undone; otherwise the work sleeps most of the time. A low priority of the session's autogroup
+(sched(7)) helps as well, where autogroups are enabled; each worker has its own session.
 """
 
 import os
@@ -16,15 +16,15 @@ from relight.host import linux
 from relight.typed import Any
 
 _SHARE = 4
-"""Where there is nothing better: one part of the time for work, the rest for others."""
+"""Without SCHED_IDLE: one part of the time in this many is for work, the rest for others."""
 _QUARTER_NICE = 5
-"""Beside one process of the usual priority, a quarter of a processor (sched(7))."""
+"""Gives a quarter of a processor beside one process of normal priority (sched(7))."""
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}.get(platform.machine(), 0)
 _IDLE_CLASS = 3 << 13  # linux/ioprio.h
 
 
 def lower() -> Callable[[], None]:
-    """Take the lowest priority that can be given back; return what gives it back."""
+    """Take the lowest priority that can be undone; return the function that undoes it."""
     idle = _can_come_back()
     nice = os.getpriority(os.PRIO_PROCESS, 0)
     if idle:
@@ -48,8 +48,9 @@ def lower() -> Callable[[], None]:
 
 
 def raise_to_quarter(pid: int) -> None:
-    """Give a process that has lowered itself, and got next to nothing on a busy machine, a quarter
-    of a processor. Do nothing if it has not, or has no way back, and works a quarter of the time.
+    """Raise a process that got hardly any time at SCHED_IDLE to a quarter of a processor.
+
+    Do nothing if it is not at SCHED_IDLE: without it, background work runs a quarter of the time.
     """
     try:
         if os.sched_getscheduler(pid) == os.SCHED_IDLE:
@@ -62,7 +63,7 @@ def raise_to_quarter(pid: int) -> None:
 
 
 class _Pacer:
-    """A finder that finds nothing, and rests before each import."""
+    """An import finder that finds no module, and sleeps before each import."""
 
     def __init__(self) -> None:
         self._worked = time.process_time()
@@ -99,4 +100,4 @@ def _set_autogroup(nice: int, pid: int | str = "self") -> None:
         with open(f"/proc/{pid}/autogroup", "w") as file:
             file.write(str(nice))
     except OSError:
-        pass  # there are none, or they were changed a moment ago
+        pass  # autogroups are disabled, or were changed a moment ago

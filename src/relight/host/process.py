@@ -1,7 +1,7 @@
-"""The agent's hold on the workers of one generation: start them, signal them, hear of their ends.
+"""Starts and signals the workers of one generation for the agent, and reports their exits.
 
-The work is done by the spawner, a process of its own (`host/spawner.py` says why); this is the
-agent's end of the socket to it.
+The spawner does the work in its own process (`host/spawner.py` says why); this is the agent's end
+of the socket to it.
 """
 
 import errno
@@ -34,9 +34,8 @@ class Workers:
         plans: the workers to start, in the order of their local ranks.
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
-        on_event: is told of each start and each end, and when (monotonic seconds).
-        fork: starts the process that holds the workers, or uses one that stays
-            (`host/warm_spawner.py`).
+        on_event: called with each start and exit, and its time (monotonic seconds).
+        fork: starts a spawner, or uses the warm one (`host/warm_spawner.py`).
 
     Raises:
         MachineError: the machine has no process or descriptor left.
@@ -54,9 +53,9 @@ class Workers:
         self.pids: dict[int, int] = {}
         self.ranks = tuple(ranks)
         self.evidence: dict[int, str] = {}
-        """What is known of a worker's end beyond its exit code, by local rank."""
+        """Facts about a worker's exit beyond its exit code, by local rank."""
         self.frozen = False
-        """Whether their lease is over."""
+        """Whether they are frozen because their lease has expired."""
         self._loop = loop
         self._on_event = on_event
         self._buffer = b""
@@ -68,7 +67,7 @@ class Workers:
                 f"can't start processes on this machine: {error.strerror}",
                 hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
             ) from None
-        # What a killed spawner leaves behind becomes ours, see _bury.
+        # The orphans of a killed spawner become our children, see _bury.
         system.become_subreaper()
         self.memory = OomCounters()
         self._gone = self._leaving = False
@@ -82,26 +81,26 @@ class Workers:
             self._command(f"signal {local_rank} {number}")
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Ask workers to stop by a signal. One without a handler for it has nothing to save: if
-        the signal does not end it, it is killed.
+        """Ask workers to stop by a signal. A worker without a handler for it has nothing to save:
+        if the signal does not end it, it is killed.
         """
-        # Asked before, as a handler may begin with taking itself away, and the interpreter's end
-        # does so too; and after, for one that was set meanwhile.
+        # Handlers are looked up before the signal, as a handler may first remove itself, and
+        # interpreter shutdown does the same; and after it, for one that was set meanwhile.
         waited_for = set(self.catching(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
         waited_for.update(self.catching(local_ranks, number, unknown=True))
         self.signal([r for r in local_ranks if r not in waited_for], signal.SIGKILL)
 
     def catching(self, local_ranks: Sequence[int], number: int, *, unknown: bool) -> list[int]:
-        """Return which of these workers have a handler for a signal; all or none, as `unknown`
-        says, where the system does not tell.
+        """Return which of these workers have a handler for a signal. Where the system does not
+        show that, return all if `unknown` is true, else none.
         """
         pids, catches = self.pids, system.catches_signal
         return [r for r in local_ranks if r in pids and catches(pids[r], number, unknown)]
 
     def worker_of(self, pid: int) -> int | None:
-        """Return the local rank of the worker that is this process or has started it, however
-        indirectly; -1 for what an ended process has left behind, None for a process of others.
+        """Return the local rank of the worker that is this process or its ancestor; -1 for an
+        orphan of an ended worker, None for a process that no worker has started.
         """
         local_rank_of = {known: local_rank for local_rank, known in self.pids.items()}
         while pid > 1:
@@ -117,11 +116,11 @@ class Workers:
         self._insist()
 
     def lease(self, until: float) -> None:
-        """Let the workers run until this monotonic time and then freeze; 0 is for ever."""
+        """Let the workers run until this monotonic time, then freeze them; 0 is for ever."""
         self._command(f"lease {until!r}")
 
     def close(self) -> None:
-        """Kill whatever is left, and return when it is gone (or stuck in the system for 30 s)."""
+        """Kill all that is left; return when it is gone (or has been stuck for 30 s)."""
         if not self._gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
@@ -143,18 +142,18 @@ class Workers:
         try:
             self._spawner.wait()
         except ChildProcessError:
-            pass  # whoever looked for orphans has done so
+            pass  # already reaped by the search for orphans
         self._spawner.close()
 
     def _command(self, line: str) -> None:
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            return  # the spawner is gone, and with it the workers; _bury says so
-        self._spawner.send(signal.SIGCONT)  # if somebody has stopped it
+            return  # the spawner and the workers are gone; _bury reports it
+        self._spawner.send(signal.SIGCONT)  # in case it is stopped
 
     def _insist(self) -> None:
-        """Kill the spawner if it stands still nevertheless, in a debugger."""
+        """Kill the spawner if it is still stopped later, as in a debugger."""
         if self._insisting is None:
             self._insisting = self._loop.call_after(_WAKE_LIMIT_S, self._end_stopped)
 
@@ -186,11 +185,11 @@ class Workers:
         if word == "holder":
             self._spawner.guards(int(rest))
             return
-        if word == "ended":  # and the process stays, for the next generation
+        if word == "ended":  # the process stays for the next generation
             self._loop.forget(self._spawner)
             self._gone = True
             return
-        if word == "leaving":  # nobody has to wait until the system has taken it apart
+        if word == "leaving":  # no need to wait for the kernel to release its memory
             self._loop.forget(self._spawner)
             self._loop.on_readable(self._spawner, self._reap)
             self._gone = self._leaving = True
@@ -213,7 +212,7 @@ class Workers:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))
 
     def _bury(self) -> None:
-        """The spawner has ended: take its last words, and end what it may have left behind."""
+        """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
         self._loop.forget(self._spawner)
         exitcode = self._spawner.wait()
         self._gone = True
@@ -234,7 +233,7 @@ class Workers:
 
 
 def _refused(number: int, path: str) -> MachineError:
-    """Return why the process that holds the workers can't go on."""
+    """Return the error for a spawner that can't continue."""
     hint = ""
     if number in (errno.EMFILE, errno.ENFILE):
         hint = "look at `ulimit -n`"

@@ -1,8 +1,7 @@
-"""The two ways in which a worker's output reaches the agent: a pipe, and a file that is being
-written.
+"""Reads workers' output from a pipe, or from a file while it is being written.
 
-Both read a bounded piece and go back to the loop, so that a worker that writes all the time holds
-up neither the others nor a signal.
+Both readers read a bounded amount and return to the loop, so that a worker that writes all the time
+delays neither the others nor a signal.
 """
 
 import errno
@@ -14,20 +13,20 @@ from relight.host.console import ConsoleStream
 from relight.host.loop import Loop, Timer
 
 TAIL_SIZE = 64 * 1024
-"""How much of a worker's stderr is kept for the report of its failure."""
+"""Bytes of a worker's stderr that are kept for its failure report."""
 _CHUNK = 64 * 1024
 _LARGEST_PIPE = 1024 * 1024
-"""How much a pipe holds at most, as a rule (fs.pipe-max-size of pipe(7))."""
+"""The usual maximum capacity of a pipe (fs.pipe-max-size of pipe(7))."""
 _AT_ONCE = 16
-"""Chunks of the end of a file that are shown without a look at anything else."""
+"""Chunks of the end of a file that are shown before other events are handled."""
 _COALESCE_S = 0.01
-"""A file that is written to all the time is read this often, not at each write."""
+"""A file that is written to all the time is read at this interval, not at each write."""
 _POLL_S = 0.1
-"""How often files are looked at on a machine that has no inotify instance or watch left."""
+"""How often files are polled on a machine that has no inotify instance or watch left."""
 
 
 class PipeReader:
-    """Reads what a worker writes to a pipe or a pseudo-terminal; keeps the end of it.
+    """Reads what a worker writes to a pipe or a pseudo-terminal, and keeps the last part.
 
     Args:
         loop: the agent's loop.
@@ -53,8 +52,8 @@ class PipeReader:
         return self.fd < 0 and (stream is None or stream.over or stream.broken)
 
     def finish(self) -> None:
-        """Nobody writes any more: read what is left, whether the console has room or not, and
-        close. If somebody writes nevertheless, go on as the console has room.
+        """Read what is left, whether the console has room or not, and close; the workers are gone.
+        If a process still writes, continue as the console has room.
         """
         self._finishing = True
         left = _LARGEST_PIPE
@@ -66,7 +65,7 @@ class PipeReader:
         self._on_room()
 
     def drop(self) -> int:
-        """Show no more; return how many bytes that were read won't be."""
+        """Discard what was read and not shown; return how many bytes."""
         self.close()
         return self._stream.drop() if self._stream is not None else 0
 
@@ -80,7 +79,7 @@ class PipeReader:
                 self._stream.end()
 
     def copy_window_size(self, console_fd: int) -> None:
-        """Tell a worker on a pseudo-terminal how large the real one is (tty_ioctl(4))."""
+        """Set a worker's pseudo-terminal to the size of the real terminal (tty_ioctl(4))."""
         if not os.isatty(self.fd):
             return
         try:
@@ -90,20 +89,20 @@ class PipeReader:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except (ImportError, OSError):
-            return  # the real one has gone, or there is no descriptor left to load a module
+            return  # the real one is gone, or no descriptor is left to load a module
 
     def _on_room(self) -> None:
         if self.fd < 0:
             return
         if self._stream is not None and self._stream.broken:
-            self.close()  # so that the worker learns it, as it would on the console itself
+            self.close()  # so that the worker gets the error, as on the console itself
             return
         self._loop.on_readable(self.fd, self._on_readable)
         if self._finishing:
             self._on_readable()
 
     def _on_readable(self) -> None:
-        """Read what there is, but at most a chunk; a pseudo-terminal gives it in small pieces."""
+        """Read what is available, at most a chunk; a pseudo-terminal returns small pieces."""
         left = _CHUNK
         while left > 0:
             if self._stream is not None and self._stream.full:
@@ -115,7 +114,7 @@ class PipeReader:
             left -= size
 
     def _read(self, most: int) -> int:
-        """Read once; return how much it was, 0 if there is nothing now, or nothing any more."""
+        """Read once; return how many bytes, 0 if there are none now or the writer has closed."""
         try:
             data = os.read(self.fd, most)
         except BlockingIOError:
@@ -123,7 +122,7 @@ class PipeReader:
                 self.close()
             return 0
         except OSError as error:
-            if error.errno != errno.EIO:  # how a pseudo-terminal says that nobody has it open
+            if error.errno != errno.EIO:  # a pseudo-terminal's end of file
                 raise
             data = b""
         if not data:
@@ -146,7 +145,7 @@ class FileTail:
     Args:
         path: the file, which exists.
         stream: where to show it.
-        copy: is given what is read, for filters; goes on when nobody reads the console.
+        copy: called with what is read, for filters; also when the console is broken.
     """
 
     def __init__(
@@ -159,7 +158,7 @@ class FileTail:
 
     @property
     def blocked(self) -> bool:
-        """Whether there is no use in reading, now or at all."""
+        """Whether reading is useless, now or for good."""
         return self.stream.full or (self.stream.broken and self._copy is None)
 
     @property
@@ -168,11 +167,11 @@ class FileTail:
         return self.fd < 0 and (self.stream.over or self.stream.broken)
 
     def read(self) -> int:
-        """Read a chunk of what is new, as far as the console has room; return its size."""
+        """Read a chunk of new content if the console has room; return its size."""
         return 0 if self.blocked else self._read()
 
     def drop(self) -> int:
-        """Show no more; return how many bytes won't be. They still reach the filters."""
+        """Discard what was not shown; return how many bytes. They still reach the filters."""
         left = 0
         if self.fd >= 0:
             left = max(0, os.fstat(self.fd).st_size - self._position)
@@ -180,7 +179,7 @@ class FileTail:
         return left + self.stream.drop()
 
     def close(self) -> None:
-        """Stop showing it; what the console did not take still reaches the filters."""
+        """Stop showing the file; what the console did not take still reaches the filters."""
         if self._copy is not None:
             while self._read(show=False):
                 pass
@@ -190,7 +189,7 @@ class FileTail:
 
     def _read(self, *, show: bool = True) -> int:
         size = os.fstat(self.fd).st_size
-        if size < self._position:  # somebody has truncated it, as logrotate's copytruncate does
+        if size < self._position:  # it was truncated, as by logrotate's copytruncate
             self._position = 0
         if size == self._position:
             return 0
@@ -230,9 +229,9 @@ class FileTails:
             self._wake()
 
     def finish(self) -> None:
-        """Nobody writes any more: show the rest as the console has room, then close each file."""
+        """Show the rest as the console has room, then close each file; the workers are gone."""
         self._finishing = True
-        for _ in range(_AT_ONCE):  # before anybody else writes to the console
+        for _ in range(_AT_ONCE):  # before other streams write to the console
             if self._timer is not None:
                 self._timer.cancel()
             self._turn()
@@ -240,7 +239,7 @@ class FileTails:
                 break
 
     def drop(self) -> int:
-        """Show no more; return how many bytes won't be."""
+        """Discard what was not shown; return how many bytes."""
         size = sum(tail.drop() for tail in self._tails)
         self._end()
         return size
@@ -277,7 +276,7 @@ class FileTails:
         self._timer = None
         if self._inotify >= 0:
             try:
-                os.read(self._inotify, _CHUNK)  # whichever files it names, all are looked at
+                os.read(self._inotify, _CHUNK)  # all files are read, whichever changed
             except BlockingIOError:
                 pass
         tails = [tail for tail in self._tails if tail.fd >= 0]
@@ -332,7 +331,7 @@ def channel(console_fd: int) -> tuple[int, int]:
     except (ImportError, OSError):  # no descriptor left, or
         return os.pipe()  # no pseudo-terminal left: colours are lost, nothing else
     attributes = termios.tcgetattr(theirs)
-    attributes[1] &= ~termios.OPOST  # the real terminal does what is to be done with line ends
+    attributes[1] &= ~termios.OPOST  # the real terminal translates line ends
     attributes[3] &= ~termios.ECHO
     termios.tcsetattr(theirs, termios.TCSANOW, attributes)
     return ours, theirs

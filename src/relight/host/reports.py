@@ -1,6 +1,6 @@
-"""Error files: what `@record` in a worker wrote, and what the agent writes for whoever started it.
+"""Error files: `@record` in a worker writes one, and the agent writes one for its parent process.
 
-The file's name is in TORCHELASTIC_ERROR_FILE; its form is that of torch 2.13
+The file's path is in TORCHELASTIC_ERROR_FILE; its format is that of torch 2.13
 (torch/distributed/elastic/multiprocessing/errors): `{"message": {"message": …, "extraInfo":
 {"py_callstack": …, "timestamp": …}}}`, or a text instead of the inner object. The agent adds
 `errorCode` to the inner object, as torchrun does: the exit code, negative for a signal.
@@ -19,7 +19,7 @@ _LIMIT = 16 * 1024 * 1024
 
 
 def read(path: str) -> ErrorReport | None:
-    """Return the exception in an error file; None if there is no file, or it makes no sense."""
+    """Return the exception in an error file; None if there is no file, or it is malformed."""
     text = _text(path)
     return from_error_file(text) if text else None
 

@@ -1,11 +1,11 @@
-"""The directory of a job that keeps no logs: the workers' error files are in it. It is made when
-workers start, and removed at the end.
+"""The scratch directory of a job that keeps no logs. It holds the workers' error files; it is made
+when workers start, and removed at the end.
 
-If the agent is killed, its spawner removes the directory; if that one is killed too, a later job of
-this user does so. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the agent
-lives. `relight.launch` has such a directory of its own: if it is killed, its agent ends, and
-removes that. All containers and pid namespaces of a machine share its kernel, hence its locks and
-its boot id; of other machines, on a network file system, nothing is removed.
+If the agent is killed, its spawner removes the directory; if the spawner is killed too, a later job
+of this user does. `TMPDIR/relight_<boot>_<random>/lock` is locked (lockf(3)) as long as the agent
+lives. `relight.launch` has its own such directory: if it is killed, its agent ends and removes it.
+All containers and pid namespaces of a machine share its kernel, hence its locks and its boot id;
+directories of other machines, on a network file system, are not removed.
 """
 
 import errno
@@ -18,17 +18,17 @@ from relight.host.loop import Loop
 _LOCK = "lock"
 _TRIES = 3
 _SWEEP_AFTER_S = 1.0
-"""Not before, or the workers would start later."""
+"""Delay before the sweep, so that it does not delay the workers' start."""
 _MOST_LOOKED_AT = 10_000
-"""Names in TMPDIR: the agent must not stand still for a full one."""
+"""The most names in TMPDIR that are checked: a full one must not block the agent."""
 
 
 class Scratch:
-    """A place for such a directory.
+    """Makes and removes one such directory.
 
     Args:
         loop: the agent's loop.
-        base: where to make it: TMPDIR. Empty for nowhere.
+        base: the parent directory: TMPDIR. Empty to make none.
     """
 
     def __init__(self, loop: Loop, base: str) -> None:
@@ -39,8 +39,8 @@ class Scratch:
         self._lock = -1
 
     def make(self) -> str:
-        """Make the directory, if it is not there, and return it; empty if that is not possible:
-        a job can run without error files, on a full disk.
+        """Make the directory if it does not exist, and return it; empty if that fails: a job can
+        run without error files, as on a full disk.
         """
         if self._base and not self.path:
             try:
@@ -51,7 +51,7 @@ class Scratch:
         return self.path
 
     def remove(self) -> None:
-        """Remove the directory and what is in it, and what dead agents have left."""
+        """Remove the directory, its content, and the directories of dead agents."""
         if self.path:
             remove_tree(self.path)
             os.close(self._lock)
@@ -59,21 +59,21 @@ class Scratch:
         self._sweep()
 
     def _sweep(self) -> None:
-        """Remove such directories of this user whose processes are gone."""
+        """Remove this user's scratch directories whose agents are gone."""
         boot = _boot() if self._base else ""
         try:
             if boot and _is_safe(os.stat(self._base)):
                 _sweep(self._base, f"relight_{boot}_", self.path)
         except OSError:
-            pass  # nobody waits for it
+            pass  # optional work
 
 
 def make(base: str) -> tuple[str, int]:
-    """Make a directory that a later job of this user removes if this process can't do so.
+    """Make a directory that a later job of this user removes if this process can't.
 
     Returns:
         Its path, and the lock: a descriptor to close when the directory is removed. This process
-        opens the file `lock` nowhere else: to close it again would give up the lock.
+        must not open the file `lock` elsewhere: closing that descriptor would release the lock.
 
     Raises:
         OSError: it can't be made.
@@ -89,7 +89,7 @@ def make(base: str) -> tuple[str, int]:
 
 
 def _boot() -> str:
-    """Return a word that all processes of this machine know until it is started anew; empty where
+    """Return an id that is the same for all processes of this machine until it reboots; empty where
     the system has none.
     """
     try:
@@ -100,13 +100,13 @@ def _boot() -> str:
 
 
 def _is_safe(base: os.stat_result) -> bool:
-    """Return whether nobody else can move what is ours in a directory."""
+    """Return whether other users can't move this user's files in a directory."""
     shared = base.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not base.st_mode & stat.S_ISVTX
     return base.st_uid in (0, os.geteuid()) and not shared
 
 
 def _take(path: str) -> int:
-    """Lock a directory that was just made; return -1 if somebody was about to sweep it away."""
+    """Lock a directory that was just made; return -1 if another job was about to remove it."""
     name = os.path.join(path, _LOCK)
     fd = -1
     try:
@@ -116,7 +116,7 @@ def _take(path: str) -> int:
             return fd
     except OSError as error:
         if fd >= 0 and error.errno in (errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP):
-            return fd  # a file system without locks: nobody can take it, so nobody sweeps
+            return fd  # a file system without locks: no other job can lock it, so none removes it
     if fd >= 0:
         os.close(fd)
     return -1
@@ -136,7 +136,7 @@ def _sweep(base: str, prefix: str, own: str) -> None:
 
 
 def _remove_abandoned(path: str) -> None:
-    """Remove a directory if nobody holds its lock."""
+    """Remove a directory if no process holds its lock."""
     try:
         fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:

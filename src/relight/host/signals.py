@@ -1,4 +1,4 @@
-"""The signals that an agent listens to."""
+"""The signals that an agent handles."""
 
 import signal
 from collections.abc import Callable
@@ -17,12 +17,12 @@ def listen(
 
     Args:
         loop: the agent's loop.
-        spec: says which signals stop the job (`--signals-to-handle`).
-        on_stop: for these.
-        on_other: for those that only workers may know what to do with.
-        on_resize: when the terminal has another size.
+        spec: has the signals that stop the job (`--signals-to-handle`).
+        on_stop: called for these.
+        on_other: called for signals that only workers may handle.
+        on_resize: called when the terminal's size changes.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would hide how children ended
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses of children are lost
     for number in spec.signals_to_handle:
         # A job under nohup outlives its terminal.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:

@@ -1,23 +1,22 @@
-"""The process between the agent and its workers: it starts, signals and reaps them, and outlives
-the agent.
+"""The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
-A process that is killed with SIGKILL can't clean up after itself, so somebody else has to. The
+A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
 agent forks one spawner a generation. The spawner is the parent of all workers and the subreaper of
-everything that they start, so a descendant can't get out of its sight, also one that calls setsid
-or whose parent has died. When the socket to the agent ends, for whatever reason, the spawner kills
-all of them and goes. That is also how a generation ends in good order: one way out, used every
-time. An agent that lives says `end` before; without it, the spawner cleans up in its place.
+everything that they start, so no descendant escapes it, not even one that calls setsid or whose
+parent has died. When the socket to the agent ends, for whatever reason, the spawner kills all of
+them and exits. A normal generation ends in the same way, so this path is always used. A live agent
+sends `end` before; without it, the spawner cleans up in the agent's place.
 
     agent --fork--> guard --fork--> spawner --fork, exec--> workers --> whatever they start
 
 If the spawner itself is killed, PR_SET_PDEATHSIG ends the workers, and what they started becomes
 the guard's (`linux.stand_guard`; it is a subreaper as well, and so is the agent), which kills it.
-Only children of our own are ever killed, by pids that can't have been used again because nobody
-else reaps them.
+A process only kills its own children, whose pids can't have been reused because no other process
+reaps them.
 
-Workers may have a lease, a time until which they may run. When it is over, they are frozen
-(SIGSTOP) with all that they have started until it is renewed (`host/freezer.py`). The spawner sees
-to that, so that it also holds for an agent that is itself stopped.
+Workers may have a lease, a time until which they may run. When it expires, they are frozen
+(SIGSTOP) with all their descendants until it is renewed (`host/freezer.py`). The spawner does that,
+so that it also works when the agent itself is stopped.
 
 Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none),
 `end`.
@@ -43,10 +42,10 @@ from relight.host.files import remove_tree
 from relight.typed import NamedTuple, NoReturn
 
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
-"""For itself only; as subprocess does it, not for the programs that it starts."""
+"""Python ignores these for itself; as in subprocess, the workers get the default action."""
 
 _LOOK_EVERY_S = 0.05
-"""Somebody else may continue frozen workers."""
+"""How often frozen workers are checked: another program may continue them."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.freezer import Freezer
@@ -56,8 +55,8 @@ class WorkerPlan(NamedTuple):
     """One worker to start.
 
     `stdout` and `stderr` are descriptors of the agent. `cpus` is an affinity mask, empty for the
-    agent's own. A stop signal goes to the worker alone, or to its process group where
-    `signal_group` is set.
+    agent's own. A stop signal goes to the worker alone, or to its process group if `signal_group`
+    is true.
     """
 
     local_rank: int
@@ -78,7 +77,7 @@ class Spawner:
         pid_of_agent: its pid.
 
     Attributes:
-        abandoned: whether the agent has not said that it wants an end.
+        abandoned: whether the agent has not sent `end`.
     """
 
     def __init__(
@@ -96,10 +95,10 @@ class Spawner:
         self.abandoned = True
 
     def run(self, mask: Collection[int]) -> None:
-        """Start the workers and see to them until the agent wants an end or is gone.
+        """Start the workers and supervise them until the agent sends `end` or is gone.
 
-        All signals must be blocked, and stay so but for SIGCHLD: nothing is asked of a spawner by
-        them. `mask` is the workers' mask.
+        All signals must be blocked, and stay so except SIGCHLD: a spawner is not controlled by
+        signals. `mask` is the workers' signal mask.
         """
         wake_read = self._prepare()
         poll = select.poll()
@@ -121,13 +120,13 @@ class Spawner:
             self._keep_lease()
 
     def _until_lease_ends(self) -> float | None:
-        """Return the milliseconds until there is something to do without being told."""
+        """Return the milliseconds until the lease needs a check; None if there is none."""
         if self.frozen:
             return _LOOK_EVERY_S * 1000
         return max(0.0, self.lease - time.monotonic()) * 1000 if self.lease else None
 
     def _keep_lease(self) -> None:
-        """Freeze the workers while their lease is over, thaw them if it is not."""
+        """Freeze the workers while their lease has expired, thaw them once it is renewed."""
         if self.freezer is None:
             return
         over = bool(self.lease) and time.monotonic() >= self.lease
@@ -145,7 +144,7 @@ class Spawner:
         """
         os.setsid()
         system.become_subreaper()
-        system.die_with_parent(signal.SIGCONT)  # also one that is stopped sees its end
+        system.die_with_parent(signal.SIGCONT)  # a stopped spawner must see its end too
         default_signals()  # here and not in each worker, for which it would copy pages
         wake_read, wake_write = self.wake_on_exits()
         keep = {0, 1, 2, self.agent.fileno(), wake_read, wake_write}
@@ -155,7 +154,7 @@ class Spawner:
         return wake_read
 
     def wake_on_exits(self) -> tuple[int, int]:
-        """Let SIGCHLD do nothing but wake; return both ends of the pipe that it writes to."""
+        """Have SIGCHLD only write to a pipe; return both ends of the pipe."""
         wake_read, wake_write = os.pipe()
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
@@ -164,14 +163,14 @@ class Spawner:
         return wake_read, wake_write
 
     def _let_go(self) -> None:
-        """Nothing of the agent's is needed any more."""
+        """Close the agent's descriptors, which the spawner does not need."""
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         system.rename_process(f"worker spawner of {self.pid_of_agent}")
 
     def _start(self, plan: WorkerPlan, mask: Collection[int]) -> str:
-        """Start a worker; return what to tell of it."""
+        """Start a worker; return the line for the agent."""
         own = os.getpid()
         number = 0
         try:
@@ -180,7 +179,7 @@ class Spawner:
             pid, number = -1, error.errno or errno.EAGAIN
         if pid == 0:
             self.become_worker(plan, own, mask)
-        for fd in {plan.stdout, plan.stderr}:  # no later worker has to copy and close them
+        for fd in {plan.stdout, plan.stderr}:  # so that later workers need not copy and close them
             os.close(fd)
         if pid < 0:
             return f"unborn {plan.local_rank} {number}"
@@ -189,7 +188,7 @@ class Spawner:
         return f"started {plan.local_rank} {pid}"
 
     def become_worker(self, plan: WorkerPlan, spawner: int, mask: Collection[int]) -> NoReturn:
-        """Go on as a worker, in a child of the spawner."""
+        """Become a worker, in a child of the spawner."""
         try:
             system.die_with_parent(signal.SIGKILL)
             if os.getppid() != spawner:
@@ -199,7 +198,7 @@ class Spawner:
                 os.sched_setaffinity(0, plan.cpus)
             os.dup2(plan.stdout, 1)
             os.dup2(plan.stderr, 2)
-            # One that has come since the fork acts now: as it would on the program.
+            # A signal that arrived since the fork acts now, as it would on the program.
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             start = os.execve if "/" in plan.argv[0] else os.execvpe
             start(plan.argv[0], plan.argv, plan.variables)
@@ -209,7 +208,7 @@ class Spawner:
             os._exit(127)
 
     def _obey(self) -> bool:
-        """Carry out the agent's commands; return False when the agent is gone or wants an end."""
+        """Run the agent's commands; return False when the agent is gone or has sent `end`."""
         try:
             data = self.agent.recv(4096)
         except OSError:
@@ -231,7 +230,7 @@ class Spawner:
         return True
 
     def _get_freezer(self) -> None:
-        """Be able to freeze workers. Not later: it is loaded from a disk that may be lost too."""
+        """Load the freezer before it is needed: the disk with its code may be lost later."""
         if self.lease and self.freezer is None:
             from relight.host.freezer import Freezer
 
@@ -250,7 +249,7 @@ class Spawner:
             os.kill(pid, number)
 
     def _reap(self, options: int) -> bool:
-        """Reap children; return False when there are none at all."""
+        """Reap children; return False when none are left."""
         lines: list[str] = []
         try:
             while True:
@@ -271,7 +270,7 @@ class Spawner:
                 self.tell("\n".join(lines))
 
     def _end_everything(self) -> None:
-        """Kill all children, and theirs as they become ours, until there are none."""
+        """Kill all children, and the orphans that the spawner adopts, until none are left."""
         while True:
             system.kill_children()
             if not self._reap(0):
@@ -279,7 +278,7 @@ class Spawner:
             self._reap(os.WNOHANG)
 
     def tell(self, line: str) -> None:
-        """Tell the agent, if it is there."""
+        """Send a line to the agent, if it is alive."""
         try:
             self.agent.sendall(line.encode() + b"\n")
         except OSError as error:
@@ -288,7 +287,7 @@ class Spawner:
 
 
 def default_signals() -> None:
-    """Give this process the signals that a program starts with; what was ignored stays ignored."""
+    """Reset this process's signal handlers to the default; ignored signals stay ignored."""
     for number in range(1, signal.NSIG):
         if callable(signal.getsignal(number)):
             signal.signal(number, signal.SIG_DFL)
@@ -303,7 +302,7 @@ def _live(
     mask: Collection[int],
     scratch: str,
 ) -> NoReturn:
-    gc.disable()  # the agent's objects must not be finalized here, with descriptors of ours
+    gc.disable()  # finalizing the agent's objects here would close our descriptors
     spawner = Spawner(plans, agent, pid)
     try:
         system.stand_guard(pid, scratch)
@@ -330,11 +329,11 @@ def fork(plans: Iterable[WorkerPlan], scratch: str = "") -> tuple[int, socket.so
 
     Args:
         plans: the workers.
-        scratch: a directory that the agent removes at its end, or empty. The spawner removes it if
-            the agent is gone by then.
+        scratch: a directory that the agent removes when it ends, or empty. The spawner removes it
+            if the agent is gone by then.
 
     Raises:
-        OSError: no process or no descriptor is to be had.
+        OSError: no process can be forked, or no descriptor is left.
     """
     ours, theirs = socket.socketpair()
     agent = os.getpid()

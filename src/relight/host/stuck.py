@@ -1,8 +1,8 @@
-"""Workers that the system does not let go: in an uninterruptible call for too long.
+"""Detects workers that are in an uninterruptible system call for too long.
 
-That is what TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT asks for (torch 2.13,
-elastic/agent/server/local_elastic_agent.py). No system tells when it begins, so this is the one
-thing that is polled, as often as torchrun does, and only where the variable is set.
+This implements TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT (torch 2.13,
+elastic/agent/server/local_elastic_agent.py). No system reports when that state begins, so it is the
+only thing that is polled, as often as torchrun does, and only where the variable is set.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,13 +14,13 @@ _EVERY_S = 0.1
 
 
 class StuckWatch:
-    """Looks at the workers of one generation.
+    """Polls the state of one generation's workers.
 
     Args:
         loop: the agent's loop.
         pids: the workers, by local rank; may grow.
-        limit_s: how long a worker may be in state D of proc(5) at every look.
-        on_stuck: is told the local rank of one that has been so for longer, once.
+        limit_s: how long a worker may be in state D of proc(5) at every poll.
+        on_stuck: called once with the local rank of a worker that exceeds it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StuckWatch:
         self._timer: Timer = loop.call_after(_EVERY_S, self._look)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._timer.cancel()
 
     def _look(self) -> None:

@@ -1,5 +1,5 @@
-"""Carries out what core/supervision decides about the processes that were started together: the
-workers of an agent, or the replicas of a job on this machine.
+"""Executes the decisions of core/supervision for processes that were started together: the workers
+of an agent, or the replicas of a job on this machine.
 
     Workers (the spawner) --exits--> Supervisor --> core/supervision --signals--> Workers
 """
@@ -16,7 +16,7 @@ _FOR_EVER = float("inf")
 
 
 class Supervisor:
-    """Starts processes and stops them together. Killed, it leaves none of them.
+    """Starts processes and stops them together. If it is killed, none of them survives.
 
     Args:
         loop: the loop of this process.
@@ -24,11 +24,10 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: is told of each start and exit, after what follows from it was done.
-        fork: starts the process that holds the workers, or uses one that stays
-            (`host/warm_spawner.py`).
-        patient: also a process without a handler for the signal that asks it to stop gets the
-            grace time; otherwise it is killed at once, unless the signal came from outside.
+        on_event: called with each start and exit, after its consequences were executed.
+        fork: starts a spawner, or uses the warm one (`host/warm_spawner.py`).
+        patient: whether a process without a handler for its stop signal gets the grace time too;
+            otherwise it is killed at once, unless the signal came from outside.
 
     Raises:
         MachineError: the machine has no process or descriptor left.
@@ -56,31 +55,31 @@ class Supervisor:
 
     @property
     def is_running(self) -> bool:
-        """Whether nobody has failed or was asked to stop."""
+        """Whether no process has failed or was asked to stop."""
         return self.core.state is SupervisionState.RUNNING
 
     @property
     def has_ended(self) -> bool:
-        """Whether all processes have ended, or can't be ended."""
+        """Whether all processes have ended, or can't be killed."""
         return self.core.state is SupervisionState.ENDED
 
     @property
     def is_stopping(self) -> bool:
-        """Whether they were asked to stop, and may take the rest of the grace time."""
+        """Whether the processes were asked to stop, and the grace time is not over."""
         return self.core.state is SupervisionState.STOPPING
 
     @property
     def alive(self) -> tuple[int, ...]:
-        """Local ranks of those that have not ended."""
+        """Local ranks of the processes that have not ended."""
         return self.core.alive
 
     @property
     def ends(self) -> list[WorkerEnd]:
-        """What became of those that have."""
+        """How the ended processes ended."""
         return list(self.core.ends.values())
 
     def ended_unasked(self, local_rank: int) -> bool:
-        """Return whether one has ended that had not been asked to stop."""
+        """Return whether a process has ended without having been asked to stop."""
         end = self.core.ends.get(local_rank)
         return end is not None and not end.asked
 
@@ -90,11 +89,11 @@ class Supervisor:
         self.workers.lease(0.0 if until == _FOR_EVER else until)
 
     def step(self, event: Event) -> None:
-        """Give an event to the core and carry out what it says."""
+        """Pass an event to the core and execute its decisions."""
         self._step(event, self._loop.now())
 
     def explain(self) -> str:
-        """Return in words what is being waited for."""
+        """Describe what the supervisor is waiting for."""
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
@@ -117,7 +116,7 @@ class Supervisor:
     def _ask(self, local_ranks: Sequence[int], number: int) -> None:
         """Ask processes to stop."""
         if self.workers.frozen or self._loop.now() >= self._lease_until:
-            self.workers.kill()  # they would not see it, and must not go on
+            self.workers.kill()  # frozen ones would not see the signal, and must not continue
         elif self._patient or self.core.received:
             self.workers.signal(local_ranks, number)
         else:

@@ -1,8 +1,7 @@
-"""A server of torch's TCPStore protocol: what MASTER_ADDR:MASTER_PORT leads to, one for a
-generation.
+"""The server of torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT, one for each generation.
 
 It is bound before its port is announced, so no other process can take the port, and it starts
-empty, so no worker meets the addresses of a generation that is dead. Every rank is a client
+empty, so no worker reads addresses of an earlier generation. Every rank is a client
 (`TORCHELASTIC_USE_AGENT_STORE=True`).
 
 The protocol is that of torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
@@ -10,8 +9,8 @@ TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A r
 for the query and its fields: integers are 8 bytes in the byte order of the machine, keys and values
 are a length and that many bytes.
 
-Anybody may connect, so everything is bounded. What does not parse, or is too large, closes the
-connection, and nothing is read from a peer that does not take its answers.
+Any host may connect, so everything is bounded. A request that does not parse or is too large closes
+the connection, and nothing is read from a peer that does not read its answers.
 """
 
 import socket
@@ -31,17 +30,18 @@ _MAX_KEYS = 128 * 1024
 # Limits that torch does not have.
 _MAX_LISTED = 64 * 1024 * 1024  # bytes of all keys in one CHECK or WAIT
 _MAX_STORED = 4 * 1024 * 1024 * 1024  # bytes of all keys and values
-_MAX_UNSENT = 1024 * 1024  # bytes of answers, before the peer takes some
-_MAX_SILENT_S = 30.0  # from the connection to the magic number
-_SPARE_FILES = 256  # descriptors that are left to the rest of the agent
+_MAX_UNSENT = 1024 * 1024  # bytes of unread answers
+_MAX_SILENT_S = 30.0  # from connecting to the magic number
+_SPARE_FILES = 256  # descriptors reserved for the rest of the agent
 
-_ENTRY = 800  # bytes that a key and its value cost beyond their own, at most
+_ENTRY = 800  # overhead of a key and its value in bytes, at most
 _READ = 64 * 1024
 
 _STOP_WAITING, _WAIT_CANCELED = b"\x00", b"\x01"
 _READY, _NOT_READY = b"\x00", b"\x01"
 
-# A field of a request: a length and at most so many bytes, or minus exactly so many.
+# A field's size in bytes: if positive, the maximum after a length; if negative, exactly its
+# absolute value.
 _KEY, _VALUE, _NUMBER, _NONCE = _MAX_KEY, _MAX_VALUE, -8, -4
 
 _u64 = struct.Struct("=Q")
@@ -53,8 +53,8 @@ _Query = tuple[tuple[int, ...], Callable[..., None]]
 """The fields of a request, and the method of the store that is called with the client and them."""
 
 
-class _Refused(Exception):  # noqa: N818  # what a stranger did, not what we did
-    """The bytes are no request of this protocol, or ask for too much."""
+class _Refused(Exception):  # noqa: N818  # a peer's fault, not ours
+    """A request is malformed or exceeds a limit."""
 
 
 class TCPStore:
@@ -62,12 +62,12 @@ class TCPStore:
 
     Args:
         loop: the agent's loop.
-        host: the address to listen on; a name is looked up.
-        port: the port, 0 for any free one; `port` then tells which.
+        host: the address to listen on; a name is resolved.
+        port: the port, 0 for any free one; the attribute `port` then has its number.
 
     Raises:
-        UsageError: the port is taken, or the address is none of this machine.
-        MachineError: no socket is to be had.
+        UsageError: the port is taken, or the address does not belong to this machine.
+        MachineError: no socket can be opened.
     """
 
     def __init__(self, loop: Loop, host: str, port: int) -> None:
@@ -96,19 +96,19 @@ class TCPStore:
             client.close()
 
     def adopt(self, connection: socket.socket) -> None:
-        """Serve a client that has come on another port."""
+        """Serve a client that has connected on another port."""
         if len(self._clients) < self._max_clients:
             self._clients.add(_Client(self._loop, self, connection))
         else:
             connection.close()
 
     def forget(self, client: "_Client") -> None:
-        """A client has gone."""
+        """Remove a client that has disconnected."""
         self._clients.discard(client)
         self.cancel_wait(client)
 
     def cancel_wait(self, client: "_Client") -> None:
-        """A client no longer waits for anything."""
+        """End a client's wait for keys."""
         for key in client.awaited:
             waiting = self._waiting[key]
             del waiting[client]
@@ -121,7 +121,7 @@ class TCPStore:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return  # there are no more, or the peer has gone already
+                return  # no more connections, or the peer is gone already
             self.adopt(connection)
 
     def _set(self, _: "_Client", key: bytes, value: bytes) -> None:
@@ -131,11 +131,11 @@ class TCPStore:
     def _compare_set(self, client: "_Client", key: bytes, expected: bytes, desired: bytes) -> None:
         current = self.values.get(key)
         if current is None and expected:
-            current = expected  # torch's answer for a key that is not there
+            current = expected  # torch's answer for a missing key
         elif current is None or current == expected:
             self._store(key, current := desired)
         client.reply_value(current)
-        self._wake_all(key)  # whatever was the answer, as in torch
+        self._wake_all(key)  # whatever the answer, as in torch
 
     def _get(self, client: "_Client", key: bytes) -> None:
         client.reply_value(self.values.get(key, b""))
@@ -176,7 +176,7 @@ class TCPStore:
 
     def _append(self, _: "_Client", key: bytes, value: bytes) -> None:
         current = self.values.get(key, b"")
-        if isinstance(current, bytearray):  # so that many appends do not copy it as often
+        if isinstance(current, bytearray):  # so that each append does not copy it
             self._take_room(len(value))
             current += value
         else:
@@ -297,20 +297,20 @@ class _Client:
     """One connection: bytes in, queries, bytes out."""
 
     def __init__(self, loop: Loop, store: TCPStore, connection: socket.socket) -> None:
-        self.awaited: set[bytes] = set()  # keys that it waits for and that are not there
-        self.listed: list[bytes] = []  # keys of its CHECK or WAIT, as far as they have arrived
+        self.awaited: set[bytes] = set()  # missing keys that it waits for
+        self.listed: list[bytes] = []  # keys of its CHECK or WAIT that have arrived so far
         self.listed_size = 0
         self._loop = loop
         self._store = store
         self._socket = connection
         self._queries: dict[int, _Query] = {0: ((_NONCE,), self._validate)}
         self._repeated = self._queries[0]
-        self._left = 0  # how many times `_repeated` is still to come
+        self._left = 0  # how many times `_repeated` still follows
         self._then: _Then = None
         self._unread = bytearray()
-        self._needed = 1  # the size that `_unread` must have to be worth a look
+        self._needed = 1  # the size of `_unread` from which parsing can succeed
         self._unsent = bytearray()
-        self._paused = False  # nothing is read until something could be sent
+        self._paused = False  # no reading until an answer could be sent
         self._closed = False
         self._deadline = loop.call_after(_MAX_SILENT_S, self.close)
         connection.setblocking(False)
@@ -324,7 +324,7 @@ class _Client:
         self._unsent += value
 
     def repeat(self, count: bytes, query: _Query, then: _Then = None) -> None:
-        """So many times the fields of `query` follow, without its number; `then` ends them."""
+        """Expect the fields of `query`, without its number, `count` times; then call `then`."""
         (self._left,) = _u64.unpack(count)
         if self._left > _MAX_KEYS:
             raise _Refused
@@ -340,7 +340,7 @@ class _Client:
             self._store.forget(self)
 
     def send(self) -> None:
-        """Send what has been replied, as far as the peer takes it."""
+        """Send the queued replies, as far as the peer takes them."""
         if self._closed:
             return
         if self._unsent:
@@ -383,7 +383,7 @@ class _Client:
             self.close()
 
     def _answer_all(self, data: bytes) -> None:
-        """Answer the requests that `data` completes; keep what can't be answered yet."""
+        """Answer the requests that `data` completes; keep an incomplete rest."""
         if self._unread:
             data = bytes(self._unread + data)
             self._unread.clear()
@@ -420,7 +420,7 @@ class _Client:
 
 
 def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[bytes], int]:
-    """Return the fields of a request and its end: beyond the data if more is to arrive first."""
+    """Return the fields of a request and its end, which is beyond the data if it is incomplete."""
     fields, size = [], len(data)
     for limit in layout:
         if limit < 0:
@@ -457,10 +457,10 @@ def _size(key: bytes, value: _Value) -> int:
 
 
 class Reservation:
-    """Holds a port of this machine for rank 0's worker, which serves the store itself.
+    """Reserves a port of this machine for rank 0's worker, which serves the store itself.
 
-    The socket is bound but does not listen: nobody else is given the port, while a server that sets
-    SO_REUSEADDR, as torch's does, may still bind and listen on it.
+    The socket is bound but does not listen: the kernel assigns the port to no other process, while
+    a server that sets SO_REUSEADDR, as torch's does, may still bind and listen on it.
 
     Args, Raises: as for `TCPStore`.
     """
@@ -471,5 +471,5 @@ class Reservation:
         self.port: int = self._socket.getsockname()[1]
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         self._socket.close()

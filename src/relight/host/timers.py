@@ -1,10 +1,10 @@
-"""Timers that a script sets with torch.distributed.elastic.timer: who is late is killed.
+"""Timers that a script sets with torch.distributed.elastic.timer: a late process is killed.
 
 The script's `timer.expires(after=…)` writes a line of JSON to the FIFO named by
 TORCHELASTIC_TIMER_FILE (torch 2.13, elastic/timer/file_based_local_timer.py): version 1, pid,
 scope_id, expiration_time in seconds since 1970 (negative: released) and the signal to send. Unlike
-torchrun's agent, this one signals only workers and what they have started, whatever pid is named,
-and does not kill itself: a late worker is a failure like any other.
+torchrun's agent, this one signals only workers and their descendants, whatever pid is named, and
+does not kill itself: a late worker is a failure like any other.
 """
 
 import os
@@ -21,7 +21,7 @@ _LIMIT = 64 * 1024
 
 
 class TimerRequest(NamedTuple):
-    """What a script asks for."""
+    """A timer that a script sets or releases."""
 
     version: int
     pid: int
@@ -35,8 +35,8 @@ class WorkerTimers:
 
     Args:
         loop: the agent's loop.
-        path: where to make the FIFO; what is there is replaced.
-        on_expired: is told pid, signal and scope of a timer that ran out.
+        path: where to make the FIFO; an existing file is replaced.
+        on_expired: called with pid, signal and scope of an expired timer.
 
     Raises:
         OSError: the FIFO can't be made.
@@ -53,12 +53,12 @@ class WorkerTimers:
         except FileNotFoundError:
             pass
         os.mkfifo(path, 0o600)
-        # Open for writing as well, or the FIFO is at its end whenever no worker has it open.
+        # Open for writing as well, or reading returns end of file whenever no worker has it open.
         self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
         loop.on_readable(self._fd, self._read)
 
     def close(self) -> None:
-        """Forget all timers and remove the FIFO."""
+        """Cancel all timers and remove the FIFO."""
         for timer in self._timers.values():
             timer.cancel()
         self._loop.forget(self._fd)
@@ -80,7 +80,7 @@ class WorkerTimers:
             try:
                 self._take(fields.record(TimerRequest, fields.decode(line)))
             except fields.Malformed:
-                continue  # anybody who may write to the FIFO may write nonsense
+                continue  # any process that may write to the FIFO may write garbage
 
     def _take(self, request: TimerRequest) -> None:
         version, pid, scope, due, number = request
@@ -91,7 +91,7 @@ class WorkerTimers:
             previous.cancel()
         left = due - time.time()
         if due < 0 or not left < MOST_SECONDS or number >= signal.NSIG:
-            return  # released, or nothing that will ever be done
+            return  # released, or never to expire
         self._timers[pid, scope] = self._loop.call_after(
             left, lambda: self._expire(pid, number, scope)
         )

@@ -1,7 +1,7 @@
-"""TLS both ways: who may join shows a certificate that the job's authority signed.
+"""Mutual TLS: each node shows a certificate that the job's certificate authority signed.
 
-Names in certificates are not compared: agents know each other by address. Imported only when TLS is
-asked for.
+Names in certificates are not checked: agents know each other by address. This module is imported
+only when TLS is enabled.
 """
 
 import socket
@@ -11,7 +11,7 @@ from relight.errors import UsageError
 
 
 def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the contexts of the side that listens and of the side that dials.
+    """Return the TLS contexts of the listening side and of the dialling side.
 
     Args:
         cert: file with this node's certificate, and the chain up to the authority if there is one.
@@ -19,7 +19,7 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
         ca: file with the certificates of the authority that signed those of all nodes.
 
     Raises:
-        UsageError: a file is missing, can't be read, or holds something else.
+        UsageError: a file is missing, can't be read, or has other content.
     """
     for option, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
         _check_readable(option, path)
@@ -47,14 +47,14 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
 
 
 class TlsChannel:
-    """TLS over a socket that never blocks.
+    """TLS over a non-blocking socket.
 
-    What can't go on raises BlockingIOError: call again when the socket can be read, or written if
-    `wants_write`.
+    A call that would block raises BlockingIOError: call again when the socket can be read, or
+    written if `wants_write`.
 
     Attributes:
-        sock: the socket, in place of the one given.
-        shaking: the handshake is not over, nothing may be sent yet.
+        sock: the socket, which replaces the one given.
+        shaking: whether the handshake is not complete, so that nothing may be sent yet.
     """
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_side: bool) -> None:
@@ -65,7 +65,7 @@ class TlsChannel:
         self.wants_write = False
 
     def shake_hands(self) -> bool:
-        """Go on with the handshake; return True at its end."""
+        """Continue the handshake; return True once it is complete."""
         self.wants_write = False
         try:
             self.sock.do_handshake()
@@ -75,7 +75,7 @@ class TlsChannel:
         return True
 
     def recv(self, size: int) -> bytes:
-        """Return what came; `size` must be above that of a TLS record."""
+        """Return received bytes; `size` must be above that of a TLS record."""
         self.wants_write = False
         try:
             return self.sock.recv(size)
@@ -108,7 +108,7 @@ class TlsChannel:
 
 
 class _Locked(Exception):  # noqa: N818
-    """A key asks for a password."""
+    """The key is encrypted with a password."""
 
 
 def _no_password() -> str:
@@ -124,7 +124,7 @@ def _check_readable(option: str, path: str) -> None:
 
 
 def _why_no_pair(cert: str, key: str, error: OSError) -> str:
-    """Say which of two files is wrong."""
+    """Return which of the two files is wrong."""
     if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
         return f"tls_key: {key} is not the key of {cert}"
     try:

@@ -1,24 +1,23 @@
-"""The agent's hold on the process that imports modules once and is forked for each worker.
+"""Controls the warm spawner: the process that imports modules once and forks each worker.
 
-`Preload.fork` stands in for `spawner.fork`: it has that process (`worker/warm_fork.py`) start the
-workers of a generation if it is ready, and else starts them cold. There is
-at most one such process.
+`Preload.fork` replaces `spawner.fork`: the warm spawner (`worker/warm_fork.py`) starts the workers
+of a generation if it is ready; otherwise they start cold. There is at most one warm spawner.
 
-    named modules   it starts first thing, and the first generation waits for it, where there are
-                    three workers or more for two processors. Else the first worker of the first
+    named modules   with three workers or more for two processors, the warm spawner starts first,
+                    and the first generation waits for it. Otherwise the first worker of the first
                     generation, which starts cold, is watched; when it imports the first of these
-                    modules, the process starts at the lowest priority, beside it
+                    modules, the warm spawner starts beside it at the lowest priority
     auto            that worker is watched; when it has imported nothing new for a while, the
-                    process starts at the lowest priority
+                    warm spawner starts at the lowest priority
     lost            it starts again, at the lowest priority, when the next generation has begun
 
-What the script writes to the environment before it imports is taken over: the process imports with
-it. A worker that writes something else starts again by itself, cold (`worker/deferred.py`), and the
-next process imports with that.
+Environment variables that the script sets before it imports are adopted: the warm spawner imports
+with them. A worker that sets other values restarts itself cold (`worker/deferred.py`), and the next
+warm spawner imports with these.
 
-For each generation it gets a number of descriptors and these: of a file with the plans as JSON, a
-socket for the generation, stdin, and each worker's stdout and stderr. All in memory and small, so
-that sending never blocks.
+For each generation the agent sends a count and that many descriptors: a file with the plans as
+JSON, a socket for the generation, stdin, and each worker's stdout and stderr. The file is in memory
+and the messages are small, so that sending never blocks.
 """
 
 import json
@@ -49,7 +48,7 @@ AUTO = "auto"
 _COUNT = struct.Struct("!I")
 _MOST_AT_ONCE = 250
 _ANSWER_S = 10.0
-"""How long a generation waits to be forked before it starts cold."""
+"""How long a generation waits for the warm spawner's forks before it starts cold."""
 _END_LIMIT_S = 1.0
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
@@ -63,10 +62,10 @@ _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize
 
 
 class Workplace(NamedTuple):
-    """What is the same for all workers of this node: the program, its arguments, variables.
+    """The program, arguments and variables that all workers of this node share.
 
-    `own` are the names of variables that each worker has for itself; `program` is a path; `workers`
-    is how many there are on this node.
+    `own` are the names of variables that differ between workers; `program` is a path; `workers` is
+    the number of workers on this node.
     """
 
     program: str
@@ -77,14 +76,14 @@ class Workplace(NamedTuple):
 
 
 class Preload:
-    """Sees to it that such a process is there when it is needed.
+    """Starts, uses and restarts the warm spawner.
 
     Args:
         loop: the agent's loop.
-        workplace: what the workers will be.
-        modules: what to import, or AUTO.
-        record: is told what happens.
-        say: tells the user.
+        workplace: the workers' program and variables.
+        modules: the modules to import, or AUTO.
+        record: called with events.
+        say: called with messages for the user.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class Preload:
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
-        linux.become_subreaper()  # what an import has started must not outlive this process
+        linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._loop = loop
         self._workplace = workplace
         self._learned = tuple(modules) == (AUTO,)
@@ -111,7 +110,7 @@ class Preload:
         self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._control: socket.socket | None = None
-        self._child: linux.Child | None = None  # its guard; the one thing to wait for
+        self._child: linux.Child | None = None  # its guard, which is waited for
         self._pid = self._guard = -1
         self._buffer = b""
         self._generations = 0
@@ -132,11 +131,11 @@ class Preload:
             self._start(gently=False)
 
     def settled(self) -> bool:
-        """Return whether there is nothing to wait for before the first generation."""
+        """Return whether the first generation can start without waiting."""
         return self._ready or self._control is None or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Let the process get ready before the first generation, but not for ever."""
+        """Wait, with a limit, until the warm spawner is ready for the first generation."""
         if self.settled():
             return
         end = self._loop.now() + _PATIENCE_S
@@ -158,16 +157,16 @@ class Preload:
             )
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
-        """Return the variables that let a worker be watched, if it is to be."""
+        """Return the variables that make a worker report its imports, if it is to be watched."""
         if self._names is None or local_rank or self._generations:
             return {}
         return _hook(f"learn:/proc/{os.getpid()}/fd/{self._names[0]}", variables)
 
     def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
-        """Have the workers started; return the pid of the process that holds them and a socket.
+        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
 
         Raises:
-            OSError: no process or no descriptor is to be had.
+            OSError: no process can be forked, or no descriptor is left.
         """
         self._take_leave()
         self._take_over()
@@ -184,7 +183,7 @@ class Preload:
                     return self._guard, connection
                 if self._control is not None:
                     self._lose(f"it has not forked the workers in {_ANSWER_S:.0f} s")
-                connection.close()  # not before: it would take it for the end of this process
+                connection.close()  # not before: it would conclude that this process has ended
                 self._tries = 0
         self._record(WorkersWarm(False, self._why_not or self._so_far("it is not ready")))
         held = spawner.fork(plans, scratch)
@@ -199,7 +198,7 @@ class Preload:
         return held
 
     def close(self) -> None:
-        """End the process and return when it is gone. Its workers must be gone by now."""
+        """End the warm spawner and return when it is gone. Its workers must be gone by now."""
         if self._timer is not None:
             self._timer.cancel()
         self._stop()
@@ -211,7 +210,7 @@ class Preload:
             self._names = None
 
     def _forks(self, connection: socket.socket) -> bool:
-        """Wait until the workers of a generation are forked; return False if they won't be."""
+        """Wait until the workers of a generation are forked; return False if that fails."""
         words: list[bytes] = []
 
         def hear() -> None:
@@ -222,11 +221,11 @@ class Preload:
                 words.append(b"")
 
         def known() -> bool:
-            # At the end of the connection the control socket says why.
+            # If the connection ends, the control socket has the reason.
             return any(words) or self._control is None or self._loop.now() >= end
 
         assert self._child is not None
-        self._child.send(signal.SIGCONT)  # if somebody has stopped it
+        self._child.send(signal.SIGCONT)  # in case it is stopped
         end = self._loop.now() + _ANSWER_S
         timer = self._loop.call_at(end, lambda: None)
         self._loop.on_readable(connection, hear)
@@ -236,7 +235,7 @@ class Preload:
         return words == [b"holder "]
 
     def _learn(self, size: int) -> None:
-        """Start with what the first worker has imported, once it imports nothing new."""
+        """Start the warm spawner with the first worker's imports, once it imports nothing new."""
         assert self._names is not None
         memory = self._names[1]
         end = memory.find(b"\0")
@@ -251,7 +250,7 @@ class Preload:
             self._why_not = "no worker could be watched"
 
     def _look(self, until: float) -> None:
-        """Start when the first worker imports the first of the named modules."""
+        """Start the warm spawner when the first worker imports the first of the named modules."""
         if self._control is not None or not self._tries:
             return
         if self._loop.now() < until and not set(self._seen()).intersection(self._modules):
@@ -260,7 +259,7 @@ class Preload:
             self._start(gently=True)
 
     def _seen(self) -> list[str]:
-        """Return what the first worker has imported; keep what it has written to its variables."""
+        """Return the first worker's imports, and remember the variables that it has set."""
         assert self._names is not None
         memory = self._names[1]
         lines = memory[: memory.find(b"\0")].split(b"\n")[:-1]
@@ -270,7 +269,7 @@ class Preload:
         return list(dict.fromkeys(x.decode(errors="replace") for x in lines if x[:1] != b"="))
 
     def _take_over(self) -> None:
-        """End a process that has imported with other variables than the script sets."""
+        """End a warm spawner that has imported with other variables than the script sets."""
         again = sorted(self._written.keys() & self._writes.keys())
         names = ", ".join(again or sorted(self._written))
         if self._written:
@@ -281,10 +280,10 @@ class Preload:
             if again:
                 self._tries = 0
 
-    # The process.
+    # The warm spawner's process.
 
     def _start(self, *, gently: bool) -> None:
-        """Start the process, in a session of its own; it dies with this one."""
+        """Start the warm spawner in its own session; it dies with this process."""
         self._tries -= 1
         self._why_not = self._importing = ""
         place = self._workplace
@@ -341,20 +340,20 @@ class Preload:
             elif word == "wrote":
                 name, value = _variable(line[len(b"wrote ") :])
                 if self._written.setdefault(name, value) != value:
-                    self._writes.setdefault(name, None)  # workers don't agree
+                    self._writes.setdefault(name, None)  # workers set different values
             elif word == "without":
                 name, seconds, reason = rest.split(" ", 2)
                 self._record(PreloadWithout(name, reason, float(seconds), not self._learned))
             elif word == "unfit":
                 self._lose(rest)
-                self._tries = 0  # it would be the same again
+                self._tries = 0  # the next attempt would fail in the same way
                 return
 
     def _so_far(self, state: str) -> str:
         return f"{state}; it imported {self._importing}" if self._importing else state
 
     def _how_it_ended(self) -> str:
-        """Return what became of the process that has closed its socket; it is not reaped here."""
+        """Describe how the warm spawner, which has closed its socket, ended; do not reap it."""
         poll = select.poll()
         assert self._child is not None
         poll.register(self._child, select.POLLIN)
@@ -363,7 +362,7 @@ class Preload:
         try:
             end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
-            end = None  # reaped by whoever it was lent to
+            end = None  # reaped by the generation that used it
         if end is None:
             return "it has ended"
         if end.si_code == os.CLD_EXITED:
@@ -371,13 +370,13 @@ class Preload:
         return f"it was killed by {signal_name(end.si_status)}"
 
     def _lose(self, reason: str) -> None:
-        """It is of no use: end it."""
+        """End a warm spawner that is unusable."""
         self._why_not = reason
         self._record(PreloadUnfit(reason, not self._learned))
         self._stop()
         if not self._lent:
             self._take_leave()
-            linux.end_children(_END_LIMIT_S, keep=self._cold)  # what imports have left
+            linux.end_children(_END_LIMIT_S, keep=self._cold)  # processes that imports have started
 
     def _stop(self) -> None:
         self._ready = False
@@ -390,7 +389,7 @@ class Preload:
             self._child.close()
 
     def _take_leave(self) -> None:
-        """Reap what was stopped, unless whoever it was lent to has done so."""
+        """Reap a stopped warm spawner, unless the generation that used it has done so."""
         self._lent = False
         if self._control is None and self._guard > 0:
             try:
@@ -421,15 +420,16 @@ class Preload:
 
 
 def _waits(place: Workplace) -> bool:
-    """Return whether it is sooner ready than as many workers that import for themselves: to see
-    whether modules are fit takes a third of the time of their import.
+    """Return whether the warm spawner is ready sooner than all workers would import by themselves.
+
+    Checking whether modules are fit for it takes a third of the time of their import.
     """
     crowded = 2 * place.workers >= 3 * len(os.sched_getaffinity(0))
     return crowded and not _sets_variables(place.argv[2])
 
 
 def _sets_variables(script: str) -> bool:
-    """Return whether a script seems to write to its environment: what, is known when it has."""
+    """Return whether a script seems to write to its environment; the values are known later."""
     try:
         with open(script, "rb") as file:
             text = file.read()
@@ -446,7 +446,7 @@ def _variable(line: bytes) -> tuple[str, str | None]:
 
 
 def _hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that make an interpreter stop at `hook/sitecustomize.py`."""
+    """Return the variables that make an interpreter run `hook/sitecustomize.py` at startup."""
     folder = os.path.join(os.path.dirname(os.path.dirname(__file__)), "worker", "hook")
     before = variables.get("PYTHONPATH")
     hook = {"RELIGHT_HOOK": task}
@@ -457,7 +457,7 @@ def _hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _start(place: Workplace, setup: bytes) -> tuple[int, socket.socket]:
-    """Start the interpreter, with nothing but a socket and a file that says what to do."""
+    """Start the interpreter with only a socket and a file that has its instructions."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     described = os.memfd_create("relight-setup")
