@@ -1,4 +1,4 @@
-"""What a training script may import. Importing it costs nothing, and a script runs without relight.
+"""Functions for training scripts. Importing it costs nothing, and works without the launcher.
 
 from relight.worker import should_checkpoint
 
@@ -16,12 +16,12 @@ _flag: "memoryview | None" = None
 
 
 def should_checkpoint() -> bool:
-    """Return whether nodes wait to be let in, so that this worker should save and leave.
+    """Return whether nodes wait to join, so that this worker should save a checkpoint and exit.
 
     With `--membership-change=at-checkpoint` the launcher asks the workers before it stops them for
-    a change of the group. All ranks should leave at the same step, so let one rank's answer count
-    (broadcast it, say). Without that flag, or without relight, it is always False. A call takes
-    well below a microsecond.
+    a change of the group. All ranks should exit at the same step, so use the answer of one rank
+    (for example, broadcast it). Without that flag, or without relight, it is always False. A call
+    takes well below a microsecond.
     """
     global _flag
     if _flag is None:

@@ -1,8 +1,8 @@
-"""A worker that calls a function and keeps what it returns: `python -m relight.worker.call DIR`.
+"""A worker that calls a function and saves its result: `python -m relight.worker.call DIR`.
 
 `relight.launch` writes `call.pickle` into the directory. Each worker writes `RANK.begun` beside it,
-then `RANK.result` or `RANK.error`. Only files of the caller, in a directory that only he can enter,
-are loaded.
+then `RANK.result` or `RANK.error`. Only files of the calling user, in a directory that only this
+user can enter, are loaded.
 """
 
 import os
@@ -21,9 +21,9 @@ _KEPT = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
 
 class Begun(NamedTuple):
-    """The attempt that a worker belongs to; the last is the greatest.
+    """The attempt that a worker belongs to; a later attempt compares greater.
 
-    `place` tells attempts apart that have the same number of restarts: each has a store of its own.
+    `place` distinguishes attempts with the same number of restarts: each has its own store.
     """
 
     restart: int
@@ -38,12 +38,12 @@ class Begun(NamedTuple):
 
 
 def main(directory: str) -> None:
-    """Call the function, and keep its result or its exception."""
+    """Call the function, and save its result or its exception."""
     rank = os.environ["RANK"]
     place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     restart = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     begun = Begun(restart, time.time(), place, int(os.environ["WORLD_SIZE"]))
-    for kind in (RESULT, ERROR):  # of an attempt before
+    for kind in (RESULT, ERROR):  # files of an earlier attempt
         try:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
         except FileNotFoundError:
@@ -59,7 +59,7 @@ def main(directory: str) -> None:
         sys.argv[1:] = []
         result = function(*args, **kwargs)
     except BaseException as error:
-        if function is None and isinstance(error, UsageError):  # it says it all
+        if function is None and isinstance(error, UsageError):  # its message is complete
             keep_error(error, "")
             sys.exit(EXIT_FAILED)
         keep_error(_portable(error), "".join(traceback.format_exception(error)))
@@ -84,12 +84,12 @@ def _received(directory: str) -> Any:
 
 
 def is_kept(name: str) -> bool:
-    """Return whether a file is what a worker keeps, by its name."""
+    """Return whether a file is one that a worker saves, by its name."""
     return _KEPT.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:
-    """Return a pickle, also of functions that no module has, if cloudpickle is installed."""
+    """Return a pickle; with cloudpickle, also of functions that can't be imported."""
     try:
         from cloudpickle import dumps as dump
     except ImportError:

@@ -1,8 +1,8 @@
-"""Modules that a warm worker has before its script imports them: they are out of sight until then.
+"""Hides the preloaded modules of a warm worker until its script imports them.
 
-So `sys.modules` is what it is in a cold worker, and it is known when the script imports a module:
-what it has written to the environment by then must be what the module was imported with. If it is
-not, the worker becomes a cold one: it replaces itself by the program that it stands for.
+So `sys.modules` is the same as in a cold worker, and the script's import of a module is noticed:
+the variables that it has set by then must be those with which the module was imported. If they are
+not, the worker becomes a cold one: it executes its own command line from the start.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and what it needs
 """
@@ -21,23 +21,23 @@ _NATIVE = (
     "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
     "GFORTRAN_", "ARROW_", "JE_ARROW_",
 )  # fmt: skip
-"""What compiled code reads by `getenv` when it is loaded; how it was found: decision 11."""
+"""Variables that compiled code reads by `getenv` when it is loaded; found as in decision 11."""
 _LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""What it reads only when an accelerator or a process group is set up."""
+"""Variables that it reads only when an accelerator or a process group is set up."""
 _DONE = frozenset({
     "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
     "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
     "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
 })  # fmt: skip
-"""Audit events after which a script must not begin again from its start."""
+"""Audit events after which a script must not be restarted from its beginning."""
 _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
 class Imports(NamedTuple):
-    """What is known of the imports that were made.
+    """Facts about the preloaded imports.
 
-    `needs` are the modules that others need; `reads` and `looks` are those of `worker/watch.py`;
-    `values` are the variables that a script was seen to set before it imported these modules.
+    `needs` has, for each module, the modules that it needs; `reads` and `looks` are those of
+    `worker/watch.py`; `values` are the variables that a script has set before these imports.
     """
 
     needs: Mapping[str, set[str]]
@@ -47,12 +47,12 @@ class Imports(NamedTuple):
 
 
 class Deferred:
-    """A finder of the modules that are out of sight; at the front of `sys.meta_path`.
+    """An import finder for the hidden modules, at the front of `sys.meta_path`.
 
     Args:
-        names: these modules.
-        imports: what is known of them.
-        tell: tells the process above which variable has which value.
+        names: the hidden modules.
+        imports: facts about their imports.
+        tell: called with a variable, to report its value to the warm spawner.
         restart: the command line and the environment of this worker.
     """
 
@@ -76,7 +76,7 @@ class Deferred:
             sys.addaudithook(self._audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> Any:
-        """Return where a module is that is out of sight: as it was found, but for its loader."""
+        """Return the original spec of a hidden module, with another loader."""
         del path, target
         module = self._hidden.get(name)
         if module is None:
@@ -91,7 +91,7 @@ class Deferred:
         return spec
 
     def show(self, name: str) -> ModuleType:
-        """Put a module where imports find it, and what it needs; return it."""
+        """Put a module and the modules that it needs into `sys.modules`; return the module."""
         module = self._hidden[name]
         needed = self._needed(name)
         self._check(name, needed)
@@ -113,11 +113,11 @@ class Deferred:
         return found
 
     def _check(self, name: str, names: set[str]) -> None:
-        """See to it that the script's variables are what these modules were imported with, which
-        are needed for an import.
+        """Check that the script's variables have the values with which these modules, which an
+        import needs, were preloaded.
 
-        Python reads `os.environ`, compiled code the process's own environment, which `os.putenv`
-        alone can change.
+        Python reads `os.environ`; compiled code reads the process's own environment, which
+        `os.putenv` can change separately.
         """
         python = dict(os.environ)
         own = {k: v for k, v in {**python, **self._put}.items() if v is not None}
@@ -148,7 +148,7 @@ class Deferred:
         return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
 
     def _obey(self, variable: str, name: str, value: str | None) -> None:
-        """Start again as a cold worker, unless the script has done what must be done once."""
+        """Restart as a cold worker, unless the script has done something that can't be repeated."""
         again = not self._done and os.getpid() == self._pid
         self._tell(variable if value is None else f"{variable}={value}")
         what = "starts again, cold" if again else "goes on with what was read then"
@@ -169,7 +169,7 @@ class Deferred:
             self._expected[variable] = value
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        """Notice what can't be done twice, and what is written to the environment."""
+        """Notice actions that can't be repeated, and changes of the environment."""
         if event == "os.putenv":
             self._put[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
         elif event == "os.unsetenv":
@@ -189,32 +189,32 @@ class Deferred:
 
 
 class _Loader:
-    """Loads a module that is there; all else is as its own loader says."""
+    """Loads a preloaded module; all other requests go to its own loader."""
 
     def __init__(self, deferred: Deferred, loader: Any) -> None:
         self._deferred = deferred
         self._loader = loader
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """Let an empty one be made."""
+        """Return None, so that an empty module is made."""
         del spec
 
     def exec_module(self, module: ModuleType) -> None:
-        """Have the import return the one that is there."""
+        """Have the import return the preloaded module."""
         name = module.__name__
         there = self._deferred.show(name)
         if sys.modules.get(name) is not there:
             sys.modules[name] = there
         if not isinstance(there, ModuleType) or module is there:
             return
-        module.__dict__.update(vars(there))  # for who has made it without an import
+        module.__dict__.update(vars(there))  # for callers that make it without an import
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
 
 def third_party(loaded: set[str]) -> list[str]:
-    """Return the modules that are neither of the standard library nor of every interpreter."""
+    """Return the modules that neither the standard library nor every interpreter has."""
     known = {*sys.stdlib_module_names, "relight", "sitecustomize", "usercustomize"}
     known.update(("__main__", "__mp_main__"))
     return [
@@ -225,13 +225,13 @@ def third_party(loaded: set[str]) -> list[str]:
 
 
 def references(names: Iterable[str]) -> dict[str, set[str]]:
-    """Return which other modules these hold something of, or have below them."""
+    """Return, for each module, the others whose objects it references, or that are below it."""
     found: dict[str, set[str]] = {}
     for name in names:
         module = sys.modules.get(name)
         above = name.rpartition(".")[0]
         if not hasattr(sys.modules.get(above), "__path__"):
-            # Made by compiled code, for one: no import can find what is below no package.
+            # Made by compiled code, for example: no import can find a submodule of a non-package.
             found.setdefault(above, set()).add(name)
         if not isinstance(module, ModuleType):
             continue
@@ -246,7 +246,7 @@ def references(names: Iterable[str]) -> dict[str, set[str]]:
                 other = value.__dict__.get("__module__")
             else:
                 continue
-            # A package gets all its modules as attributes, whoever imports them.
+            # A package gets all its modules as attributes, whichever module imports them.
             if isinstance(other, str) and not other.startswith(f"{name}."):
                 others.add(other)
     return found

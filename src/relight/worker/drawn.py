@@ -1,5 +1,5 @@
-"""What modules draw at random when they are imported is drawn again in each worker, and so are the
-names of their temporary directories.
+"""Reseeds, in each worker, the random generators that imports have seeded, and renews the names of
+their temporary directories.
 """
 
 import os
@@ -13,7 +13,7 @@ from relight.worker.temporary import Temporary
 
 
 class Drawn:
-    """Notes from now on which `random.Random` are made without a seed, and temporary files."""
+    """Records from now on which `random.Random` are made without a seed, and temporary files."""
 
     def __init__(self) -> None:
         self.temporary = Temporary()
@@ -31,14 +31,14 @@ class Drawn:
         random.Random.seed = note  # type: ignore[method-assign]
 
     def end(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         random.Random.seed = self._seed  # type: ignore[method-assign]
         self.temporary.end()
 
     def again(self) -> None:
-        """Draw again, in a worker. `random` itself does so at a fork.
+        """Reseed the generators, in a worker. `random` itself does so at a fork.
 
-        A generator that an import has seeded with a number of its own stays so, as in a cold
+        A generator that an import has seeded with a fixed number keeps its state, as in a cold
         worker.
         """
         for reference in self._unseeded.values():
@@ -58,8 +58,8 @@ def _seed_numpy(random: Any) -> None:
 
 
 def _seed_torch(torch: Any) -> None:
-    # What torch draws has 64 bits, numbers that people choose have few. Another module may be
-    # called torch.
+    # A random seed of torch has 64 bits, numbers that people choose have few. Another module may
+    # be called torch.
     if hasattr(torch, "default_generator") and torch.default_generator.initial_seed() >= 1 << 32:
         torch.default_generator.seed()
 
@@ -72,6 +72,6 @@ _DRAWS: dict[str, Callable[[Any], object]] = {
     "numpy.random": _seed_numpy,
     "torch": _seed_torch,
     "multiprocessing.process": _renew_key,
-    "multiprocess.process": _renew_key,  # a copy of that one, which datasets brings
+    "multiprocess.process": _renew_key,  # a fork of multiprocessing, which datasets depends on
     "threading": lambda threading: threading.main_thread()._set_native_id(),
 }

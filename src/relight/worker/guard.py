@@ -1,14 +1,14 @@
-"""A process above the one that preloads and then holds workers.
+"""The guard: the parent process of the warm spawner.
 
-What an import starts can leave its session, and lose its parent. Only a process above it can find
-it then, and the agent, which is one, may be killed with SIGKILL.
+A process that an import starts can leave its session, and lose its parent. Only an ancestor that is
+a subreaper can find it then, and the agent, which is one, may be killed with SIGKILL.
 
-    agent --> guard --> the process that imports --> whatever its imports start
+    agent --> guard --> warm spawner --> processes that its imports start
 
-When the agent is gone, the guard kills all below it. If the process ends, the guard kills what it
-has left and ends likewise: the agent sees of the one what it would see of the other. A process may
-have an heir (`worker/trial.py`): then the guard kills all else that it has left, and stays above
-that one. `host/linux.py` has the guard of workers that start cold.
+When the agent is gone, the guard kills all its descendants. If the warm spawner ends, the guard
+kills its orphans and exits the same way: to the agent, the guard's exit looks like the warm
+spawner's. A warm spawner may have an heir (`worker/trial.py`): then the guard kills all other
+orphans, and guards the heir. `host/linux.py` has the guard of workers that start cold.
 """
 
 import os
@@ -24,10 +24,10 @@ _END_LIMIT_S = 10.0
 
 
 class Guard:
-    """The process above, as the one that preloads sees it.
+    """The guard, as its child, the warm spawner, uses it.
 
     Args:
-        pid: the guard.
+        pid: the guard's pid.
         told: the descriptor of a pipe to it, for pids of heirs and paths of directories.
         word: the descriptor of a pipe from it.
     """
@@ -40,42 +40,45 @@ class Guard:
         self.descriptors = told, word
 
     def attach(self) -> None:
-        """Live no longer than the guard, as a child of it; end if it is gone."""
+        """Have this process, a child of the guard, die with the guard; exit if it is gone."""
         linux.die_with_parent(signal.SIGKILL)
         if os.getppid() != self.pid:
             os._exit(1)
         os.setsid()
 
     def follow(self, heir: int) -> None:
-        """Have it look after another process when this one ends."""
+        """Have the guard guard another process, the heir, when this one ends."""
         os.write(self._told, b"%d\n" % heir)
 
     def inherit(self) -> None:
-        """Be that process, when what the other has left is gone."""
+        """Continue as the heir, when the orphans of the earlier process are gone."""
         self.attach()
         os.read(self._word, 1)
 
     def stay(self) -> None:
-        """From now on, this process ends in good order if the guard is gone, also when stopped."""
+        """From now on, get SIGCONT and not SIGKILL when the guard ends, so that this process can
+        clean up, also when stopped.
+        """
         linux.die_with_parent(signal.SIGCONT)
 
     def tidy(self, scratch: str) -> None:
-        """Have it remove a directory if the agent is gone, or none where that is empty."""
+        """Have the guard remove a directory if the agent is gone; none if the path is empty."""
         if scratch != self._tidies:
             self._tidies = scratch
             os.write(self._told, os.fsencode(scratch) + b"\n")
 
 
 def stand_guard(control: int, gentle_s: float) -> Guard:
-    """Go on in a child, and stay above it; return, in the child, what it is to know of the guard.
+    """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
+    guard.
 
     Args:
         control: the descriptor of the socket to the agent, which is the parent of this process.
-        gentle_s: how long, in seconds, it may keep the lowest priority if it has taken that: on a
-            machine whose processors are all busy, an import would last for ever.
+        gentle_s: how long, in seconds, the child may keep the lowest priority if it has taken that:
+            on a machine whose processors are all busy, an import would last for ever.
 
     Raises:
-        OSError: no process or no descriptor is to be had.
+        OSError: no process can be forked, or no descriptor is left.
     """
     agent = os.getppid()
     linux.become_subreaper()
@@ -96,10 +99,10 @@ def stand_guard(control: int, gentle_s: float) -> Guard:
 def _watch(
     pid: int, agent: int, control: int, told: int, word: int, gentle_until: float
 ) -> NoReturn:
-    """See to it that nothing outlives the agent; end as the child does."""
+    """Kill all descendants when the agent ends; exit as the child does."""
     try:
         linux.rename_process(f"warm guard of {agent}")
-        linux.die_with_parent(signal.SIGCONT)  # one that is stopped must see that the agent is gone
+        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
         child = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(child, select.POLLIN)
@@ -132,7 +135,7 @@ def _watch(
 
 
 def _is_child(pid: int) -> bool:
-    """Return whether this is a child of ours; /proc may leave one out while another ends."""
+    """Return whether this is our child; /proc may omit a child while another ends."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except OSError:
@@ -147,7 +150,7 @@ def _leave(agent: int, scratch: str, status: int) -> NoReturn:
 
 
 def _take(told: int) -> tuple[int, str]:
-    """Return the latest heir that this process was told of, 0 for none, and the directory."""
+    """Return the last heir and directory that were sent to the guard; 0 for no heir."""
     try:
         *lines, _ = os.read(told, 1 << 16).split(b"\n")
     except BlockingIOError:

@@ -17,22 +17,22 @@ from relight.errors import UsageError
 
 NAME = "__mp_main__"
 importing = ""
-"""The script or module that this process is importing so; empty at all other times."""
+"""The script or module that this process is importing as `__mp_main__`; otherwise empty."""
 
 
 class MainModule(NamedTuple):
-    """Where a `__main__` is from: a path or, for `python -m`, the name of a module."""
+    """The origin of a `__main__`: a path or, for `python -m`, the name of a module."""
 
     origin: str
     is_module: bool
     argv: list[str]
 
     def load(self) -> None:
-        """Import it, and let it stand for this process's `__main__`.
+        """Import it as this process's `__main__`.
 
         Raises:
             UsageError: it calls `relight.launch` while it is imported.
-            Exception: what it raises.
+            Exception: any that it raises.
         """
         global importing
         argv, importing = sys.argv, self.origin
@@ -55,13 +55,13 @@ class Unpickler(pickle.Unpickler):
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self.of_main = ""
-        """Something of `__main__` that the pickle names; empty if there is nothing."""
+        """An object of `__main__` that the pickle names; empty if there is none."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what a pickle names.
+        """Return the object that a pickle names.
 
         Raises:
-            UsageError: it was in the caller's `__main__`, and is not in this one.
+            UsageError: it was in the caller's `__main__`, but is not in this process's.
         """
         if module not in ("__main__", NAME):
             return super().find_class(module, name)
@@ -77,12 +77,12 @@ class Unpickler(pickle.Unpickler):
 
 
 def of_this_process() -> MainModule | None:
-    """Return where `__main__` is from; None if no other process could import it: `python -c`,
+    """Return the origin of `__main__`; None if no other process could import it: `python -c`,
     standard input, a notebook.
     """
     main = sys.modules["__main__"]
     name = getattr(getattr(main, "__spec__", None), "name", "__main__")
-    if name != "__main__":  # that is a directory's
+    if name != "__main__":  # the __main__ of a directory
         return MainModule(name, True, sys.argv)
     path = os.path.abspath(getattr(main, "__file__", None) or "")
     return MainModule(path, False, sys.argv) if os.path.isfile(path) else None
@@ -92,7 +92,7 @@ def refuse_while_importing() -> None:
     """Refuse a call of `relight.launch` in a worker that only imports the script.
 
     Raises:
-        UsageError: this is one.
+        UsageError: this is such a worker.
     """
     if importing:
         raise UsageError(

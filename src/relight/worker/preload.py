@@ -1,9 +1,9 @@
-"""Imports modules in a process that will be forked, and does without those that can't be.
+"""Imports modules in the process that will be forked, and skips those that can't be preloaded.
 
-What was imported must not have left more than memory of its own: one thread, no descriptors, no
-children, nothing shared, no timer; nothing in it may depend on what is different for each worker,
-or change what the interpreter still needs; and the script would have got the same. Each name is
-imported on trial (`worker/trial.py`): if it does not fit, it is as if it had not been imported.
+An import must leave nothing but private memory: one thread, no descriptors, no children, no shared
+memory, no timer. It must not depend on anything that differs between workers, or change what the
+interpreter still needs, and the script must get the same modules as without it. Each name is
+imported on trial (`worker/trial.py`): if it does not fit, the import is undone.
 """
 
 import os
@@ -25,13 +25,13 @@ from relight.worker.watch import Watch
 
 _TURN = b"%9d"
 _TRIAL_S = 1.0
-"""How long a trial of many modules may last: so much, at most, has to be done again."""
+"""How long a trial of many modules may last, which bounds the work that is repeated."""
 _MOST_PRINTED = 65536
 _LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
 _SPARED = ("jemalloc_bg_thd",)
-"""Threads of jemalloc (pyarrow has it), which purges without them in a forked process."""
+"""Threads of jemalloc (in pyarrow), which purges without them in a forked process."""
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
-"""What is there and was not imported; the last is a name of multiprocessing for the script."""
+"""Modules that were not preloaded; the last is multiprocessing's name for the script."""
 _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 
 
@@ -46,17 +46,17 @@ def preload(
     """Import the modules; return what they have printed to stdout and stderr, and which modules
     were imported by which.
 
-    Tells the agent `importing MODULE`, `without MODULE SECONDS REASON` if that had to be undone,
-    and `left_out PACKAGES`, which are not installed.
+    Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
+    undone, and `left_out PACKAGES` for those that are not installed.
 
     Args:
-        setup: `modules`; `learned`: these are what a worker was seen to import, some in vain;
-            `argv`: the workers' command line.
+        setup: `modules`; `learned`: whether these are the imports of a watched worker, of which
+            some may have failed; `argv`: the workers' command line.
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
-        watch: says who depends on a variable that each worker has for itself.
-        temporary: says who has made a temporary file that workers would share.
-        guard: is above this process.
+        watch: finds modules that depend on a variable that differs between workers.
+        temporary: finds modules that have made a temporary file that workers would share.
+        guard: the guard of this process.
 
     Raises:
         UnfitError: the process can't be used.
@@ -69,7 +69,7 @@ def preload(
         os.dup2(output, fd)
     main = sys.modules["__main__"]
     if setup["argv"][2] not in ("-m", "-"):
-        # Some libraries ask whether there is one.
+        # Some libraries check whether it exists.
         main.__file__ = os.path.abspath(setup["argv"][2])
     needs = _import_all(_wanted(setup, control), before, outputs, control, guard)
     if hasattr(main, "__file__"):
@@ -100,11 +100,11 @@ def _wanted(setup: dict[str, Any], control: int) -> list[str]:
 def _import_all(
     names: list[str], before: "_Before", outputs: list[int], control: int, guard: Guard
 ) -> dict[str, set[str]]:
-    """Import what fits of these modules, and what does not need what does not fit; return which
-    modules were imported by which.
+    """Import the modules that fit and do not need one that does not fit; return which modules were
+    imported by which.
 
-    What was named is tried by itself, all else many at once. A trial of many that goes wrong is
-    undone, and says how many went well: these are next, and then the one that did not, alone.
+    Modules that the user named are tried one by one, others in batches. A batch that fails is
+    undone, and reports how many succeeded: these are imported next, then the failed one alone.
     """
     imports = _Imports()
     asked, left = set(names), names
@@ -139,7 +139,7 @@ def _import_all(
         if name in asked:
             line = f"without {name} {spoiled.seconds:.3f} {spoiled.reason}\n"
             os.write(control, line.encode(errors="replace"))
-            # Of what it imports, most may fit.
+            # Most of the modules that it imports may fit.
             tops = _packages([name, culprit])
             others = [x for x in _installed(spoiled.modules) if x.partition(".")[0] not in tops]
             left = [*others, *left]
@@ -157,8 +157,8 @@ def _import_some(
     control: int,
     child: int,
 ) -> None:
-    """Import modules for a while; leave in the file `turn` how many there were, so that a copy of
-    this process knows where this one has ended.
+    """Import modules for a limited time; write their number to the file `turn`, so that a copy of
+    this process knows how far this one got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
@@ -242,12 +242,12 @@ class _Before:
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
-        """Raise UnfitError if the import of this module has left something but this child."""
+        """Raise UnfitError if the import of this module has left more than memory and `child`."""
         for fd, target in _descriptors().items():
             if fd not in self._descriptors:
                 raise UnfitError(name, f"{name} opens {target}")
         if _threads() > 1:
-            # What a library ends before a fork, and starts again after it, does no harm.
+            # A thread that a library ends before a fork and restarts after it does no harm.
             pid = os.fork()
             if pid == 0:
                 os._exit(0)
@@ -263,7 +263,7 @@ class _Before:
         if os.readlink("/proc/self/cwd") != self._directory:
             raise UnfitError(name, f"{name} changes the working directory")
         if sys.path[: len(self._path)] != self._path:
-            # The script's directory would come before what was put there.
+            # The script's directory would come before the entries that were put there.
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
@@ -286,7 +286,7 @@ def _shares_memory() -> bool:
 
 
 def _threads() -> int:
-    """Return how many threads there are but those that libraries do without after a fork."""
+    """Return the number of threads, without those that libraries do not need after a fork."""
     count = 0
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -298,7 +298,7 @@ def _threads() -> int:
 
 
 def _descriptors() -> dict[int, str]:
-    """Return the open descriptors of this process and what they are."""
+    """Return the open descriptors of this process and their files."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -309,13 +309,13 @@ def _descriptors() -> dict[int, str]:
 
 
 def _check_shadows(argv: list[str], modules: Collection[str]) -> None:
-    """The script would find modules beside itself first."""
+    """Check that no preloaded module is shadowed by one beside the script."""
     folder = _folder(argv)
     known = folder in sys.path_importer_cache
     for name in sorted(_packages(modules)):
         spec = getattr(sys.modules.get(name), "__spec__", None)
         if spec is None or not spec.has_location:
-            continue  # built in: nothing goes before it
+            continue  # built in: can't be shadowed
         other = PathFinder.find_spec(name, [folder])
         if other is not None and other.loader is not None and other.origin != spec.origin:
             raise UnfitError(name, f"the script would import another {name}: {other.origin}")
@@ -324,7 +324,7 @@ def _check_shadows(argv: list[str], modules: Collection[str]) -> None:
 
 
 def _folder(argv: list[str]) -> str:
-    """Return where the script would look for modules first."""
+    """Return the directory in which the script would look for modules first."""
     if argv[2] in ("-m", "-"):
         return os.getcwd()
     path = os.path.realpath(argv[2])
@@ -346,8 +346,8 @@ def _is_archive(path: str) -> bool:
 
 
 def _places() -> tuple[str, ...]:
-    """Return where the standard library and installed packages are; of the latter, a cluster may
-    have more on PYTHONPATH.
+    """Return the directories of the standard library and installed packages, including those that
+    a cluster adds on PYTHONPATH.
     """
     folders = [os.path.dirname(os.__file__), *site.getsitepackages()]
     folders += [p for p in sys.path if os.path.basename(p) in ("site-packages", "dist-packages")]
@@ -359,7 +359,7 @@ def _places() -> tuple[str, ...]:
 
 
 def _installed(names: list[str]) -> list[str]:
-    """Return those that are not the user's own."""
+    """Return the modules that are installed, and not the user's own."""
     places = _places()
     fits: dict[str, bool] = {}
     for name in names:
@@ -385,6 +385,6 @@ def _check_files(modules: Collection[str]) -> None:
     for name in modules:
         path = getattr(sys.modules[name], "__file__", None) or ""
         ours = name.partition(".")[0] in _OURS
-        # Some libraries have modules without a file that say otherwise (torch.ops: "_ops.py").
+        # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):
             raise UnfitError(name, f"{name} is not an installed module: {path}")

@@ -1,4 +1,4 @@
-"""Stands in front of a script started with `--run-path`: runs it with runpy.run_path.
+"""Runs the script of a job with `--run-path`, by runpy.run_path.
 
 It is executed by its path, with the workers' interpreter, which need not have relight installed.
 """

@@ -1,9 +1,9 @@
-"""Temporary directories that imports make: each worker gets its own.
+"""Gives each worker its own copy of temporary directories that imports have made.
 
-Forked workers would share one, and the first that ends would remove it. A
-`tempfile.TemporaryDirectory` that nobody has asked for its name yet can be made again in each
-worker (wandb has one, and with it whatever imports wandb where it is installed). Any other
-temporary file or directory makes the import unfit.
+Forked workers would share a directory, and the first that ends would remove it. A
+`tempfile.TemporaryDirectory` whose name was not read yet can be made again in each worker (wandb
+has one, and so has every module that imports wandb). Any other temporary file or directory makes
+the import unfit.
 """
 
 import gc
@@ -18,7 +18,7 @@ from relight.worker.watch import module_of
 
 
 class _Made(NamedTuple):
-    """A temporary file or directory: who has made it, and the arguments of mkdtemp."""
+    """A temporary file or directory: the module that made it, and the arguments of mkdtemp."""
 
     module: str
     suffix: Any
@@ -27,7 +27,7 @@ class _Made(NamedTuple):
 
 
 class Temporary:
-    """Notes temporary files and directories from now on."""
+    """Records temporary files and directories from now on."""
 
     def __init__(self) -> None:
         self._made: dict[str, _Made] = {}
@@ -36,7 +36,7 @@ class Temporary:
         sys.addaudithook(self._note)
 
     def end(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self._notes = False
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -47,8 +47,8 @@ class Temporary:
             self._made[os.fsdecode(arguments[0])] = made
 
     def problem(self) -> tuple[str, str]:
-        """Remove what was made since the last call; return who has made something that can't be
-        made again, and what, or two empty texts.
+        """Remove what was made since the last call; return the module that has made something that
+        can't be made again, and a description, or two empty texts.
         """
         made = {path: by for path, by in self._made.items() if os.path.lexists(path)}
         self._made.clear()
@@ -62,7 +62,7 @@ class Temporary:
         return "", ""
 
     def again(self) -> None:
-        """Make the directories of a worker."""
+        """Make the directories again, in a worker."""
         for directory, made in self._renewed:
             import tempfile
 
@@ -76,7 +76,7 @@ class Temporary:
 
 
 def _unasked(made: dict[str, _Made]) -> dict[str, Any]:
-    """Return the objects of those directories that are empty, and whose names only they know."""
+    """Return the objects of the directories that are empty and whose names nothing else holds."""
     tempfile: Any = sys.modules["tempfile"]
     found = {}
     for thing in gc.get_objects():

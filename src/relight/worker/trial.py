@@ -1,11 +1,11 @@
-"""Does something that may spoil this process; if it has, a copy from before goes on instead.
+"""Tries a step that may spoil this process; if it does, a copy forked before continues instead.
 
-    guard --> the process --> its copy, which waits        before and while something is tried
-    guard --> the process                                  it went well: the copy is killed
-    guard --> what was the copy                            it did not: the process ends
+    guard --> the process --> its copy, which waits        before and during the step
+    guard --> the process                                  success: the copy is killed
+    guard --> what was the copy                            failure: the process ends
 
-The guard (`worker/guard.py`) is told beforehand which process is the copy. When the process ends,
-however it ends, the guard kills what it has left and looks after the copy.
+The guard (`worker/guard.py`) gets the copy's pid beforehand. When the process ends, in any way, the
+guard kills its orphans and guards the copy.
 """
 
 import os
@@ -21,10 +21,10 @@ from relight.worker.guard import Guard
 
 
 class Spoiled(NamedTuple):
-    """Something was tried and has been undone.
+    """The result of a step that was tried and undone.
 
-    `reason` says why it can't be, and `culprit` is the module that is to blame; `modules` were
-    imported by then, in this order; `seconds` is the time that it took.
+    `reason` says why, and `culprit` is the module that caused it; `modules` were imported by then,
+    in this order; `seconds` is the time that it took.
     """
 
     culprit: str
@@ -37,7 +37,7 @@ class UnfitError(Exception):
     """Workers must not be forked from this process as it is now; the message says why.
 
     Args:
-        culprit: the module that is to blame.
+        culprit: the module that caused it.
         reason: why.
     """
 
@@ -47,15 +47,15 @@ class UnfitError(Exception):
 
 
 def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
-    """Call `step`; return what has happened if it is as if that had not been done.
+    """Call `step`; return None on success, or why it was undone.
 
     Args:
-        step: raises UnfitError if what it has done must be undone. It gets the pid of a child
-            that is not its own.
-        guard: is above this process.
+        step: raises UnfitError if it must be undone. It is called with the pid of the waiting copy,
+            a child that is not the step's.
+        guard: the guard of this process.
 
     Raises:
-        OSError: no process or no descriptor is to be had.
+        OSError: no process can be forked, or no descriptor is left.
     """
     begin = time.monotonic()
     before = set(sys.modules)
@@ -84,7 +84,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
 
 
 def _take_over(process: int, told: int, guard: Guard) -> Spoiled:
-    """Wait in the copy until the process is gone, and be it."""
+    """Wait in the copy until the process is gone, then take its place."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()

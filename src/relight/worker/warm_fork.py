@@ -1,14 +1,15 @@
-"""A process that imports modules once and is forked for each worker (docs/decisions/0011-warm.md).
+"""The warm spawner: imports modules once and forks each worker (docs/decisions/0011-warm.md).
 
 It is started with the workers' command line and environment, and `serve` is called before the
-interpreter comes to the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
-returns. The process itself never runs code of the user; it serves one generation after the other.
+interpreter reaches the script (`hook/sitecustomize.py`). In a worker, and only there, `serve`
+returns. The warm spawner itself never runs the user's script; it serves one generation after the
+other.
 
-Lines to the agent: those of `preload`, then `ready PID MODULES SECONDS MIB`, or `unfit REASON`, the
-end. From the agent, for each generation: a number of descriptors and these
-(`host/warm_spawner.py`), the first of them a socket on which this process is then the spawner of
-`host/spawner.py`; at its end it says `ended` and waits for the next generation. When the agent is
-gone, it kills all workers and goes.
+Lines to the agent: those of `preload`, then `ready PID MODULES SECONDS MIB`, or `unfit REASON` as
+the last one. From the agent, for each generation: a count and that many descriptors
+(`host/warm_spawner.py`). One is a socket on which this process then acts as the spawner of
+`host/spawner.py`; when the generation is over, it sends `ended` and waits for the next one. When
+the agent is gone, it kills all workers and exits.
 """
 
 import atexit
@@ -38,14 +39,14 @@ from relight.worker.trial import UnfitError
 from relight.worker.watch import Watch
 
 COUNT = struct.Struct("!I")
-"""How many descriptors come for a generation."""
+"""The count of a generation's descriptors."""
 MOST_AT_ONCE = 250
 """Descriptors in one message (SCM_MAX_FD of Linux is 253)."""
 
 
 _END_LIMIT_S = 10.0
 _GENTLE_S = 15.0
-"""How long imports may get next to nothing of busy processors."""
+"""How long imports may get hardly any time on busy processors."""
 
 
 class _Born(BaseException):
@@ -96,11 +97,11 @@ class _WarmSpawner(Spawner):
         raise _Born(plan)
 
     def end(self) -> None:
-        """A generation is over: be as before it."""
+        """Restore the state from before a generation, which is over."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self._restore_action()
         while signal.sigtimedwait(signal.valid_signals(), 0):
-            pass  # what came for this process meanwhile
+            pass  # signals that arrived for this process meanwhile
         for fd in self._pipe:
             os.close(fd)
         self.tell("ended")
@@ -112,7 +113,7 @@ class _WarmSpawner(Spawner):
 
 
 class _Notes:
-    """What workers have to tell the agent: that they could not do with what was preloaded.
+    """Workers' notes for the agent about variables that made the preloaded modules unusable.
 
     Args:
         control: the socket to the agent.
@@ -125,13 +126,13 @@ class _Notes:
         self._end = 0
 
     def write(self, variable: str) -> None:
-        """Tell, in a worker, to what the script sets a variable before it imports."""
+        """Report, in a worker, the value to which the script sets a variable before it imports."""
         with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
             file.write(b"wrote " + variable.encode("unicode_escape") + b"\n")
         os.kill(self._pid, signal.SIGCHLD)
 
     def pass_on(self) -> None:
-        """Tell the agent what is new."""
+        """Send new notes to the agent."""
         if size := os.fstat(self._fd).st_size - self._end:
             self._control.sendall(os.pread(self._fd, size, self._end))
             self._end += size
@@ -144,21 +145,21 @@ def serve(
     variables: Mapping[str, str],
     watch: Watch,
 ) -> None:
-    """Import the modules, then fork workers as the agent says. Returns in workers only.
+    """Import the modules, then fork workers for the agent. Returns in workers only.
 
     Args:
-        setup: what the agent wants (`host/warm_spawner.py`).
+        setup: the agent's instructions (`host/warm_spawner.py`).
         control_fd: the socket to the agent.
         loaded: the names of the modules that any worker has loaded by now.
         variables: the environment that this process was started with.
-        watch: says who depends on a variable that each worker has for itself.
+        watch: finds modules that depend on a variable that differs between workers.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
     agent = os.getppid()
     begin = time.monotonic()
-    # The collector leaves alone what is frozen below, or a worker would copy the pages of all that
-    # is shared; at a worker's end, after all else, it must see everything, for destructors' sake.
+    # The collector skips objects that are frozen below, or a worker would copy all shared pages. At
+    # a worker's end, after all else, it must see every object, so that destructors run.
     atexit.register(gc.unfreeze)
     try:
         guard = stand_guard(control_fd, _GENTLE_S)
@@ -180,7 +181,7 @@ def serve(
     linux.rename_process(f"warm spawner of {agent}")
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
-    # From here on, this process ends in good order, also when stopped.
+    # From here on, this process cleans up when the guard ends, also when stopped.
     guard.stay()
     if restore is not None:
         restore()
@@ -275,7 +276,9 @@ def _become(
     printed: tuple[bytes, bytes],
     drawn: Drawn,
 ) -> None:
-    """Be what an interpreter is that was started for this worker and has imported the modules."""
+    """Make this fork equal to an interpreter that was started for this worker and has imported the
+    modules.
+    """
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
     _set_variables(plan.variables, started_with)
     sys.orig_argv[:] = plan.argv
@@ -283,7 +286,7 @@ def _become(
     sys.argv[:] = ["-m", *rest[1:]] if first == "-m" else [first, *rest]
     _reopen_streams()
     for fd, text in zip((1, 2), printed, strict=True):
-        while text:  # what the imports had to say, as they would say it to each worker
+        while text:  # repeat in each worker what the imports have printed
             text = text[os.write(fd, text) :]
     drawn.again()
     for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
@@ -293,7 +296,7 @@ def _become(
 
 
 def _set_variables(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> None:
-    """Set the worker's variables; what the interpreter and imports have changed stays changed."""
+    """Set the worker's variables; keep changes that the interpreter and imports have made."""
     now = dict(os.environ)
     changed = {name: value for name, value in now.items() if started_with.get(name) != value}
     removed = started_with.keys() - now.keys()
@@ -303,9 +306,9 @@ def _set_variables(wanted: Mapping[str, str], started_with: Mapping[str, str]) -
 
 
 def _reopen_streams() -> None:
-    """Let the standard streams see what their descriptors are now; they stay the same objects.
+    """Reinitialize the standard streams for their new descriptors; they stay the same objects.
 
-    As the interpreter makes them under -u: output is not buffered.
+    Output is unbuffered, as with -u.
     """
     for fd, stream in enumerate((sys.__stdin__, sys.__stdout__, sys.__stderr__)):
         text: Any = stream

@@ -1,8 +1,9 @@
-"""Notices what imports take from the environment, before there are workers.
+"""Detects which environment variables imports depend on, before any worker exists.
 
-A variable that each worker has for itself (`RANK`, …) has a value that occurs nowhere else while
-modules are imported. Who reads one by its name depends on it. Who looks through all variables, say
-for a prefix, depends on it only if such a value is then found in what the import has left behind.
+A variable that differs between workers (`RANK`, …) has a unique marker value while modules are
+imported. A module that reads it by name depends on it. A module that iterates over all variables,
+for example to find a prefix, depends on it only if the marker is found in objects that the import
+has left.
 """
 
 import gc
@@ -27,17 +28,17 @@ class Watch:
     """Watches `os.environ` and `os.environb` from now on.
 
     Args:
-        own: the variables that each worker has for itself.
+        own: the variables that differ between workers.
 
     Attributes:
-        reads: the variables that were read by name, by the modules that did it.
-        looks: beginnings of names, by the modules that looked through all variables.
+        reads: the variables that were read by name, by the reading modules.
+        looks: prefixes of names, by the modules that iterated over all variables.
     """
 
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
         self.looks: dict[str, set[str]] = {}
-        # The values themselves must not be found; hence the negative numbers.
+        # The search must not find this object's own values; hence the negative numbers.
         draw = random.Random(os.urandom(16)).randrange  # noqa: S311
         self._marks = {name: -draw(10 ** (_DIGITS - 1), 10**_DIGITS) for name in own}
         self._first = ("", "")
@@ -52,7 +53,7 @@ class Watch:
         self._had = self._set_marks()
 
     def end(self) -> None:
-        """Leave the environment as it was."""
+        """Restore the environment."""
         self._remove_marks()
         for environment in (os.environ, os.environb):
             environment.__class__ = self._kind
@@ -60,18 +61,18 @@ class Watch:
         self._seen.clear()
 
     def begin(self) -> None:
-        """Something new begins."""
+        """Begin a new check."""
         self._first, self._looked = ("", ""), ""
 
     def problem(self) -> tuple[str, str]:
-        """Return which module depends on a variable of its own of each worker, and how, in words;
-        empty if none does. It is about what was done since `begin`.
+        """Return the module that depends on a variable that differs between workers, and describe
+        how; empty if none does. Only imports since `begin` count.
         """
         if self._first[0]:
             module, name = self._first
             return module, f"{module} reads {name} when it is imported"
         if self._looked:
-            self._place = (None, 0)  # a frame that has ended holds the last value that it saw
+            self._place = (None, 0)  # an ended frame holds the last value that it read
             self._remove_marks()
             found = _search(self._marks)
             if found and gc.collect():
@@ -82,7 +83,7 @@ class Watch:
         return "", ""
 
     def _set_marks(self) -> dict[Any, Any]:
-        # Not in the C library's copy: programs that an import runs get what they always got.
+        # Not in the C library's copy: programs that an import runs get the real values.
         data: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
         had = {name: data.get(os.fsencode(name)) for name in self._marks}
         data.update((os.fsencode(name), b"%d" % -mark) for name, mark in self._marks.items())
@@ -99,12 +100,12 @@ class Watch:
                     data[key] = value
 
     def _note(self, name: str) -> None:
-        """A variable is read."""
+        """Record that a variable is read."""
         frame = _caller()
         iterated, at = self._place
         if name in self._marks:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
-                self._looked = self._looked or module_of(frame)  # a part of a look at all of them
+                self._looked = self._looked or module_of(frame)  # part of an iteration over all
                 return
             if not self._first[0]:
                 self._first = module_of(frame), name
@@ -113,7 +114,7 @@ class Watch:
         self.reads.setdefault(module_of(frame), set()).add(name)
 
     def _note_look(self, names: Iterator[Any]) -> Iterator[Any]:
-        """All variables are looked through."""
+        """Record that all variables are iterated over."""
         frame = _caller()
         module = module_of(frame)
         self._place = frame, frame.f_lasti
@@ -138,7 +139,7 @@ def _watched(kind: Any, note: Callable[[str], None], note_look: Callable[..., An
             return super().__getitem__(name)
 
         def __contains__(self, name: Any) -> bool:
-            # That there is a variable is the same for all workers, and a value is not seen.
+            # Whether a variable exists is the same for all workers, and its value is not read.
             try:
                 return self.encodekey(name) in self._data
             except TypeError:
@@ -177,7 +178,7 @@ def module_of(frame: Any) -> str:
 
 
 def _names_in(frame: Any) -> set[str]:
-    """Return what is like a part of a variable's name, of the constants and locals of a frame."""
+    """Return the constants and locals of a frame that look like parts of a variable's name."""
     values: list[Any] = list(frame.f_code.co_consts)
     if frame.f_code.co_name != "<module>":
         values += frame.f_locals.values()
@@ -186,9 +187,9 @@ def _names_in(frame: Any) -> set[str]:
 
 
 def _search(marks: dict[str, int]) -> str:
-    """Return which of these values is found in what modules have left behind, or nothing.
+    """Return which of these values is found in objects that modules have left, or nothing.
 
-    Values inside of objects that the collector can't look into are not found.
+    Values inside objects that the collector can't traverse are not found.
     """
     found: list[Any] = gc.get_objects()
     kinds: dict[type, set[Any]] = {str: set(), bytes: set(), int: set()}
@@ -202,7 +203,7 @@ def _search(marks: dict[str, int]) -> str:
 
         for kind, values in kinds.items():
             values.update(of(kind))
-        # All that the collector knows of was there from the start, and most of the rest is empty.
+        # Objects that the collector tracks are already included, and most others are empty.
         inner = chain(filterfalse(gc.is_tracked, of(dict)), filterfalse(gc.is_tracked, of(tuple)))
         new = {id(thing): thing for thing in filter(None, inner)}
         new.update((id(code), code.co_consts) for code in of(CodeType))

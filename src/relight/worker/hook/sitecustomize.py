@@ -1,12 +1,12 @@
-"""Found on PYTHONPATH in place of the real sitecustomize, by an interpreter that relight started.
+"""Replaces the real sitecustomize, through PYTHONPATH, in interpreters that relight starts.
 
-A process that preloads modules has the very command line of the workers and stops here, before it
-has come to the script. A worker is a fork of it that goes on from here, so that all that follows is
-the interpreter's own: `__main__`, arguments, tracebacks, exit (docs/decisions/0011-warm.md).
+The warm spawner has exactly the workers' command line and stops here, before the script runs. A
+worker is a fork of it that continues from here, so that everything that follows is the
+interpreter's own: `__main__`, arguments, tracebacks, exit (docs/decisions/0011-warm.md).
 
-In stage `check` the interpreter runs a command that does nothing, and replaces itself by the
-workers' command line only when it is known that this file is found and that no other program stands
-between: an interpreter that passed by here would run the script. In stage `learn` it is a worker.
+In stage `check` the interpreter runs a command that does nothing, and executes the workers' command
+line only after it has verified that this file is imported and that no wrapper program is involved:
+an interpreter that skipped this file would run the script. In stage `learn` it is a worker.
 """
 
 import os
@@ -22,7 +22,7 @@ loaded = set(sys.modules)
 
 
 def step_aside(variables: "MutableMapping[str, str]") -> str:
-    """Take what brought us here out of an environment, and return it."""
+    """Remove the variables that load this file from an environment, and return the task."""
     variables.pop("PYTHONPATH", None)
     if "RELIGHT_PYTHONPATH" in variables:
         variables["PYTHONPATH"] = variables.pop("RELIGHT_PYTHONPATH")
@@ -37,7 +37,7 @@ def passed() -> "dict[str, str]":
 
 
 class Recorder:
-    """A finder that finds nothing and notes what is imported, in shared memory."""
+    """An import finder that finds no module and records imports in shared memory."""
 
     def __init__(self, path: str) -> None:
         from mmap import mmap
@@ -50,7 +50,7 @@ class Recorder:
         sys.addaudithook(self.audit)
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        """Note a name, unless somebody only asks where it is: importlib.util.find_spec."""
+        """Record a name, unless the caller is importlib.util.find_spec, which does not import."""
         del path, target
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_globals.get("__name__") == "importlib.util":
@@ -58,7 +58,7 @@ class Recorder:
         self.note(name.encode(errors="replace") + b"\n")
 
     def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
-        """Note `=NAME=VALUE` when the script writes to the environment, `=NAME` when it removes."""
+        """Record `=NAME=VALUE` when the script sets a variable, `=NAME` when it removes one."""
         if event not in ("os.putenv", "os.unsetenv") or self.end < 0:
             return
         frame = sys._getframe(1)
@@ -73,21 +73,21 @@ class Recorder:
             self.note(b"=" + text.encode("unicode_escape") + b"\n")
 
     def note(self, data: bytes) -> None:
-        """Write into the shared memory, while it lasts."""
+        """Write to the shared memory, as long as it has room."""
         begin, end = self.end, self.end + len(data)
         if begin >= 0 and end < len(self.memory):
             self.end = end
             self.memory[begin:end] = data
 
     def stop(self) -> None:
-        """Note nothing more."""
+        """Stop recording."""
         self.end = -1
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
 
 def check(setup: "dict[str, Any]") -> None:
-    """Become the process that preloads, or raise."""
+    """Become the warm spawner, or raise."""
     program = setup["program"]
     if os.getppid() != setup["agent"] or not os.path.samefile("/proc/self/exe", program):
         raise RuntimeError(f"{program} starts another program; only an interpreter can be forked")
@@ -97,7 +97,7 @@ def check(setup: "dict[str, Any]") -> None:
 
 
 def customize() -> "Exception | None":
-    """Import the real sitecustomize; return what it has raised."""
+    """Import the real sitecustomize; return the exception that it has raised."""
     del sys.modules["sitecustomize"]
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
