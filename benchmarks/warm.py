@@ -37,7 +37,7 @@ MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
 LEARN_S = 6
 _SOONER = (
     "from relight.cli.main import entry; from relight.host import warm_spawner; "
-    f"warm._LEARN_S = {LEARN_S}; entry()"
+    f"warm_spawner._LEARN_S = {LEARN_S}; entry()"
 )
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run"],

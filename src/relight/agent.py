@@ -143,10 +143,11 @@ class Agent:
                     return self._give_up(workers, outcome)
                 if not (outcome.failures or workers.stopped_by or self.signals):
                     self._wait_for_others(workers)
+            if self._end is not None and not self.signals:
+                self._leftovers.show()  # before the report
             if self.signals:
                 return self._leave(self.signals[0])
             if self._end is not None:
-                self._leftovers.show()  # before the report
                 return self._finish(self._end)
 
     # A generation.

@@ -178,7 +178,7 @@ def test_a_script_or_arguments_that_differ_are_told(lab: Lab, tmp_path: Path) ->
         words[host] = [*words[host], "--max-restarts=3", str(script), "--lr", host[:4]]
     for report in diagnose(lab, words, tmp_path).values():
         assert "on node1" in report.one("the script's content differs", level="warning")["what"]
-        assert not [f for f in report.findings if "arguments" in f["what"]], report
+        assert not [f for f in report.findings if "the script's arguments" in f["what"]], report
 
 
 def test_a_program_at_the_endpoints_port_is_told(lab: Lab, tmp_path: Path) -> None:
