@@ -45,7 +45,7 @@ class Story:
         self.accuracy = 0.0
 
     def read(self, line: str) -> None:
-        """Take in one line; when it is the one to kill at, kill."""
+        """Process one line; kill the worker when the line is the one to wait for."""
         if match := EPOCH.match(line):
             self.epoch = int(match[1])
             if self.epoch == KILL_AFTER and not self.pid:
@@ -72,7 +72,7 @@ class Story:
         say(f"accuracy   {self.accuracy:.4f} on images that are not in the training set")
 
     def flaw(self) -> str:
-        """Return what did not happen as it should, or nothing."""
+        """Return the step that failed, or an empty text."""
         if not self.pid:
             return f"no worker was killed: the training did not get to epoch {KILL_AFTER}"
         if not self.resumed_after:
@@ -114,7 +114,7 @@ class Stop:
 def main() -> int:
     """Run the demo; return 0 if all of it happened."""
     stop = Stop()
-    # With everything in it, the checkpoint and the logs, it is gone at the end.
+    # The directory, with the checkpoint and the logs, is removed at the end.
     with tempfile.TemporaryDirectory(prefix="relight-demo-") as folder:
         story = Story(Path(folder, "logs"))
         exit_code = train(Path(folder), story, stop)
@@ -133,13 +133,13 @@ def train(folder: Path, story: Story, stop: Stop) -> int:
     """Run the training with its files in `folder`, and return the exit code of relight."""
     script = os.path.relpath(DIGITS)
     options = [f"--nproc-per-node={WORKERS}", "--max-restarts=3", "--preload=torch,torch._dynamo"]
-    # Each of those that lose their peer says so in a traceback, which would bury the rest here.
+    # Each worker that loses its peer prints a traceback, which would bury the other lines here.
     options += ["--redirects=2", f"--log-dir={folder / 'logs'}"]
     arguments = [f"--epochs={EPOCHS}", f"--checkpoint={folder / 'digits.pt'}"]
     say(" ".join(["relight run", *options, script, *arguments]))
     with subprocess.Popen(
         [sys.executable, "-m", "relight", "run", *options, script, *arguments],
-        # torch leaves a directory of its own with the temporary files.
+        # torch leaves a directory of its own among the temporary files.
         env={**os.environ, "TMPDIR": str(folder)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -157,7 +157,7 @@ def train(folder: Path, story: Story, stop: Stop) -> int:
             return process.wait()
         finally:
             watchdog.cancel()
-            process.terminate()  # it still runs if there is nobody to print for any more
+            process.terminate()  # it still runs if the reader of stdout is gone
 
 
 def find_pid(logs: Path, rank: int) -> int:
@@ -171,7 +171,7 @@ def find_pid(logs: Path, rank: int) -> int:
 
 
 def say(message: str) -> None:
-    """Print a line that is the demo's own."""
+    """Print a line of the demo itself."""
     print(f"demo: {message}", flush=True)
 
 

@@ -38,7 +38,7 @@ SHAPES = """
 
 
 def main() -> None:
-    """Train up to the epoch that was asked for, and say how well the result reads."""
+    """Train for the requested number of epochs, and print the accuracy."""
     parser = argparse.ArgumentParser(description="Train a small network to read digits.")
     parser.add_argument("--epochs", type=int, default=30, help="how many in all (%(default)s)")
     parser.add_argument(
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any] | None:
-    """Return what was saved last, or None at the very start.
+    """Return the latest checkpoint, or None if there is none yet.
 
     Every worker reads the file before any of them can write it: rank 0 saves only after an epoch,
     and an epoch needs them all.
@@ -77,7 +77,7 @@ def load_checkpoint(path: Path) -> dict[str, Any] | None:
 
 
 def save_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Replace the checkpoint in one step: whenever this is killed, `path` is the old or the new."""
+    """Replace the checkpoint atomically: a kill at any time leaves the old or the new file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as file:
@@ -92,16 +92,16 @@ def initialize() -> torch.device:
     device = choose_device()
     if device.type != "cpu":
         torch.accelerator.set_device_index(device.index)
-    # Rank, world size and the address to meet at come from the launcher, in the environment.
+    # The launcher sets rank, world size and the address of the store in the environment.
     dist.init_process_group(backend=dist.get_default_backend_for_device(device))
     return device
 
 
 def choose_device() -> torch.device:
-    """Return an accelerator of this worker's own, or the CPU if there is not one for each."""
+    """Return an accelerator for this worker alone, or the CPU if there are too few."""
     # The index is the local rank: the rank counts the workers of all nodes.
     local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    # Asked without this argument, a CUDA build of torch says "cuda" on a machine without a GPU.
+    # Without this argument, a CUDA build of torch returns "cuda" on a machine without a GPU.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or torch.accelerator.device_count() < workers:
         return torch.device("cpu")
@@ -118,7 +118,7 @@ def load_data(device: torch.device) -> tuple[TensorDataset, TensorDataset]:
 
 
 def draw_digits() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return noisy images of 8 x 8 pixels, each drawn somewhere else, and what they show."""
+    """Return noisy images of 8 x 8 pixels, each drawn at a random place, and their labels."""
     random = torch.Generator().manual_seed(SEED)
     rows = [line.split() for line in SHAPES.strip().splitlines()]
     shapes = torch.tensor([[[pixel == "#" for pixel in row[n]] for row in rows] for n in range(10)])
@@ -190,7 +190,7 @@ def train(
 def train_epoch(
     model: DistributedDataParallel, optimizer: torch.optim.Optimizer, batches: DataLoader
 ) -> float:
-    """Make one step for each batch; return the mean loss over all workers' images."""
+    """Take one step for each batch; return the mean loss over all workers' images."""
     model.train()
     total = torch.zeros(2, device=next(model.parameters()).device)
     for images, labels in batches:
@@ -205,7 +205,7 @@ def train_epoch(
 
 
 def measure_accuracy(model: nn.Module, test: TensorDataset) -> float:
-    """Return the share of images that are read correctly; each worker looks at a part of them."""
+    """Return the share of images that are read correctly; each worker evaluates a part of them."""
     # Not the sampler: the images that it repeats would count twice.
     images, labels = test[dist.get_rank() :: dist.get_world_size()]
     model.eval()

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def choose_device() -> torch.device:
-    """Return an accelerator of this worker's own, or the CPU if there is not one for each."""
+    """Return an accelerator for this worker alone, or the CPU if there are too few."""
     # The index is the local rank. The rank counts the workers of all nodes: on the second node of
     # two with 8 GPUs each it starts at 8, and there is no GPU 8 there.
     local_rank, workers = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    # Asked without this argument, a CUDA build of torch says "cuda" on a machine without a GPU.
+    # Without this argument, a CUDA build of torch returns "cuda" on a machine without a GPU.
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None or torch.accelerator.device_count() < workers:
         return torch.device("cpu")
@@ -28,7 +28,7 @@ def choose_device() -> torch.device:
 
 
 def train_step(device: torch.device) -> None:
-    """Make one step: the gradients are averaged over all workers in backward()."""
+    """Take one step: the gradients are averaged over all workers in backward()."""
     model = nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)).to(device)
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=0.001)
@@ -40,7 +40,7 @@ def train_step(device: torch.device) -> None:
 
 
 def main() -> None:
-    """Meet the other workers, make one step together, part."""
+    """Meet the other workers, take one step together, exit."""
     meeting = {key: os.environ[key] for key in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")}
     print(f"[{os.getpid()}] Initializing process group with: {meeting}")
     device = choose_device()
