@@ -2,8 +2,8 @@
 
 torchrun's grammar, which argparse does not give (docs/decisions/0002): each flag in both spellings
 (`--max-restarts`, `--max_restarts`), any unique beginning of a flag, values as `--flag=value` or
-`--flag value`, and everything after the script belongs to the script, but for a `--` directly after
-it, which is dropped if none stands before it.
+`--flag value`, and everything after the script belongs to the script, except a `--` directly after
+it, which is dropped if there is none before it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,11 +28,10 @@ class ParsedFlags(NamedTuple):
 
 
 def parse(argv: list[str], env: Environment, flags: Iterable[Flag] = FLAGS) -> ParsedFlags:
-    """Read flags from `argv` up to the script; those not there come from PET_ variables or are
-    defaults.
+    """Read flags from `argv` up to the script; missing ones come from PET_ variables or defaults.
 
     Raises:
-        UsageError: an unknown or ambiguous flag, or a value that does not fit.
+        UsageError: a flag is unknown or ambiguous, or a value is invalid.
     """
     table = {flag.name: flag for flag in flags}
     texts, command = _split(argv, table)
@@ -72,8 +71,8 @@ def to_spec(parsed: ParsedFlags) -> RunSpec:
 def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], list[str]]:
     """Return the text of each flag given (the last one counts) and the rest, from the script on.
 
-    As under argparse, of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
-    directly after it, and goes; any other one is an argument of the script.
+    As in argparse of Python 3.10 to 3.14: the first `--` ends the flags, before the script or
+    directly after it, and is dropped; any other one is an argument of the script.
     """
     texts: dict[str, str] = {}
     shorts = {flag.short: flag for flag in table.values() if flag.short}

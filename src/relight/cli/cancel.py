@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     """Run `relight cancel`.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 1, _MANY, "a job")
     if parsed is None:

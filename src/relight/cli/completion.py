@@ -1,4 +1,4 @@
-"""`relight completion`: what a shell needs to complete command lines."""
+"""`relight completion`: prints the completion script of a shell."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
 
 
 def bash() -> str:
-    """Return the completion of bash."""
+    """Return the completion script for bash."""
     cases = []
     for command, flags in flags_of_commands().items():
         words = " ".join(f"--{flag.name}" for flag in flags)
@@ -73,12 +73,12 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """Return the completion of zsh, which takes that of bash."""
+    """Return the completion script for zsh, which uses that of bash."""
     return _ZSH + bash()
 
 
 def fish() -> str:
-    """Return the completion of fish."""
+    """Return the completion script for fish."""
     lines = []
     for command, what in COMMANDS.items():
         lines.append(
@@ -99,7 +99,7 @@ def fish() -> str:
 
 
 def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
-    """Return the flags of each command that has some."""
+    """Return the flags of each command that has any."""
     found: dict[str, tuple[Flag, ...]] = {"run": FLAGS, "launch": FLAGS}
     for name in OF_JOBS:
         page: Page = import_module(f"relight.cli.{name}").PAGE

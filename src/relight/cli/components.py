@@ -1,4 +1,4 @@
-"""`relight components`: what can be submitted."""
+"""`relight components`: lists the components that can be submitted."""
 
 import inspect
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     """Run `relight components`.
 
     Raises:
-        RelightError: there is no such component.
+        RelightError: the component does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one component")
     if parsed is None:
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
     found = {name: loading.find(name) for name in components.names()}
     signatures = [arguments.signature_of(name, each) for name, each in found.items()]
     for name, each in loading.registered().items():
-        with suppress(UsageError):  # a function that is none, beside those that are
+        with suppress(UsageError):  # a function that is no component, beside others
             signatures.append(arguments.signature_of(name, each))
     if parsed.values["json"]:
         show([_object(signature) for signature in signatures])
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
 
 
 def _source(function: Callable[..., Any]) -> str:
-    """Return the source of a component with all of its module that it uses."""
+    """Return the source of a component with the parts of its module that it uses."""
     import ast
 
     module = inspect.getmodule(function)

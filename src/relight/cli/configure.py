@@ -1,4 +1,4 @@
-"""`relight configure`: a file of settings to fill in."""
+"""`relight configure`: writes a settings file to fill in."""
 
 import os
 
@@ -34,8 +34,7 @@ def main(argv: list[str]) -> int:
     """Run `relight configure`.
 
     Raises:
-        RelightError: a scheduler is unknown, or has its section already, or the file can't be
-            written.
+        RelightError: a scheduler is unknown or already has a section, or the file can't be written.
     """
     parsed = read(argv, PAGE, 0, 0, "flags")
     if parsed is None:
@@ -70,7 +69,7 @@ def main(argv: list[str]) -> int:
 
 
 def _add(text: str) -> None:
-    """Add to the file all of it or, on a full disk, nothing: half of it would be believed."""
+    """Append all of the text or, on a full disk, nothing: a part would be read as settings."""
     size = os.path.getsize(FILE) if os.path.exists(FILE) else -1
     with open(FILE, "ab", buffering=0) as file:
         try:

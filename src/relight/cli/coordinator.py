@@ -1,8 +1,8 @@
 """`relight coordinator`: the coordinator as a process of its own, for a login or head node.
 
 It serves all jobs whose `--rdzv-endpoint` it is, each by its `--rdzv-id`, and keeps nothing on
-disk: killed and started again, it learns from the agents what runs, and no worker notices. With a
-register (etcd, a file) it serves one job, and a second one can stand by.
+disk: after a kill and a restart, it learns from the agents what runs, and the workers are not
+affected. With a register (etcd, a file) it serves one job, and a second coordinator can stand by.
 """
 
 import signal
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     """Run `relight coordinator` until it is asked to stop; return 0.
 
     Raises:
-        RelightError: it can't listen there, or a setting is wrong.
+        RelightError: it can't listen on its endpoint, or a setting is wrong.
     """
     env = environment.read()
     parsed = parse(argv, env, COORDINATOR_FLAGS)
@@ -65,7 +65,7 @@ def main(argv: list[str]) -> int:
         )
     meeting, settings, notes = _meeting(parsed, env)
     loop = Loop()
-    console = Consoles.open(loop).stderr  # if it takes no more, nobody waits for it
+    console = Consoles.open(loop).stderr  # if it is full, messages are dropped
 
     def say(text: str) -> None:
         if not console.full:
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> int:
 
     def turned_away(line: str) -> None:
         nonlocal quiet_until
-        if loop.now() >= quiet_until:  # not each of many
+        if loop.now() >= quiet_until:  # limits the rate
             quiet_until = loop.now() + _LOG_EVERY_S
             say(f"turned away {line}")
 
@@ -112,8 +112,8 @@ def main(argv: list[str]) -> int:
 
 
 class _Candidate(Seeker):
-    """Coordinates while the register names this process; until then it looks whether the one that
-    is named still listens. It is the finder's seeker.
+    """Coordinates while the register names this process; otherwise checks whether the named
+    coordinator still listens. It is the finder's seeker.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class _Candidate(Seeker):
         say: Callable[[str], None],
     ) -> None:
         self.error: UsageError | None = None
-        """Why the register will never answer, if so."""
+        """The reason why the register will never answer, if there is one."""
         self._loop = loop
         self._meeting = meeting
         self._finder = finder
@@ -139,11 +139,11 @@ class _Candidate(Seeker):
         self._seek()
 
     def close(self) -> None:
-        """Let another one be written down."""
+        """Close the finder, so that another coordinator can take the register."""
         self._finder.close()
 
     def found(self, answer: Answer) -> None:
-        """Take what the register says."""
+        """Handle the register's answer."""
         match answer:
             case Here():
                 self.say(f"coordinating {self._meeting.who} on port {self._port}")
@@ -158,14 +158,14 @@ class _Candidate(Seeker):
                 self.error = error
 
     def ousted(self, reason: str, again_s: float) -> None:
-        """Send the agents away."""
+        """Disconnect the agents: this process is no longer the coordinator."""
         del again_s
         self._coordinator.resign()
         self.say(f"coordinating no longer: {reason}")
         self._seek_later()
 
     def say(self, text: str) -> None:
-        """Tell the user, if that is news."""
+        """Show a message to the user, unless it is the same as the last one."""
         if text != self._said:
             self._said = text
             self._say(text)
@@ -189,10 +189,10 @@ class _Candidate(Seeker):
 
 
 def _refuses(address: tuple[str, int]) -> bool:
-    """Return whether a connection there is refused. May block.
+    """Return whether a connection to an address is refused. May block.
 
     Raises:
-        OSError: something else is wrong.
+        OSError: the connection failed for another reason.
     """
     try:
         socket.create_connection(address, _DIAL_S).close()
@@ -202,7 +202,7 @@ def _refuses(address: tuple[str, int]) -> bool:
 
 
 def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSettings, list[str]]:
-    """Return how the jobs meet, as their agents see it."""
+    """Return the rendezvous settings, as the jobs' agents would read them."""
     given = {name: parsed.values[name.replace("-", "_")] for name in _TAKEN}
     backend, bind = given["rdzv-backend"], parsed.values["bind"]
     if backend == "static":
@@ -216,7 +216,7 @@ def _meeting(parsed: ParsedFlags, env: Environment) -> tuple[Meeting, GroupSetti
         raise UsageError(f"--rdzv-backend={backend} without --rdzv-id",
                          hint="a register names the coordinator of one job")  # fmt: skip
     for name, _ in given["rdzv-conf"] if backend in BACKENDS else ():
-        if name not in KEY_BY_NAME:  # torchrun has no such command, so nobody relies on it
+        if name not in KEY_BY_NAME:  # torchrun has no such command, no user relies on such keys
             hint = did_you_mean(name, KEY_BY_NAME, f"known are {', '.join(KEY_BY_NAME)}")
             raise UsageError(f"--rdzv-conf: {name} is not a known key", hint=hint)
     fields = {flag.field: flag.default for flag in FLAGS if flag.field in RunSpec._fields}

@@ -1,4 +1,4 @@
-"""`relight delete`: stop jobs and forget them."""
+"""`relight delete`: stop jobs and remove their logs, state and records."""
 
 from relight.cli.jobs import HANDLE, HELP, Page, read, say
 from relight.errors import EXIT_OK
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Run `relight delete`.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 1, _MANY, "a job")
     if parsed is None:

@@ -1,4 +1,4 @@
-"""`relight describe`: what was submitted."""
+"""`relight describe`: shows what was submitted."""
 
 import shlex
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     """Run `relight describe`.
 
     Raises:
-        RelightError: there is no such job, or its record is broken.
+        RelightError: the job does not exist, or its record is broken.
     """
     parsed = read(argv, PAGE, 1, 1, "one job")
     if parsed is None:

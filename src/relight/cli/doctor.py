@@ -1,7 +1,7 @@
-"""`relight doctor`: what is wrong with this machine, and with the network between the nodes.
+"""`relight doctor`: finds problems of this machine, and of the network between the nodes.
 
-It takes the command line of `relight run`, so that `doctor` can stand in place of `run`. Flags that
-have nothing to do with machines and networks are accepted.
+It takes the command line of `relight run`, so that `doctor` can replace `run` in a command. Flags
+that do not concern machines and networks are accepted.
 """
 
 import json
@@ -92,7 +92,7 @@ def usage() -> str:
 
 
 def _spec(parsed: ParsedFlags, env: Environment) -> RunSpec:
-    """Return what a job was asked to be, or what the cluster says; there may be no script."""
+    """Return the spec from the command line or the cluster's variables; a script is optional."""
     fields = {name: parsed.values[name] for name in RunSpec._fields if name in parsed.values}
     if "rdzv-backend" not in parsed.given and _STATIC & parsed.given:
         fields["rdzv_backend"] = "static"
@@ -128,7 +128,7 @@ def _facts(spec: RunSpec, python: str) -> dict[str, str]:
 
 
 def _network(spec: RunSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
-    """Return what is wrong beyond this machine."""
+    """Return the problems of the network and of other nodes."""
     if not spec.runs_locally():
         meeting, _, _ = arrange(spec, env)
         wanted = spec.nnodes.most

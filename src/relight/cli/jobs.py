@@ -1,4 +1,4 @@
-"""What the commands on jobs share: reading flags, printing, and watching a job to its end."""
+"""Shared parts of the commands on jobs: reading flags, printing, and watching a job to its end."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,11 +21,11 @@ EXIT_TIMEOUT = 124
 """As with timeout(1)."""
 _JOIN_S = 10.0
 _MOST_LINES = 10_000
-"""That wait to be printed."""
+"""How many lines may wait to be printed."""
 
 
 class Page(NamedTuple):
-    """A command: its usage line, what it does, its flags and examples."""
+    """The help of a command: its usage line, description, flags and examples."""
 
     usage: str
     about: tuple[str, ...]
@@ -43,8 +43,7 @@ class Page(NamedTuple):
 
 
 def read(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags | None:
-    """Return the flags of a command and its arguments, which may stand before, between and after
-    them; None if its help was printed.
+    """Return the flags and the arguments of a command, in any order; None if its help was printed.
 
     Raises:
         UsageError: a flag is wrong, or there are too few or too many arguments.
@@ -72,12 +71,12 @@ def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parse
 
 
 def say(text: str) -> None:
-    """Say one line to the person in front; results go to stdout instead."""
+    """Print a message for the user to stderr; results go to stdout instead."""
     print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
 def show(value: Any) -> None:
-    """Print JSON: one object a line where it is not for eyes."""
+    """Print JSON: on one line, or indented on a terminal."""
     import json
 
     print(json.dumps(value, indent=2 if sys.stdout.isatty() else None))
@@ -121,15 +120,15 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
 
 
 class Follower:
-    """Prints the lines of all replicas of a job as they come, each with its replica before it.
+    """Prints the lines of all replicas of a job as they come, each prefixed with its replica.
 
-    A thread a replica reads; another one prints all that is there at once.
+    One thread for each replica reads; another one prints all available lines at once.
 
     Args:
         runner: the job's.
         handle: of the job, or of a part of it.
         where: a file to print to.
-        query: what `Runner.log_lines` takes.
+        query: arguments of `Runner.log_lines`.
     """
 
     def __init__(self, runner: Runner, handle: Handle, where: Any, **query: Any) -> None:
@@ -143,7 +142,7 @@ class Follower:
         self._changed = threading.Condition()
         self._reading = len(self._replicas)
         self._steps = 0
-        """How often something was printed, or a reader has ended."""
+        """Counts each print and each reader that has ended."""
         self._printing = self._gone = False
         raise_limit()  # each reader has files open
         for replica in self._replicas:
@@ -151,11 +150,11 @@ class Follower:
         threading.Thread(target=self._print, daemon=True).start()
 
     def join(self, limit_s: float | None = _JOIN_S) -> None:
-        """Wait for the last lines, as long as there are any: the limit is for a time without one.
-        Whoever reads what is printed may take all the time it wants.
+        """Wait for the last lines; the limit is for a period without a new line. A slow reader of
+        the printed lines does not count against it.
 
         Raises:
-            RelightError: the lines of a replica could not be had.
+            RelightError: the lines of a replica could not be read.
         """
         with self._changed:
             while not self._is_over():
@@ -210,7 +209,7 @@ class Follower:
             try:
                 self._where.write("".join(lines))
                 self._where.flush()
-            except (OSError, ValueError):  # whoever read the lines has gone
+            except (OSError, ValueError):  # the reader of the output is gone
                 with self._changed:
                     self._gone = True
                     self._steps += 1
@@ -219,7 +218,7 @@ class Follower:
 
 
 def report(handle: Handle, found: AppStatus) -> None:
-    """Say how a job has ended."""
+    """Print how a job has ended."""
     text = f"{handle} {found.state.name}"
     say(f"{text}: {found.message}" if found.message else text)
     if found.state.name == "FAILED" and not found.message:

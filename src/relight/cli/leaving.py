@@ -1,10 +1,10 @@
-"""SIGINT and SIGTERM while the agent does not listen yet, or no more: the process ends at once with
-128 + n.
+"""Exits at once with 128 + n on SIGINT or SIGTERM before the agent handles them, and after it has
+stopped doing so.
 
-Nothing runs by then, so nothing has to be stopped. Python's own way is an exception wherever it
-happens to be, with a traceback or without any effect, and for SIGTERM an end by the signal. At the
-end of the process it takes its handlers away some milliseconds before the end, so that is not
-awaited.
+No workers run at these times, so nothing has to be stopped. Python's default for SIGINT is an
+exception at any point in the code, with a traceback or without any effect; for SIGTERM the signal
+kills the process. Interpreter shutdown removes the handlers some milliseconds before the process
+ends, so `leave` skips it.
 """
 
 import os
@@ -20,21 +20,21 @@ _USUAL: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGT
 
 
 def leave_at_once() -> None:
-    """From now on, end the process with 128 + n; what is ignored stays ignored."""
+    """From now on, exit with 128 + n on a signal; ignored signals stay ignored."""
     for number in NUMBERS:
         if signal.getsignal(number) == _USUAL[number]:
             signal.signal(number, _leave)
 
 
 def as_usual(numbers: Collection[int] = NUMBERS) -> None:
-    """Let signals do again what they do in any Python program."""
+    """Restore Python's default handlers of these signals."""
     for number in numbers:
         if signal.getsignal(number) is _leave:
             signal.signal(number, _USUAL[number])
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End the process as Python does, but without taking itself to pieces."""
+    """End the process as Python does, but without interpreter shutdown."""
     import atexit
 
     atexit._run_exitfuncs()
@@ -42,7 +42,7 @@ def leave(exit_code: int) -> NoReturn:
         try:
             stream.flush()
         except OSError:
-            pass  # said already, if it could be
+            pass  # already reported, if possible
     os._exit(exit_code & 0xFF)
 
 

@@ -1,4 +1,4 @@
-"""`relight list`: jobs, newest first."""
+"""`relight list`: lists jobs, newest first."""
 
 from relight.cli.jobs import HELP, JSON, Page, read, say, show, table
 from relight.errors import EXIT_OK
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     """Run `relight list`.
 
     Raises:
-        RelightError: the scheduler is unknown or can't be asked.
+        RelightError: the scheduler is unknown or does not answer.
     """
     parsed = read(argv, PAGE, 0, 0, "flags")
     if parsed is None:
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def _local(time: str) -> str:
-    """Return a time as the clock of this machine shows it; what says none stays."""
+    """Return a time in this machine's time zone; a text that is no time is returned unchanged."""
     from datetime import datetime
 
     try:

@@ -1,4 +1,4 @@
-"""`relight logs`: what a job wrote."""
+"""`relight logs`: prints the output of a job."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def parse_time(text: str) -> datetime:
-    """Return the time that `10m` (ago), or a date and time of ISO 8601, says.
+    """Return the time given as `10m` (ago), or as an ISO 8601 date and time.
 
     Raises:
         ValueError: it is neither.
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
     """Run `relight logs`.
 
     Raises:
-        RelightError: there is no such job or replica.
+        RelightError: the job or replica does not exist.
     """
     parsed = read(_with_lines(argv), PAGE, 1, 1, "one job")
     if parsed is None:
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
 
 
 def _with_lines(argv: list[str]) -> list[str]:
-    """Return the arguments with `--tail 3`, which tail(1) and Docker have, as `--lines=3`."""
+    """Return the arguments with `--tail 3`, as in tail(1) and Docker, replaced by `--lines=3`."""
     words = []
     left = list(argv)
     while left:

@@ -46,7 +46,7 @@ OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "desc
 """Commands that are modules of this package with a function `main`."""
 _OF_AGENTS = ("run", "launch")
 _HERE = ("run", "launch", "coordinator", "doctor")
-"""Commands for the machine that trains."""
+"""Commands that run on a training node."""
 
 _NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
@@ -54,7 +54,7 @@ USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
 
 class _Unfailing(io.FileIO):
-    """stderr: that nobody can be told of an error (ENOSPC, EPIPE, EBADF) changes no exit code."""
+    """stderr whose write errors (ENOSPC, EPIPE, EBADF) are ignored, to keep the exit code."""
 
     def write(self, data: Any) -> int:
         try:
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
 def entry() -> NoReturn:
     """Run this process's command line."""
     leaving.leave_at_once()
-    # Almost nothing of what is imported ever goes: looking through it again and again costs 2 ms.
+    # Hardly any imported object is ever freed: repeated garbage collections would cost 2 ms.
     gc.set_threshold(50_000)
     for fd in (0, 1, 2):
         try:
@@ -96,13 +96,13 @@ def entry() -> NoReturn:
         _Unfailing(2, "w", closefd=False), encoding, "backslashreplace", write_through=True
     )
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As stderr does: what the terminal has no letter for ends nothing.
+        # As on stderr: a character that the terminal can't encode must not be an error.
         sys.stdout.reconfigure(errors="backslashreplace")
     exit_code = EXIT_OK
     try:
         exit_code = main(sys.argv[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the help has seen enough
+    except BrokenPipeError:  # the reader of the help has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
         exit_code = EXIT_MACHINE
@@ -135,7 +135,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         command = _command([argv[1]])
         return lambda _: command(["--help"])
     if name in _HERE:
-        from relight.host import system  # noqa: F401  # which is not to be had everywhere
+        from relight.host import system  # noqa: F401  # raises on systems without support
     if name == "run":
         from relight.cli import run
 

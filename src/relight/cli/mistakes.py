@@ -1,4 +1,4 @@
-"""What was probably meant by a command line that can't work; loaded on the way to an error."""
+"""Suggests corrections for an invalid command line; imported only on an error."""
 
 import os
 import shlex
@@ -51,7 +51,7 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     """Return the error for a flag that a command does not have.
 
     Args:
-        word: as it was typed.
+        word: the flag as typed.
         known: the flags of the command, without dashes.
     """
     name = word.lstrip("-").partition("=")[0].replace("_", "-")
@@ -83,7 +83,7 @@ def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
 
 
 def no_component(given: Sequence[str], left: Sequence[str]) -> UsageError | None:
-    """Return the error for a flag of `dist.ddp` where a component belongs, if it is one.
+    """Return the error for a flag of `dist.ddp` in place of a component; None for other words.
 
     Args:
         given: the flags of `relight submit` before it.

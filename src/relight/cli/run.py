@@ -1,4 +1,4 @@
-"""`relight run`: what torchrun does on one node."""
+"""`relight run`: launches the workers of a node, as torchrun does."""
 
 import sys
 
@@ -30,11 +30,11 @@ def main(argv: list[str]) -> int:
 def launch(
     spec: RunSpec, given: "set[str]", env: Environment, *, local_rank_argument: bool = False
 ) -> int:
-    """Run what was asked for, and return the job's exit code.
+    """Run the agent, and return the job's exit code.
 
     Args:
-        spec: what was asked for.
-        given: the flags that were written down.
+        spec: the launch's options.
+        given: the flags that were given explicitly.
         env: the environment.
         local_rank_argument: whether each script gets `--local-rank=N` (`relight launch`).
 

@@ -1,4 +1,4 @@
-"""`relight schedulers`: where jobs can run, and with which options."""
+"""`relight schedulers`: lists the schedulers and their options."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     """Run `relight schedulers`.
 
     Raises:
-        RelightError: there is no such scheduler.
+        RelightError: the scheduler does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one scheduler")
     if parsed is None:
@@ -84,7 +84,7 @@ def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def option_lines(scheduler: Scheduler) -> list[str]:
-    """Return a table of a scheduler's options: names, types, defaults, what they say."""
+    """Return a table of a scheduler's options: names, types, defaults, descriptions."""
     rows = [(option.name, option.kind.__name__, _default(option), option.help)
             for option in scheduler.options]  # fmt: skip
     return table(rows, ("OPTION", "TYPE", "DEFAULT", "WHAT IT SAYS"))

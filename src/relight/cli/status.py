@@ -1,4 +1,4 @@
-"""`relight status`: how a job is; or, without one, which agents run on this machine."""
+"""`relight status`: shows the state of a job or, without one, the agents on this machine."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     """Run `relight status`.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one job")
     if parsed is None:
@@ -122,7 +122,7 @@ def _here(*, as_json: bool) -> int:
 
 
 def _asked_for(agent: "Running") -> str:
-    """Return the --rdzv-id of an agent whose workers, which would know it, are not there yet."""
+    """Return the --rdzv-id in the command line of an agent whose workers have not started yet."""
     from relight.host.agents import arguments
 
     try:

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     """Run `relight submit`.
 
     Raises:
-        RelightError: nothing was sent.
+        RelightError: the job was not submitted.
     """
     with Runner() as runner:
         default = runner.settings.command("component")
@@ -106,11 +106,11 @@ def _options(runner: Runner, scheduler: str) -> int:
 
 
 def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]:
-    """Return the flags of `relight submit`, as --NAME=VALUE, and what stands from the component on.
+    """Return the flags of `relight submit`, as --NAME=VALUE, and the words from the component on.
 
     Args:
         argv: the arguments.
-        stop_at_unknown: what is no flag here is one of the component that the settings name.
+        stop_at_unknown: whether an unknown flag belongs to the component that the settings name.
 
     Raises:
         UsageError: a flag is given twice, or lacks its value.
@@ -130,7 +130,7 @@ def split(argv: list[str], stop_at_unknown: bool) -> tuple[list[str], list[str]]
             forgotten = mistakes.no_component(words, left)
             if forgotten is not None:
                 raise forgotten
-            parse([word], Environment({}), SUBMIT_FLAGS)  # says what it may have been
+            parse([word], Environment({}), SUBMIT_FLAGS)  # raises an error with a suggestion
             raise UsageError(f"{word} is ambiguous", hint="relight submit --help")
         left.pop(0)
         if flag.name in seen:
@@ -238,7 +238,7 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
     if follower is not None:
         try:
             follower.join()
-        except RelightError as error:  # the job has ended as it has
+        except RelightError as error:  # it does not change how the job has ended
             say(f"note: its output is not complete: {error.message}")
     report(handle, found)
     return found

@@ -1,4 +1,4 @@
-"""The help of commands that take flags, made from their table."""
+"""Generates the help of commands from the table of their flags."""
 
 import textwrap
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ _GROUPS = {
     "log-dir": "output",
     "help": "others",
 }
-"""The flag that a group begins with -> its title; the groups follow the table of flags."""
+"""First flag of a group -> the group's title; the groups follow the table of flags."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
-    """Return a line a flag: its names, what it takes, its help."""
+    """Return one line for each flag: its names, its value, its help."""
     lines = []
     for flag in flags:
         name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
@@ -49,7 +49,7 @@ def _grouped(flags: Iterable[Flag]) -> list[str]:
 
 
 def _default(flag: Flag) -> str:
-    """Return the default of a flag as it would be typed, or nothing if that says nothing."""
+    """Return the default of a flag as it would be typed, or nothing if it is not informative."""
     value = flag.default
     if flag.parse is None or value is None:
         return ""

@@ -1,4 +1,4 @@
-"""`relight wait`: until a job is over."""
+"""`relight wait`: waits until a job is over."""
 
 from relight.cli.jobs import (
     EXIT_TIMEOUT,
@@ -19,7 +19,7 @@ from relight.spec import Flag
 
 
 def parse_seconds(text: str) -> float:
-    """Return the seconds that a text says; 0 is to look once."""
+    """Return the seconds in a text; 0 checks the job once."""
     try:
         seconds = float(text)
     except ValueError:
@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     """Run `relight wait`.
 
     Raises:
-        RelightError: there is no such job.
+        RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 1, 1, "one job")
     if parsed is None:
