@@ -15,11 +15,9 @@ class NodeJob(NamedTuple):
 
     `store_host` and `store_port` are where the workers' store listens. `meeting` is None for a job
     of one node. A worker in an uninterruptible call for `stuck_after_s` has failed; 0 means no
-    limit.
-    `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs; `scratch` is
-    the
-    parent of a directory that is removed at the end; either may be empty. `workplace` is for
-    --preload.
+    limit. `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs;
+    `scratch` is the parent of a directory that is removed at the end; either may be empty.
+    `workplace` is for --preload.
     """
 
     command: Command

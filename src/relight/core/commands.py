@@ -1,8 +1,8 @@
-"""The command line and the environment of one worker: a pure function of what was asked for and its
-place.
+"""The command line and the environment of one worker: a pure function of the request and the
+worker's place.
 
-Both are torchrun's (torch 2.13), with one exception: of what `string.Template` would replace in
-arguments, only `${local_rank}` is; `$$`, `$local_rank` and the like reach the script as they are.
+Both are torchrun's (torch 2.13), with one exception: in arguments, only `${local_rank}` is
+replaced. What else `string.Template` would replace, such as `$$` and `$local_rank`, stays as it is.
 """
 
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
@@ -27,16 +27,16 @@ OF_ONE_WORKER = (
     "TORCHELASTIC_USE_AGENT_STORE",
     "TORCHELASTIC_ERROR_FILE",
 )
-"""Variables that are not the same for all workers in all generations."""
+"""Variables that differ between workers or generations."""
 _MACRO = "${local_rank}"
 _OF_AGENTS = ("RELIGHT_TOKEN",)
-"""Variables that are no business of the workers: what agents know each other by."""
+"""Variables hidden from the workers: agents prove with them that they belong to the job."""
 
 
 class Command(NamedTuple):
     """What all workers of this node have in common.
 
-    `run_path` is the file that stands in for `--run-path`; `local_rank_argument` is the contract of
+    `run_path` is the file run for `--run-path`; `local_rank_argument` is set for
     `relight launch` without `--use-env`; `agent_store` tells whether the agent serves MASTER_PORT.
     """
 
@@ -48,7 +48,7 @@ class Command(NamedTuple):
     local_rank_argument: bool
     agent_store: bool
     threads: int
-    """OMP_NUM_THREADS to set, 0 to leave it as it is."""
+    """Value of OMP_NUM_THREADS; 0 leaves it unchanged."""
     timer_file: str
     """The FIFO of the workers' timers, empty for none."""
 
@@ -67,8 +67,8 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
 
 
 def with_local_rank(argument: str, local_rank: int) -> str:
-    """Return an argument with the number for `${local_rank}`; `$${local_rank}` stands for the text
-    itself, as in torchrun.
+    """Return an argument with `${local_rank}` replaced; `$${local_rank}` stands for the literal
+    text, as in torchrun.
     """
     if _MACRO not in argument:
         return argument
@@ -77,9 +77,9 @@ def with_local_rank(argument: str, local_rank: int) -> str:
 
 
 def common_variables(command: Command) -> dict[str, str]:
-    """Return the environment as far as it is the same for all workers in all generations.
+    """Return the part of the environment that is the same for all workers in all generations.
 
-    Variables that only a worker gets (`OF_ONE_WORKER`) may be there, from around this launcher.
+    It may contain variables of one worker (`OF_ONE_WORKER`), if an outer launcher has set them.
     """
     spec, env = command.spec, command.env
     result = dict(env.variables)
@@ -125,7 +125,7 @@ def variables(
 
 
 def prefix(command: Command, assignment: Assignment) -> bytes:
-    """Return what each tee'd line of a worker begins with.
+    """Return the prefix of each tee'd line of a worker.
 
     `TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE` replaces torchrun's `[<role><local rank>]:`; it knows
     `${role_name}`, `${rank}` and `${local_rank}`.

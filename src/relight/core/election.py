@@ -1,33 +1,35 @@
-"""Which host of an endpoint that lists several coordinates: an election by lease.
+"""Elects the coordinator among the hosts of an endpoint that lists several, by leases.
 
 Each host of the list has at most one elector: the agent that holds the endpoint's port there. The
 coordinator is the elector that holds unexpired votes of a majority of the hosts, and only while it
-does. Of an even number of hosts, half of them are a majority if the first host is among them.
+does. If the number of hosts is even, half of them are a majority if they include the first host.
 
     FOLLOWER     a coordinator was seen, or this elector has just started
       | none was seen for `vote_s`                              -> CANDIDATE
     CANDIDATE    asks the others whether they would vote for it (a probe binds nobody), waits a
-                 moment for each lower host that would stand as well, then asks for their votes
+                 moment for each lower-numbered host that is also a candidate, then asks for votes
       | it holds the votes of a majority                        -> COORDINATOR, BecomeCoordinator
-      | a coordinator is seen, directly or by an answer         -> FOLLOWER, votes are given back
+      | it hears a coordinator, or of one in an answer          -> FOLLOWER, votes are given back
       | a lower candidate asks for votes or holds one, or half of `vote_s` brought no majority:
-        votes are given back, it probes again
+        it gives its votes back and probes again
     COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
-      | its votes ran out                                       -> FOLLOWER
+      | its votes expired                                       -> FOLLOWER
 
-A host votes for one candidate at a time, for `vote_s` after a request was received; the candidate
-counts the vote from the time at which it sent that request, and a tenth less, so that no common
-clock is needed, only clocks that run equally fast. A vote does not survive its voter's memory: an
-elector that has just started votes for nobody for `vote_s`. One-way links do no harm, as nobody
-asks for votes before a majority has answered its probes.
+A host votes for one candidate at a time, for `vote_s` after it received the request. The candidate
+counts the vote from the time at which it sent that request, and a tenth less; so no common clock is
+needed, only clocks that run equally fast. A restarted elector does not know its earlier votes, so
+it votes for nobody for `vote_s`. One-way links do no harm: a candidate asks for votes only after a
+majority has answered its probes.
 
-With `alone`, a host that has seen no coordinator for three times `vote_s` needs its own vote only.
-That is the user's explicit word: two halves of a cut network may then both have a coordinator.
-When they meet again, the one without a majority resigns, or else the higher one.
+With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
+The user asks for that explicitly: two halves of a partitioned network may then both have a
+coordinator. When they meet again, the one without a majority resigns, or else the higher-numbered
+one.
 
-Invariants (`check`): a coordinator's lease holds; whoever asks for votes or coordinates has its own
-vote; a follower holds no votes. Over all hosts, without `alone`: two leases never hold at once.
-A process that was frozen learns of its lost lease in its next step: `holds` is asked before acting.
+Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
+its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
+at once. A process that was suspended learns of its lost lease in its next step: call `holds` before
+acting as the coordinator.
 """
 
 from collections.abc import Collection, Sequence
@@ -39,7 +41,7 @@ from relight.typed import NamedTuple
 MARGIN = 0.9
 """The part of a vote's time that its candidate counts on."""
 STAGGER = 0.3
-"""In `vote_s`: how long a candidate waits for each lower one that would stand."""
+"""In `vote_s`: how long a candidate waits for each lower-numbered candidate."""
 ROUND = 0.7
 """In `vote_s`: how long a candidate asks for votes before it gives them back."""
 ALONE_AFTER = 3
@@ -47,7 +49,7 @@ ALONE_AFTER = 3
 
 
 class ElectionState(Enum):
-    """Where this host is in the election."""
+    """The state of this host in the election."""
 
     FOLLOWER = "follower"
     CANDIDATE = "candidate"
@@ -55,8 +57,9 @@ class ElectionState(Enum):
 
 
 PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
-"""What a request is: would you vote for me, vote for me, and the same from a coordinator: one by
-majority, one by its own vote. All but a probe bind the voter.
+"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE); a
+coordinator renews votes, elected by a majority (LEAD) or by its own vote only (ALONE). All but a
+probe bind the voter.
 """
 
 
@@ -73,10 +76,10 @@ class VoteRequest(NamedTuple):
 
 
 class VoteReply(NamedTuple):
-    """The answer; `candidate`, `incarnation`, `sent` and `stage` are those of the request.
+    """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
 
-    `holder` is the coordinator that the voter has heard itself, `age_s` seconds ago, if `leads`;
-    otherwise whoever has its vote, -1 for nobody.
+    If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
+    it is the candidate that has its vote, -1 for none.
     """
 
     voter: int
@@ -91,7 +94,7 @@ class VoteReply(NamedTuple):
 
 
 class VoteRelease(NamedTuple):
-    """A candidate gives back all votes from requests up to `sent`."""
+    """A candidate gives back all votes for requests sent up to `sent`."""
 
     candidate: int
     incarnation: str
@@ -118,7 +121,7 @@ class SendBallot(NamedTuple):
 
 
 class BecomeCoordinator(NamedTuple):
-    """Effect: this host coordinates from now on, as long as `holds`."""
+    """Effect: this host coordinates from now on, while `holds`."""
 
 
 Effect = SendBallot | BecomeCoordinator
@@ -161,7 +164,7 @@ class Election:
         self._incarnation = incarnation
         self._vote_s = vote_s
         self._may_stand_alone = alone
-        # With one host nobody else can have had its vote.
+        # With one host, no other candidate can have had its vote.
         self._votes_from = now + vote_s if len(self.hosts) > 1 else now
         self._vote: _Vote | None = None
         self._latest: dict[int, tuple[str, float]] = {}
@@ -171,13 +174,13 @@ class Election:
         self._promises: dict[int, float] = {}
         """Who would vote for this host, and when it was asked."""
         self._void_until = float("-inf")
-        """Answers to requests sent up to then are to votes given back."""
+        """Answers to requests sent up to then are ignored: their votes were given back."""
         self._heard_at: dict[int, float] = {}
         self._direct = (-1, float("-inf"))
-        """The coordinator heard by this host itself, and when."""
+        """The coordinator that this host itself heard, and when."""
         self._coordinator = -1
         self._seen_at = self._votes_from - vote_s
-        """When `_coordinator` was alive, as far as is known here."""
+        """When `_coordinator` was last alive, as far as this host knows."""
         self._listening_since = now
         self._last_step = now
         self._ready_since: float | None = None
@@ -187,13 +190,13 @@ class Election:
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what must be done.
+        """Take one event and return the effects.
 
         Events that change nothing: messages of another list or to an earlier incarnation, requests
         that were overtaken, answers to votes given back, a Tick too early.
         """
         self._effects = []
-        if now - self._last_step > 1.5 * self._vote_s:  # this process was frozen: listen first
+        if now - self._last_step > 1.5 * self._vote_s:  # this process was suspended: listen first
             self._listening_since = now
         self._last_step = now
         if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
@@ -222,7 +225,7 @@ class Election:
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
     def lease_until(self) -> float:
-        """Return until when the votes for this host are enough; minus infinity if they are not."""
+        """Return until when this host holds enough votes; minus infinity if it does not."""
         if self._alone:
             return self._votes[self.me]
         voters: set[int] = set()
@@ -233,13 +236,13 @@ class Election:
         return float("-inf")
 
     def coordinator(self, now: float) -> int:
-        """Return the index of the coordinator as far as is known here, -1 for none."""
+        """Return the index of the coordinator, -1 if this host knows none."""
         if self.holds(now):
             return self.me
         return self._coordinator if now - self._seen_at < self._vote_s else -1
 
     def explain(self, now: float) -> str:
-        """Return in words what is being waited for."""
+        """Return in words what this host is waiting for."""
         known = self.coordinator(now)
         if known == self.me:
             by = " by its own vote alone" if self._alone else ""
@@ -358,7 +361,7 @@ class Election:
                 self._seen_at = min(self._seen_at, now - self._vote_s)
 
     def _see(self, coordinator: int, at: float, now: float) -> None:
-        """Note that somebody coordinates, and leave it to it."""
+        """Note a live coordinator, and stop being a candidate."""
         if at < self._seen_at:
             return
         self._coordinator, self._seen_at = coordinator, at
@@ -367,7 +370,7 @@ class Election:
             self.state = ElectionState.FOLLOWER
 
     def _advance(self, now: float) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         due = max(self._seen_at + self._vote_s, self._votes_from)
         if self.state is ElectionState.FOLLOWER and now >= due:
             self.state = ElectionState.CANDIDATE
@@ -397,11 +400,11 @@ class Election:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
-        self._send_at = now + self._vote_s / 10  # until it is answered: packets get lost
+        self._send_at = now + self._vote_s / 10  # repeated until answered: packets get lost
         self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
 
     def _stand(self, now: float) -> None:
-        """Ask for votes if a majority would give theirs and the lower hosts had their chance."""
+        """Ask for votes if a majority has promised them and lower hosts had their chance."""
         fresh = {v for v, at in self._promises.items() if now - at < ROUND * self._vote_s}
         voters = {*fresh, self.me}
         if not (self._is_free_for(self.me, now) and is_majority(voters, len(self.hosts))):
@@ -439,7 +442,7 @@ class Election:
         self._effects.append(BecomeCoordinator())
 
     def _give_back(self, now: float) -> None:
-        """Give up the votes of this candidacy, its own included, and the promises of votes."""
+        """Give up the votes for this candidate, its own included, and the promises of votes."""
         self._promises.clear()
         self._ready_since = None
         if self._votes:
@@ -462,7 +465,7 @@ class Election:
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:
-    """Return whether votes of these hosts decide: any two such sets have a host in common."""
+    """Return whether votes of these hosts are a majority: two majorities always share a host."""
     twice = 2 * len(voters)
     return twice > hosts or (twice == hosts and 0 in voters)
 

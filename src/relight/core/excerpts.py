@@ -1,8 +1,8 @@
-"""A long traceback -> the lines that tell most, within the rows that a report has on a terminal.
+"""Shortens a long traceback to its most telling lines, within the rows of a report.
 
-What goes first is what tells least: frames of libraries, the marks under the source, all but the
-first lines of a message, earlier tracebacks of a chain, then the user's frames from the outermost
-on. The user's innermost frame and the exceptions stay.
+The least telling lines are dropped first: frames of libraries, marks under the source, all but the
+first lines of a message, earlier tracebacks of a chain, then the user's frames, outermost first.
+The user's innermost frame and the exceptions stay.
 """
 
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from relight.core.tracebacks import (
 )
 
 WIDTH = 80
-"""Columns of a terminal. Longer lines are counted as the rows that they take."""
+"""Columns of a terminal. A longer line counts as the several rows that it fills."""
 _MESSAGE = 3
 _LINE = 2
-"""Rows of a line at most, but for the last exception, whose reason may stand at its end."""
+"""Most rows of a line, except for the last exception, whose reason may stand at its end."""
 _BESIDE = 3
-"""Rows that stay for what stands before it."""
+"""Rows that stay for the lines before the exception."""
 
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
-    """Return a traceback that takes at most `rows` rows (but 3)."""
+    """Return a traceback shortened to `rows` rows, or to 3 if that is more."""
     lines = _without_starters(lines)
     last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
     sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
@@ -45,9 +45,9 @@ def excerpt(lines: Sequence[str], rows: int) -> list[str]:
 
 
 def cut(text: str, size: int) -> str:
-    """Return at most `size` characters, the last an ellipsis if some are left out. It is cut at the
-    end of a sentence, or else of a word, if there is one in the second half; not at a colon, after
-    which the reason comes.
+    """Return at most `size` characters; an ellipsis marks a cut. The cut is at the end of a
+    sentence, or else of a word, if one ends in the second half; never at a colon, because the
+    reason follows it.
     """
     if len(text) <= size:
         return text
@@ -57,7 +57,7 @@ def cut(text: str, size: int) -> str:
 
 
 def cut_left(text: str, size: int) -> str:
-    """Return at most `size` characters from the end; of a path, the end tells more."""
+    """Return at most `size` characters from the end, which tells most in a path."""
     return text if len(text) <= size else f"…{text[1 - size :]}"
 
 
@@ -67,7 +67,7 @@ def rows_of(lines: Sequence[str]) -> int:
 
 
 def _end_of(lines: Sequence[str], rows: int) -> list[str]:
-    """Return the last lines that fit into `rows` rows."""
+    """Return as many last lines as fit into `rows` rows."""
     first = len(lines)
     while first and (rows := rows - rows_of(lines[first - 1 : first])) >= 0:
         first -= 1
@@ -97,7 +97,7 @@ def _without_starters(lines: Sequence[str]) -> list[str]:
 
 
 def _least_telling(lines: Sequence[str]) -> list[list[int]]:
-    """Return the numbers of lines that may be left out, in the order in which they should be."""
+    """Return groups of line numbers that may be left out, in the order in which to drop them."""
     library: list[list[int]] = []
     own: list[list[int]] = []
     marks: list[int] = []
@@ -150,7 +150,7 @@ def _with_gaps(lines: Sequence[str], dropped: set[int]) -> list[str]:
 
 
 def _gap(gap: Sequence[str]) -> list[str]:
-    """Return the line that stands for those left out; none for what nobody misses."""
+    """Return the line that replaces dropped lines; none if nothing of interest was dropped."""
     frames = [frame for line in gap if (frame := frame_of(line)) is not None]
     if frames:
         names = list(dict.fromkeys(frame.library for frame in frames if frame.library))

@@ -1,4 +1,4 @@
-"""How a worker ended, and what it said: what the nodes of a job tell each other of a failure."""
+"""How a worker ended and what it printed: what nodes send each other about a failure."""
 
 import signal
 from enum import Enum
@@ -8,14 +8,14 @@ from relight.typed import NamedTuple
 CRASHES = tuple(
     getattr(signal, name)
     for name in ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
-    if hasattr(signal, name)  # jobs are submitted from Windows too, which has no SIGBUS
+    if hasattr(signal, name)  # Windows, from which jobs may be submitted, has no SIGBUS
 )
 _AT_EXIT = "terminate called without an active exception"
-"""libstdc++ of a thread that still runs when a process exits; torch's do at times."""
+"""Printed by libstdc++ if a thread still runs when the process exits, as in torch at times."""
 
 
 class FailureKind(Enum):
-    """What a report says about the end of its process."""
+    """How certainly a report explains the end of its process."""
 
     RECORDED = "it is in the error file: this exception ended the script"
     RAISED = "nobody caught this exception, as far as the text shows"
@@ -24,10 +24,10 @@ class FailureKind(Enum):
 
 
 class ErrorReport(NamedTuple):
-    """An exception as the worker told it.
+    """An exception as the worker reported it.
 
-    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source`
-    what stands there.
+    `where` is the last line in the user's own code, such as `train.py:42 in step`, and `source` is
+    the source text of that line.
     """
 
     kind: FailureKind
@@ -41,10 +41,10 @@ class ErrorReport(NamedTuple):
 class Failure(NamedTuple):
     """How one worker ended, and all that is known about it.
 
-    `exitcode` is negative for a signal; `at` is monotonic, and in a message it counts from when
-    that was sent, which needs no common clock; `asked` is the signal that the agent had sent
-    before, or 0; `evidence` are findings of the machine, such as an out-of-memory kill;
-    `last_lines` is the end of stderr; `when` is the time of day on that host, as text.
+    `exitcode` is negative for a signal. `at` is monotonic; in a message it is relative to the time
+    of sending, which needs no common clock. `asked` is the signal that the agent had sent before,
+    or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
+    end of stderr. `when` is the time of day on that host, as text.
     """
 
     rank: int
@@ -62,7 +62,7 @@ class Failure(NamedTuple):
 
     @property
     def told(self) -> bool:
-        """Whether the report tells why the worker ended, not merely what it printed."""
+        """Whether the report explains why the worker ended, and is not merely its last output."""
         if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False
         if self.report.kind is FailureKind.CRASHED:

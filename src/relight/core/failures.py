@@ -1,16 +1,16 @@
-"""Many ends of workers -> one root cause and a report that fits on a screen.
+"""Finds the root cause among the exits of workers, and writes a report that fits on a screen.
 
-Who is the cause? Not always the first to die: a worker whose peer vanishes can be gone before the
-peer has finished dying. The ends are put in four classes, and the earliest of the best class is the
-cause:
+The cause is not always the first to die: a worker whose peer vanishes can be gone before the peer
+has finished dying. So exits are sorted into four classes, and the earliest exit of the best class
+is the cause:
 
-    OWN        ended other than with 0, unasked, and nothing says that another one is to blame
+    OWN        ended other than with 0, unasked, and nothing points to another worker
     REPORTED   was already being stopped by the agent, but left an exception or a crash of its own
     VICTIM     says itself that a peer vanished (connection reset, a collective that timed out, …)
     STOPPED    ended because the agent stopped it
 
-Ends with the cause's own symptoms (same exception, same place) are collapsed into it. This file is
-loaded only after a failure.
+Exits with the cause's symptoms (same exception, same place) are merged with it. This file is loaded
+only after a failure.
 """
 
 import re
@@ -26,21 +26,21 @@ from relight.errors import exit_code_of_signal, signal_name
 from relight.typed import NamedTuple
 
 _ROWS = 25
-"""How much of a terminal the report takes, at `WIDTH` columns."""
+"""Rows of a terminal that the report takes, at `WIDTH` columns."""
 _WHAT = 2 * WIDTH - 40
-"""Characters of what happened to one worker."""
+"""Most characters for what happened to one worker."""
 _LEAST_EVIDENCE = 4
-"""Rows of the traceback, with those above and below it, for which what followed is shortened."""
+"""If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
 _RECORDED = 1000
-"""Characters of each text of a failure that other nodes are told."""
+"""Most characters of each text of a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
 _SHARED = 256 * 1024
-"""Characters of all failures of a node, so that they fit into a message."""
+"""Most characters of all failures of a node, so that they fit into a message."""
 
 
 class Class(IntEnum):
-    """How likely an end is to be the cause, best first."""
+    """How likely an exit is the cause, best first."""
 
     OWN = 0
     REPORTED = 1
@@ -49,7 +49,7 @@ class Class(IntEnum):
 
 
 class Diagnosis(NamedTuple):
-    """The root cause, the others that failed in the same way, and what followed.
+    """The root cause, the failures with the same symptoms, and the consequences.
 
     `left` are the ranks that had ended with 0, unasked, before the root cause.
     """
@@ -65,7 +65,7 @@ class Diagnosis(NamedTuple):
         root = self.root
         stopped = root.asked and root.told and -root.exitcode not in CRASHES
         if stopped or root.aborted_at_exit:
-            return 1  # the exception would have ended it so
+            return 1  # what Python exits with after an exception
         return shell_exit_code(root.exitcode)
 
     def headline(self) -> str:
@@ -75,14 +75,14 @@ class Diagnosis(NamedTuple):
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
-        """Return the report as lines: what, where, who and when, why, and what followed.
+        """Return the lines of the report: what, where, who and when, why, and the consequences.
 
         It takes at most 25 rows of a terminal.
 
         Args:
             formed_at: when the generation was formed, on the clock of `Failure.at`.
             ended: the time of day, as text.
-            verdict: what follows, such as why there is no restart.
+            verdict: what follows, such as why the job does not restart.
         """
         root = self.root
         lines = [self._what()]
@@ -97,7 +97,7 @@ class Diagnosis(NamedTuple):
         )
         lines.append(cut(where, 2 * WIDTH))
         hint = self._hint()
-        lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # it may hold two paths
+        lines += [cut(f"  {hint}", 4 * WIDTH)] if hint else []  # a hint may contain two paths
         end = [f"log: {cut_left(root.log, _RECORDED)}"] if root.log else []
         end.append(f"exit code {self.exit_code}; {verdict}")
         # The agent's prefix takes a little of the first row.
@@ -112,7 +112,7 @@ class Diagnosis(NamedTuple):
         return f"{named_ranks(ranks)} {what_happened(self.root, many=bool(self.same))}"
 
     def _hint(self) -> str:
-        """Return what may help to understand the cause, in a line."""
+        """Return one line that may help to understand the cause."""
         root = self.root
         if root.told and root.evidence:
             return root.evidence
@@ -146,21 +146,21 @@ _VICTIM = re.compile(
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
     re.VERBOSE | re.IGNORECASE,
 )
-# What a handler of the agent's SIGTERM may raise, and children that it has killed.
+# What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it.
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
 )
-# Where in torch's own sources it was noticed, `[/pytorch/…/pair.cc:553] `.
+# The place in torch's own sources where an error was noticed, `[/pytorch/…/pair.cc:553] `.
 _NATIVE_PLACE = re.compile(r"\[/[^\]\s]+:\d+\] ")
 
 
 def shell_exit_code(exitcode: int) -> int:
-    """Return the exit code of a shell for a process: its own, or 128 + n for signal n."""
+    """Return the exit code that a shell gives a process: its own, or 128 + n for signal n."""
     return exit_code_of_signal(-exitcode) if exitcode < 0 else exitcode
 
 
 def classify(failure: Failure) -> Class:
-    """Return the class of one end."""
+    """Return the class of one exit."""
     report = failure.report
     if report is not None:
         text = f"{report.type}: {report.message}"
@@ -175,10 +175,10 @@ def classify(failure: Failure) -> Class:
 
 
 def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis:
-    """Return the root cause among ends other than 0; there must be at least one.
+    """Return the root cause among failed exits; there must be at least one.
 
     Args:
-        failures: those ends.
+        failures: the exits other than with 0.
         left: ranks that had ended with 0, unasked, before.
     """
     root, *rest = sorted(failures, key=_likeliest_first)
@@ -193,8 +193,8 @@ def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
-    """Return failures of this node as all nodes are told them: their times count from now, their
-    texts are short, and of many the least likely causes have none.
+    """Return this node's failures as they are sent to other nodes: times are relative to now, texts
+    are short, and if there are many, the least likely causes have no texts.
     """
     told, room = [], _SHARED
     for failure in sorted(failures, key=_likeliest_first):
@@ -245,7 +245,7 @@ def _size(failure: Failure) -> int:
 
 
 def what_happened(failure: Failure, *, many: bool = False) -> str:
-    """Return what happened to one worker, or to `many` in the same way, in half a line."""
+    """Return in half a line what happened to one worker, or to `many` in the same way."""
     report = failure.report
     if report is not None and failure.told and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report), _WHAT)
@@ -277,7 +277,7 @@ def _first_line(report: ErrorReport) -> str:
 
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
-    """Return what makes two failures the same one; None for one that is a consequence anyway."""
+    """Return what equal failures have in common; None for a mere consequence."""
     if failure.told and failure.report is not None:
         if _was_stopped(failure):
             return None
@@ -291,7 +291,7 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
 
 
 def _without_numbers(text: str) -> str:
-    # Addresses, ranks and sizes differ between ranks without making another failure of it.
+    # Addresses, ranks and sizes differ between ranks that fail in the same way.
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
 
 
@@ -314,7 +314,7 @@ def _evidence(root: Failure, room: int) -> list[str]:
 
 
 def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -> list[str]:
-    """Return what followed, a line of at most so many rows for those that ended in the same way."""
+    """Return the consequences, up to `most_rows` rows for all workers that ended alike."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
         groups.setdefault(_without_numbers(_consequence(failure, many=False)), []).append(failure)
@@ -333,7 +333,7 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
 
 
 def _in_rows(text: str) -> str:
-    """Return a line in one row if a sentence ends there, or else in two: the reason ends it."""
+    """Return a line cut to one row if a sentence ends there, or else to two, to keep the reason."""
     row = cut(text, WIDTH)
     return row if row == text or row.endswith((". …", "; …")) else cut(text, 2 * WIDTH)
 

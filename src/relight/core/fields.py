@@ -1,20 +1,19 @@
-"""What another process says -> a record of ours, each field checked. There is no other place where
-that is done.
+"""Turns input from another process into records, and checks each field. No other module does that.
 
-A record is a NamedTuple, and the annotations of its fields say what may stand in them:
+A record is a NamedTuple, and the annotations of its fields say what they accept:
 
     bool
-    int, float              finite, within the bounds of the field's name or those of all numbers
-    str                     bounded; what could confuse a terminal is replaced, in a name refused;
-                            one line, but for those that are meant for people; what only programs
-                            read, such as arguments and variables, is left as it is
+    int, float              finite, within the bounds for the field's name or for all numbers
+    str                     bounded; what could confuse a terminal is replaced, or refused in a
+                            name; one line, except in texts for people; texts that only programs
+                            read, such as arguments and variables, are left as they are
     tuple[X, ...], dict     bounded
     a NamedTuple, an Enum   by its fields, by its name
     X | None
 
-A message is a record with its type's name under the key `type`. What does not fit is `Malformed`.
-`to_json` makes texts and numbers fit by the same bounds, so that nobody refuses what another has
-passed on.
+A message is a record with its type's name under the key `type`. Anything else is `Malformed`.
+`to_json` makes texts and numbers fit the same bounds, so that no process refuses what another one
+has passed on.
 """
 
 import json
@@ -25,14 +24,14 @@ from types import UnionType
 from relight.typed import Any, NoReturn
 
 MAX_NAME = 255
-"""Characters of the longest name; of a host it is what DNS allows (RFC 1035)."""
+"""Characters of the longest name: the longest host name of DNS (RFC 1035)."""
 MAX_TEXT = 4096
 MAX_ITEMS = 1 << 20
 MAX_FACTS = 255
 MAX_FINDINGS = 100
 
 Message = dict[str, Any]
-"""A message as an object of JSON."""
+"""A message as a JSON object."""
 
 _INT = -1, 1 << 62
 _FLOAT = -1e12, 1e12  # seconds since 1970, and any time between two events
@@ -86,14 +85,14 @@ _ITEMS = {"lines": 200, "last_lines": 200, "findings": MAX_FINDINGS, "addresses"
 
 
 class Malformed(ValueError):  # noqa: N818
-    """What arrived is nothing that the protocol has a word for."""
+    """The input is not valid in the protocol."""
 
 
 def decode(text: bytes | str) -> Any:
-    """Return what a text of JSON says. Its numbers are finite.
+    """Parse a JSON text, in which all numbers must be finite.
 
     Raises:
-        Malformed: it is no JSON.
+        Malformed: it is not such a text.
     """
     try:
         return _decode(text.decode() if isinstance(text, bytes) else text)
@@ -102,10 +101,10 @@ def decode(text: bytes | str) -> Any:
 
 
 def message(kinds: Any, value: Message) -> Any:
-    """Return the message of an object from the wire.
+    """Return the message in an object from the wire.
 
     Args:
-        kinds: the union of the messages that may come.
+        kinds: the union of the accepted message types.
         value: the object.
 
     Raises:
@@ -119,7 +118,7 @@ def message(kinds: Any, value: Message) -> Any:
 
 
 def record(kind: Any, value: object) -> Any:
-    """Return the record of an object from outside; keys that it does not have are left out.
+    """Return the record in an object from outside; unknown keys are ignored.
 
     Raises:
         Malformed: a field without a default is missing, or a value is of the wrong type or size.
@@ -143,7 +142,7 @@ def to_json(record: Any) -> Message:
 
 
 def plain(value: Any, field: str = "") -> Any:
-    """Return a value as JSON has it, within bounds; a record is an object of its fields."""
+    """Return a value as JSON, within bounds; a record becomes an object of its fields."""
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, str):
@@ -161,7 +160,7 @@ def plain(value: Any, field: str = "") -> Any:
 
 
 def fit(text: str, field: str = "") -> str:
-    """Return a text that the other side will take for this field."""
+    """Return a text changed so that the receiver accepts it for this field."""
     if field not in _EXACT:
         text = printable(text, lines=field in _OF_LINES)
     if field in _NAMES:
@@ -171,7 +170,7 @@ def fit(text: str, field: str = "") -> str:
 
 
 def printable(text: str, *, lines: bool = True) -> str:
-    """Return a text of another machine without what could confuse a terminal."""
+    """Return a text from another machine without characters that could confuse a terminal."""
     if text.isprintable():
         return text
     kept = "\n\t" if lines else "\t"
@@ -179,7 +178,7 @@ def printable(text: str, *, lines: bool = True) -> str:
 
 
 def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
-    """Return what may stand in a field."""
+    """Return the checked value of a field."""
     if isinstance(annotation, UnionType):  # only `X | None`
         if value is None:
             return None

@@ -1,6 +1,4 @@
-"""The words of `core/membership`: what a group is asked to be, where it is, what comes in and what
-goes out.
-"""
+"""The types of `core/membership`: a group's settings, its states, its events and its effects."""
 
 from enum import Enum
 
@@ -10,12 +8,12 @@ from relight.typed import NamedTuple
 
 
 class GroupSettings(NamedTuple):
-    """What the job was asked to be. Times in seconds.
+    """What the user asked for. Times in seconds.
 
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
-    a live generation may take to come to a new coordinator. `gently`: newcomers are let in only
-    when the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is
-    lost; the leases of workers follow from it, so it is the same for all nodes of a job.
+    a live generation may take to reach a new coordinator. `gently`: newcomers are let in only after
+    the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is lost;
+    the leases of workers follow from it, so it is equal on all nodes of a job.
     """
 
     least: int
@@ -31,15 +29,15 @@ class GroupSettings(NamedTuple):
 
     @property
     def needed(self) -> int:
-        """How many nodes a generation takes at least."""
+        """The least number of nodes in a generation."""
         return self.most if self.ordered else self.least
 
 
 class Hello(NamedTuple):
-    """What a peer says of itself before anything else, and before it has proved who it is.
+    """How a peer describes itself before anything else, and before it has proved its identity.
 
-    `sender` is empty for an agent. An agent and an elector name their `job` and the `settings` of
-    it. `jobs` are those that a coordinator serves, if they are few.
+    `sender` is empty for an agent. An agent and an elector name their `job` and its `settings`.
+    `jobs` are the jobs that a coordinator serves, if they are few.
     """
 
     sender: str = ""
@@ -49,7 +47,7 @@ class Hello(NamedTuple):
 
 
 class GroupState(Enum):
-    """Where the group is."""
+    """The state of the group."""
 
     GATHERING = "gathering"
     RUNNING = "running"
@@ -59,29 +57,29 @@ class GroupState(Enum):
 
 
 class Told(NamedTuple):
-    """Event: a node says something."""
+    """Event: a message of a node."""
 
     node: str
     message: FromAgent
 
 
 class NodeLost(NamedTuple):
-    """Event: a node can't be heard any more."""
+    """Event: a node is unreachable."""
 
     node: str
     reason: str
 
 
 class Send(NamedTuple):
-    """Effect: tell a node."""
+    """Effect: send a message to a node."""
 
     node: str
     message: FromCoordinator
 
 
 class Drop(NamedTuple):
-    """Effect: a node is given up. Its connection ends, and it is answered no more, so that the
-    lease of its workers runs out.
+    """Effect: give up a node. Its connection is closed and it gets no more answers, so that the
+    lease of its workers expires.
     """
 
     node: str

@@ -1,38 +1,39 @@
-"""One agent's link to the coordinator of its job: where it stands, until when the workers here may
-run, when to try again.
+"""One agent's link to the coordinator of its job: its state, until when the workers here may run,
+when to try again.
 
-    SEEKING    no coordinator is known; whoever knows where it may be (the finder) is asked
+    SEEKING    no coordinator is known; the finder is asked where it is
       | it is in this process                                  -> HOSTING
-      | the one at the place that was found answers            -> JOINING
+      | a coordinator answers at the place that was found      -> JOINING
       | none does for long enough, or it turns this node away  -> OVER, GiveUp
     JOINING    connected; nothing yet says that the workers here may run
       | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
-      | the connection ends, or there is no echo for too long  -> SEEKING
-    CONNECTED  each beat that is echoed renews the lease
-      | the connection ends, or there is no echo for too long  -> SEEKING; the lease runs to its end
-    HOSTING    the coordinator is in this process, and the lease as long as that is certain
+      | the connection ends, or no echo comes for too long     -> SEEKING
+    CONNECTED  each echo of a heartbeat renews the lease
+      | the connection ends, or no echo comes for too long     -> SEEKING; the lease runs to its end
+    HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
 Rules of the lease:
 
-- It counts from when the echoed beat was *sent*: the coordinator has heard that beat later, and its
-  patience is longer than the lease by a margin for clocks. So it is over before the others go on.
-- It is renewed only where the coordinator has said over this connection, or in this process, that
-  the workers' generation goes on. `StopWorkers` says no such thing: the others may be at work
-  already.
-- A refused connection renews a lease that is not over, if the finder says that nobody else can have
-  become the coordinator. As a firewall may refuse as well, that is believed for `REFUSALS_S` after
-  the last echo, or if the refusal comes from this machine itself. A lease that is over stays over:
-  the others may have gone on before the coordinator ended. So they may where a coordinator has been
-  there after the connection ended, and has not confirmed the workers here.
-- Who becomes the host of the one place goes on with a lease that is not over, as nobody can have
-  gone on without it, unless such a coordinator was there in between; a lease that is over waits for
-  a word as any other.
+- It counts from when the echoed heartbeat was *sent*: the coordinator received that heartbeat
+  later, and waits for longer than the lease, by a margin for clocks. So the lease is over before
+  the other nodes go on.
+- It is renewed only if the coordinator has said over this connection, or in this process, that the
+  workers' generation goes on. `StopWorkers` does not say that: the other nodes may already run the
+  next generation.
+- A refused connection renews a lease that is not over, if the finder says that no other process can
+  have become the coordinator. As a firewall may also refuse, that counts only for `REFUSALS_S`
+  after the last echo, or if the refusal comes from this machine itself. A lease that is over stays
+  over: the other nodes may have gone on before the coordinator ended. It is not renewed either if
+  this node has since reached a coordinator that did not confirm the workers here.
+- If this process becomes the host of the only endpoint, it keeps a lease that is not over, as no
+  other node can have gone on without it, unless it reached such a coordinator in between. A lease
+  that is over needs a confirmation, as in any other case.
 
-Invariants (`check`): outside of HOSTING a lease never reaches further than `lease_s` from now;
-beats are due only while connected; OVER is final. Deliberately not here: sockets, timers, names,
-what the messages say.
+Invariants (`check`): outside of HOSTING a lease never ends later than `lease_s` from now;
+heartbeats are due only while connected; OVER is final. Deliberately not here: sockets, timers,
+names, the content of messages.
 """
 
 from enum import Enum
@@ -43,20 +44,20 @@ from relight.typed import NamedTuple
 
 RETRY_S = 0.2
 LATER_S = 1.0
-"""Who opens and says nothing, or turns us away, does not want us sooner."""
+"""Delay before the next try at a peer that says nothing after connecting, or turns us away."""
 UNFIT_S = 30.0
-"""How long nodes of the same job that have another token may still be there, from a former try."""
+"""How long nodes of an earlier try of the job, with another token, may still be there."""
 BURST_S = 0.05
-"""Time between beats while the last one has no echo."""
+"""Seconds between heartbeats while the last one has no echo."""
 LATE = 1.6
-"""In intervals: an echo that is not there by then may be lost; beats go as datagrams as well."""
+"""In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well."""
 REFUSALS_S = 5.0
-"""How long a refused connection is believed: long enough for a coordinator to be started again."""
+"""How long a refused connection counts: long enough to start a coordinator again."""
 FOR_EVER = float("inf")
 
 
 class LinkState(Enum):
-    """Where the link stands."""
+    """The state of the link."""
 
     SEEKING = "seeking"
     JOINING = "joining"
@@ -66,7 +67,7 @@ class LinkState(Enum):
 
 
 class Refusal(Enum):
-    """What a refused connection says of the coordinator."""
+    """How certainly a refused connection shows that the coordinator has ended."""
 
     NOTHING = "nothing"
     HINT = "nobody listens there, if no firewall says so"
@@ -74,10 +75,10 @@ class Refusal(Enum):
 
 
 class Terms(NamedTuple):
-    """What the job was asked for, as far as the link is concerned. Times in seconds.
+    """The settings of the job that concern the link. Times in seconds.
 
-    `where` is the place of the meeting for people. A coordinator that is silent for `lost_after_s`
-    is given up. Without one for `seek_s` from the start, or for `rejoin_s` later, the job ends.
+    `where` names the endpoint for people. A coordinator that is silent for `lost_after_s` is given
+    up. Without one for `seek_s` from the start, or for `rejoin_s` later, the job ends.
     """
 
     where: str
@@ -89,26 +90,26 @@ class Terms(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """Event: a coordinator has answered, at this address."""
+    """Event: a coordinator at this address has answered."""
 
     peer: str
 
 
 class Heard(NamedTuple):
-    """Event: it has said something. `lets_run`: that the workers here may run."""
+    """Event: the coordinator sent a message. `lets_run`: it permits the workers here to run."""
 
     lets_run: bool
 
 
 class Echoed(NamedTuple):
-    """Event: the echo of a beat has come."""
+    """Event: the echo of a heartbeat has come."""
 
     number: int
 
 
 class Broken(NamedTuple):
-    """Event: the connection has ended, or could not be made. `unfit`: it turned this node away.
-    `told`: it said itself that it coordinates no longer.
+    """Event: the connection has ended, or could not be made. `unfit`: the coordinator turned this
+    node away. `told`: it said itself that it coordinates no longer.
     """
 
     reason: str
@@ -118,24 +119,24 @@ class Broken(NamedTuple):
 
 
 class NothingFound(NamedTuple):
-    """Event: the finder has found nobody; ask again in a while."""
+    """Event: the finder has found no coordinator; ask again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
 
 
 class PlaceFound(NamedTuple):
-    """Event: the finder has found a place, which is tried now."""
+    """Event: the finder has found a place, which is being tried."""
 
 
 class Hosting(NamedTuple):
-    """Event: the coordinator is in this process now, for certain until then, or for longer now."""
+    """Event: the coordinator is in this process, for certain until then; repeated when extended."""
 
     until: float
 
 
 class Resigned(NamedTuple):
-    """Event: it is in this process no longer; this one stands back for a while."""
+    """Event: the coordinator is in this process no longer; seek again after `again_s`."""
 
     again_s: float = 0.0
 
@@ -154,14 +155,14 @@ class Seek(NamedTuple):
 
 
 class SendHeartbeat(NamedTuple):
-    """Effect: send a beat; the echo of the last one is late, if so."""
+    """Effect: send a heartbeat; `late`: the echo of the last one is late."""
 
     number: int
     late: bool
 
 
 class Disconnect(NamedTuple):
-    """Effect: end the connection, if there is one; nobody need be told."""
+    """Effect: close the connection, if there is one, without a message."""
 
 
 class Lease(NamedTuple):
@@ -171,11 +172,11 @@ class Lease(NamedTuple):
 
 
 class CoordinatorLost(NamedTuple):
-    """Effect: a coordinator that this node was in touch with is gone."""
+    """Effect: the coordinator that this node was connected to is gone."""
 
 
 class Say(NamedTuple):
-    """Effect: tell the user."""
+    """Effect: print a message to the user."""
 
     text: str
 
@@ -194,7 +195,7 @@ class Link:
     """The state machine of one agent's link.
 
     Args:
-        terms: what was asked for.
+        terms: the settings of the job.
         now: the time.
     """
 
@@ -204,12 +205,12 @@ class Link:
         self.leased_until = float("-inf")
         """Until when the workers here may run."""
         self.echoed_at = float("-inf")
-        """When the last beat was sent that has an echo."""
+        """When the last heartbeat that was echoed was sent."""
         self.unfit = ""
-        """Why a coordinator has turned this node away, until one takes it."""
+        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
         self._unfit_since = now
         self._since = now  # without a coordinator
-        self._due: float | None = now  # of the next question, or the next beat
+        self._due: float | None = now  # when to ask or send a heartbeat next
         self._peer = ""
         self._opened_at = now
         self._told: set[str] = set()
@@ -223,9 +224,9 @@ class Link:
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what must be done.
+        """Take one event and return the effects.
 
-        Events that change nothing: anything after OVER, an echo of no beat, a Tick too early.
+        Events that change nothing: anything after OVER, an unknown echo, a Tick too early.
         """
         self._effects, self._last = [], now
         if self.state is LinkState.OVER:
@@ -267,7 +268,7 @@ class Link:
                 if connected:
                     self._beat(now)
                 elif self.state is LinkState.SEEKING:
-                    self._due = None  # until the finder, or who was found, answers
+                    self._due = None  # until the finder, or the place found, answers
                     self._effects.append(Seek())
         return self._effects
 
@@ -276,7 +277,7 @@ class Link:
         return self._due
 
     def explain(self, now: float) -> str:
-        """Return in words where the link stands."""
+        """Return the state of the link in words."""
         where = self.terms.where
         match self.state:
             case LinkState.SEEKING:
@@ -305,7 +306,7 @@ class Link:
         assert self.state is not LinkState.OVER or self._due is None
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
-        """Ask again soon, or give up; say why if that is news."""
+        """Ask again after `seconds`, or give up; print a new reason."""
         terms, waited = self.terms, now - self._since
         if self.unfit and now - self._unfit_since > UNFIT_S:
             text = f"the coordinator at {terms.where} turns us away: {self.unfit}"
@@ -322,7 +323,7 @@ class Link:
         self._due = now + seconds
 
     def _give_up(self, exit_code: int, reason: str) -> None:
-        # The workers may run to the end of their lease: it is the agent that leaves.
+        # Only the agent leaves: the workers may run to the end of their lease.
         self.state, self._due = LinkState.OVER, None
         self._effects.append(GiveUp(exit_code, reason))
 
@@ -356,8 +357,8 @@ class Link:
             self._sent.clear()
             self._told.clear()
             self._effects.append(Disconnect())
-            # Nobody else can have become the coordinator of the one place meanwhile, or has let the
-            # workers here run if there was one.
+            # No other process can have become the coordinator of the only endpoint meanwhile, or,
+            # if one had, it confirmed the workers here.
             sole = until == FOR_EVER and not self._doubtful
             self._confirmed = sole and now < self.leased_until
         if self._confirmed:
@@ -366,7 +367,7 @@ class Link:
     def _resign(self, again_s: float, now: float) -> None:
         self.state, self._confirmed = LinkState.SEEKING, False
         if self.leased_until > now:
-            self._lease(now)  # the next one may be at work
+            self._lease(now)  # the next coordinator may be at work
         self._since, self._due = now, now + again_s
 
     def _beat(self, now: float) -> None:

@@ -1,7 +1,7 @@
-"""The nodes that are connected: who may join, who is ready for a generation, and who has to wait.
+"""The connected nodes: which may join, which are ready for a generation, and which have to wait.
 
-A newcomer is refused if it was started for another job, told what differs between it and the
-others, and on probation if nodes of its host come and go (core/flapping).
+A newcomer is refused if it was started for another job. It gets a note on what differs between it
+and the other nodes, and is on probation if nodes of its host come and go (core/flapping).
 """
 
 from collections.abc import Iterator
@@ -22,15 +22,15 @@ class Member:
     def __init__(self, join: Join, number: int, arrived_at: float, probation_s: float) -> None:
         self.node = join.node
         self.join = join
-        self.number = number  # of its arrival
+        self.number = number  # in the order of arrival
         self.arrived_at = arrived_at
-        self.probation_s = probation_s  # is let in when it has stayed for so long
+        self.probation_s = probation_s  # how long it must stay before it is let in
         self.ready: NodeReady | None = None
-        self.idle = True  # has come without workers, and was not told to start any
+        self.idle = True  # came without workers and has not been told to start any
 
     @property
     def may_enter_at(self) -> float:
-        """When it has stayed for long enough."""
+        """When the node has stayed for long enough to be let in."""
         return self.arrived_at + self.probation_s
 
 
@@ -40,7 +40,7 @@ class Members:
     def __init__(self, settings: GroupSettings) -> None:
         self._settings = settings
         self._by_node: dict[str, Member] = {}
-        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their word
+        self._ready: dict[str, None] = {}  # nodes without workers, by arrival of their NodeReady
         self._by_node_rank: dict[int, str] = {}
         self._differences = waiting.Differences()
         self._flapping: Flapping | None = None  # from the first node that has gone
@@ -62,17 +62,17 @@ class Members:
         """Return a node, if it is connected."""
         return self._by_node.get(node)
 
-    # Who comes and goes.
+    # Arrivals and departures.
 
     def refusal(self, join: Join) -> str:
-        """Return why a node can't join, or nothing."""
+        """Return why a node can't join, or an empty string."""
         holder = self.get(self._by_node_rank.get(join.node_rank, join.node))
         other = holder.join if holder is not None and holder.node != join.node else None
         return waiting.refusal(self._settings, join, other)
 
     def admit(self, join: Join, now: float) -> list[tuple[str, str]]:
-        """Take a node in, or take what it says when it comes again; return who is to be told what:
-        pairs of a node and a text.
+        """Add a node, or update one that joins again; return the notes to send: pairs of a node and
+        a text.
         """
         node, notes = join.node, list[tuple[str, str]]()
         if node not in self._by_node:
@@ -92,13 +92,13 @@ class Members:
         return notes
 
     def remove(self, member: Member) -> None:
-        """A node is no longer connected, or is done with the job."""
+        """Remove a node that is no longer connected, or is done with the job."""
         del self._by_node[member.node]
         self._by_node_rank.pop(member.join.node_rank, None)
         self._ready.pop(member.node, None)
 
     def lose(self, member: Member, now: float) -> None:
-        """A node is gone before its job has ended."""
+        """Remove a node that is gone before its job has ended."""
         self.remove(member)
         if self._flapping is None:
             from relight.core.flapping import Flapping
@@ -111,40 +111,40 @@ class Members:
             return 0.0
         return self._flapping.probation_s(join.host, self._settings.last_call_s)
 
-    # Who is ready.
+    # Readiness.
 
     def is_ready(self, node: str) -> bool:
-        """Return whether a node waits for a generation, without workers."""
+        """Return whether a node has no workers and waits for a generation."""
         return node in self._ready
 
     def set_ready(self, member: Member, ready: NodeReady) -> None:
-        """A node has no workers and waits for a generation."""
+        """Note that a node has no workers and waits for a generation."""
         member.ready = ready
         self._ready[member.node] = None
 
     def begin(self, member: Member) -> None:
-        """A node is told to start workers."""
+        """Note that a node was told to start workers."""
         member.ready, member.idle = None, False
         del self._ready[member.node]
 
     def ready(self) -> list[Member]:
-        """Return the nodes that are ready, by the arrival of their word."""
+        """Return the nodes that are ready, by the arrival of their NodeReady."""
         return [self._by_node[node] for node in self._ready]
 
     def count_ready(self) -> int:
-        """Return how many they are."""
+        """Return how many nodes are ready."""
         return len(self._ready)
 
     def not_ready(self) -> list[Member]:
-        """Return those that are not."""
+        """Return the nodes that are not ready."""
         return [member for member in self if member.node not in self._ready]
 
     def regular(self) -> list[Member]:
-        """Return the nodes that are ready, but for those of hosts that come and go."""
+        """Return the nodes that are ready, except those of hosts whose nodes come and go."""
         return [member for member in self.ready() if not member.probation_s]
 
     def latest_regular_arrival(self, default: float) -> float:
-        """Return when the last node came whose host's nodes do not come and go."""
+        """Return when the latest node joined that is not of a host whose nodes come and go."""
         members = reversed(self._by_node.values())
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
@@ -154,8 +154,8 @@ class Members:
         return sum(ready is not None and ready.generation == generation for ready in readies)
 
     def candidates(self, now: float) -> list[Member]:
-        """Return the nodes to form a generation of, in the order of their arrival. One of a host
-        that comes and goes is taken when it has stayed for a while, or where it is needed.
+        """Return the nodes for the next generation, in the order of their arrival. A node of a host
+        whose nodes come and go is taken after its probation, or if it is needed.
         """
         ready = sorted(self.ready(), key=lambda member: member.number)
         settled = [member for member in ready if now >= member.may_enter_at]
@@ -163,6 +163,6 @@ class Members:
         return settled + others[: max(0, self._settings.needed - len(settled))]
 
     def first(self, ready: list[Member]) -> list[Member]:
-        """Return who begins a first generation, in the natural order of host names."""
+        """Return the nodes of a first generation, in the natural order of host names."""
         chosen = ready[: self._settings.most]
         return sorted(chosen, key=lambda m: (ranks.natural(m.join.host), m.number))

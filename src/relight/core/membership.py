@@ -1,37 +1,39 @@
 """The group: who is in, which generation is live, when to form the next one, and why not yet.
 
-One coordinator runs this for all agents of a job: what they say comes in, what to do goes out.
+One coordinator runs this for all agents of a job: it takes their messages and returns the answers.
 
     GATHERING   no workers run; nodes join
-      | as many as may be, or enough and no newcomer for a while   -> RUNNING
+      | the maximum, or enough and then no newcomer for a while    -> RUNNING
       | the join timeout passes                                    -> ENDED
     RUNNING     a generation is live
       | a worker failed, a node was lost, newcomers are to be let in -> STOPPING
-      | the workers of all nodes have ended well                   -> ENDED
+      | the workers of all nodes have succeeded                    -> ENDED
     STOPPING    all nodes of the generation were told to stop their workers
       | all of them have, or are lost or overdue                   -> GATHERING, and on at once
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce a generation that is live
       | all of its nodes are here                                  -> RUNNING
       | all are, and a worker has failed; or some are not, in time -> STOPPING
-    ENDED       everybody is told; so is who comes late
+    ENDED       all nodes are told; so are nodes that come late
 
 Rules:
 
-- Only survivors are waited for on the way to the next generation, never strangers; where none is
-  left, the leases of the lost ones.
-- Survivors keep their order, a newcomer takes the hole of a lost node, the rest is appended. First
-  is the natural order of host names. Nodes with a number are in its order; none is waited for.
-- `restart` counts failures of workers; a change of membership costs nothing, and where both happen
-  during a stop it was a change of membership.
-- Whoever was lost and returns in time, workers and all, has its place again.
-- A generation's number is above all that were heard of; generations of one number are told apart by
-  who formed them. Nodes above the maximum are spares.
+- On the way to the next generation the group waits only for survivors, never for nodes that have
+  not joined; without survivors it waits until the leases of the lost nodes have expired.
+- Survivors keep their order, a newcomer takes the place of a lost node, other newcomers come last.
+  A first generation is in the natural order of host names. Nodes with a number are in the order of
+  their numbers; the group does not wait for missing numbers.
+- `restart` counts failures of workers. A change of membership is not counted; where both happen
+  during a stop, it counts as a change of membership.
+- A node that was lost and returns in time, with its workers, gets its place back.
+- A generation's number is above all numbers that the group has heard of; the `origin` tells
+  generations of one number apart. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own as long as
   workers of that one may run.
-- A node that is not ready long after its workers must have ended is given up: its connection ends,
-  and the others wait for its lease. While a stop takes long, all are told for whom it waits.
-- The last call has an end. A host whose nodes come and go makes nobody wait or begin anew for it.
+- A node that is not ready long after its workers must have exited is given up: its connection is
+  closed, and the others wait for its lease to expire. While a stop takes long, all nodes are told
+  which nodes it waits for.
+- The last call has an end. A host whose nodes come and go makes no other node wait or restart.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
@@ -70,20 +72,20 @@ from relight.core.roster import Roster
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 
 _WAIT_EVERY_S = 1.0
-"""A node is told at most this often why it waits: many that join must not flood each other."""
+"""Least time between two messages to a node on why it waits: many joins must not flood nodes."""
 _TELL_AFTER_S = 0.3
-"""What is over so soon need not be told."""
+"""A wait that is over sooner is not reported."""
 _MAX_NUMBER = 1 << 40
-"""Nobody has formed so many generations: a node that says so must not spoil the numbers."""
+"""No job forms so many generations: a node that claims a higher number must not spoil ours."""
 _TELL_STOP_AFTER_S = 5.0
-"""A stop that takes so long is told to all, with the names of those it waits for."""
+"""A stop that takes longer is reported to all nodes, with the names of those it waits for."""
 _LAST_CALLS = 3
-"""So many times the last call is how long nodes are waited for that come one after the other."""
+"""The longest wait for nodes that join one after the other, in last calls."""
 
 
 class _Stopping:
-    """A stop of all workers: when people are told of it, and when those that are late are given
-    up; None for never.
+    """A stop of all workers: when it is reported to nodes, and when late nodes are given up; None
+    for never.
     """
 
     def __init__(self, now: float) -> None:
@@ -92,36 +94,36 @@ class _Stopping:
         self.given_up: set[str] = set()
 
     def deadlines(self) -> list[float]:
-        """Return when something is due."""
+        """Return the times at which something is due."""
         return [at for at in (self.tell_at, self.give_up_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
-        """Wait for a node as well."""
+        """Wait for one more node."""
         if stop_s is not None:
             self.give_up_at = max(self.give_up_at or 0.0, now + stop_s)
 
 
 class _Gathering:
-    """Times while a generation is being formed."""
+    """The times while a generation is being formed."""
 
     def __init__(self) -> None:
         self.since = 0.0
-        self.enough_since: float | None = None  # since when the last call goes on
+        self.enough_since: float | None = None  # when the last call began
         self.unsure_until = 0.0  # workers of a generation that is not known here may run
 
 
 class _Ending:
-    """What has come of a generation so far: why it ends, and what nodes have said of it."""
+    """What is known so far of the end of a generation: its reason, and the reports of nodes."""
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
-        self.trouble = ""  # a worker has failed, and why
+        self.trouble = ""  # why a worker failed; empty if none has
         self.changed = False  # a node was lost or let in during this stop
         self.failures: list[Failure] = []  # `at` on our clock
         self.left: list[int] = []
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
-        """Take what a node says of its workers."""
+        """Add a node's report on its workers."""
         self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
         self.left += ready.left
         if any(not failure.asked for failure in ready.failures):
@@ -129,12 +131,12 @@ class _Ending:
 
 
 class Membership:
-    """The state machine of one job's group. A step costs the same however many nodes there are,
-    but for those that change the group as a whole.
+    """The state machine of one job's group. A step takes the same time for any number of nodes,
+    except for steps that change the whole group.
 
     Args:
-        settings: what the job was asked to be.
-        origin: a random word that no other group has, part of the ids of generations formed here.
+        settings: what the user asked for.
+        origin: a random text, unique to this group, part of the ids of the generations formed here.
     """
 
     def __init__(self, settings: GroupSettings, origin: str) -> None:
@@ -146,19 +148,19 @@ class Membership:
         self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
-        """Of the live or last generation."""
+        """The nodes of the live or last generation."""
         self._gathering = _Gathering()
-        self._latest = NO_GENERATION  # that was heard of
-        self._stopping: _Stopping | None = None  # since the live or last generation was told to
+        self._latest = NO_GENERATION  # the latest that was heard of
+        self._stopping: _Stopping | None = None  # set once the generation was told to stop
         self._cause = "start"
         self._ending = _Ending(0.0)
-        self._recover_until: float | None = None  # lost nodes may still come back as they were
-        self._untold = False  # those who wait do not know the latest reason
+        self._recover_until: float | None = None  # lost nodes may still return with workers
+        self._untold = False  # waiting nodes do not know the latest reason
         self._tell_at = 0.0
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what must be said to whom, and who is given up."""
+        """Take one event and return the messages to send and the nodes to give up."""
         match event:
             case Told(_, Join() as join):
                 self._join(join, now)
@@ -194,15 +196,15 @@ class Membership:
         return min(times, default=None)
 
     def present(self) -> int:
-        """Return how many nodes are here, or have ended well and gone: nobody lacks those."""
+        """Return how many nodes are connected, or have left after their workers succeeded."""
         return len(self.members) + self.roster.done_and_gone
 
     def lost(self) -> int:
-        """Return how many nodes of the live or last generation are gone that had not ended well."""
+        """Return how many nodes of the live or last generation are gone before they succeeded."""
         return self.roster.lost
 
     def explain(self, now: float) -> str:
-        """Return in words what is being waited for."""
+        """Return in words what the group is waiting for."""
         settings, here = self.settings, len(self.members)
         left = self._gathering.since + settings.join_timeout_s - now
         match self.state:
@@ -247,7 +249,7 @@ class Membership:
             or self.state is not GroupState.STOPPING
         )
 
-    # What nodes say.
+    # Messages of nodes.
 
     def _join(self, join: Join, now: float) -> None:
         if self.end is not None:
@@ -260,19 +262,19 @@ class Membership:
             self._gathering.since = now
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
-        if not self._untold:  # and if it is, more that join do not put it off
+        if not self._untold:  # if it is set, more joins do not put it off
             self._untold, self._tell_at = True, max(self._tell_at, now + _TELL_AFTER_S)
         if join.announce is not None:
             self._announced(self.members[join.node], join.announce, now)
-        elif join.node in self.roster:  # it has lost its workers, or never got the word to start
+        elif join.node in self.roster:  # it has no workers, or never got its Form
             if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is GroupState.STOPPING:
-                self.roster.active.add(join.node)  # until it says that it is ready
+                self.roster.active.add(join.node)  # until its NodeReady comes
                 self._stop_too(join.node, now)
 
     def _announced(self, member: Member, announce: Announce, now: float) -> None:
-        """A node comes with the workers of a generation."""
+        """Handle a node that joins with the workers of a generation."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
@@ -318,7 +320,7 @@ class Membership:
         if latest.number < generation.number < _MAX_NUMBER:
             self._latest = generation
         elif latest.number == generation.number and latest.origin != generation.origin:
-            self._latest = latest._replace(origin="")  # there were several
+            self._latest = latest._replace(origin="")  # several generations have this number
 
     def _told(self, member: Member, message: FromAgent, now: float) -> None:
         node = member.node
@@ -328,7 +330,7 @@ class Membership:
                 self._has_heard_of(message.generation)
                 self._has_heard_of(message.latest)
                 if node in self.roster and not (current or member.idle):
-                    return  # an older word
+                    return  # an outdated message
                 self._is_ready(member, message, current, now)
             case WorkerFailed(_, reason) if current:
                 self._ending.trouble = self._ending.trouble or reason
@@ -366,7 +368,7 @@ class Membership:
         had_ended_well = node in self.roster.done
         self.roster.remove(node)
         if had_ended_well:
-            pass  # nobody lacks it
+            pass  # the others don't need it
         elif self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
@@ -378,10 +380,10 @@ class Membership:
             if self.state is GroupState.STOPPING and not self.roster.places and not orderly:
                 self._recover_until = now + self.settings.rejoin_s
 
-    # What follows.
+    # What follows from them.
 
     def _advance(self, now: float) -> None:
-        """Go on as far as it is possible now."""
+        """Go on as far as possible."""
         if self._recover_until is not None:
             self._recover(self._recover_until, now)
         if self.state is GroupState.RUNNING:
@@ -443,15 +445,15 @@ class Membership:
                 self._send(node, StopWorkers(self.generation, cause, gently=gently))
 
     def _stop_too(self, node: str, now: float) -> None:
-        """A node has come during a stop."""
+        """Handle a node that joins during a stop."""
         if self._stopping is not None and self._stopping.give_up_at is None:
             self._stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
     def _hurry(self, stopping: _Stopping, now: float) -> None:
-        """Tell all for whom a stop waits, and give up those that should long be ready."""
+        """Report which nodes a stop waits for, and give up nodes that should be ready by now."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
-            waited_for = len(self.members) > len(self.roster.active)  # by anybody
+            waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
             stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
             if waited_for:
                 self._tell_all(self.explain(now))
@@ -467,7 +469,7 @@ class Membership:
             self.members.lose(member, now)
         if late:
             self._ending.changed = True
-            self._recover_until = now + self.settings.rejoin_s  # when their leases have ended
+            self._recover_until = now + self.settings.rejoin_s  # until their leases have expired
             hosts = [member.join.host for member in late]
             self._cause = f"{waiting.names(hosts)} {'was' if len(hosts) == 1 else 'were'} given up"
             self._tell_all(waiting.given_up(hosts))
@@ -477,13 +479,13 @@ class Membership:
             self._send(member.node, Note(text))
 
     def _stopped(self, now: float) -> None:
-        """No workers run any more: restart after a failure, go on after a change, or end."""
+        """After all workers have stopped: restart after a failure, go on after a change, or end."""
         self.state, self._gathering.since = GroupState.GATHERING, now
         if self._ending.trouble and not self._ending.changed:
             self._after_failure(now)
 
     def _after_failure(self, now: float) -> None:
-        from relight.core import verdict  # a failure is rare, and this loads a large module
+        from relight.core import verdict  # large, and only needed after a failure
 
         ending = self._ending
         story = verdict.Story(ending.failures, ending.left, self._cause, ending.formed_at)
@@ -518,21 +520,21 @@ class Membership:
         return self.members.count_ready() >= self.settings.needed
 
     def _begins_alone_at(self) -> float:
-        """Return until when workers of a generation that is not known here may run: nodes have
-        heard of it, and not all that can have been in it are here.
+        """Return until when workers of an unknown generation may run, 0 if none can. They may if
+        nodes have heard of one, and not all nodes that it can have had are here.
         """
         here = self.members.ready_after(self._latest)
         return self._gathering.unsure_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
-        """Whether nobody else is waited for before the first generation."""
+        """Return whether the first generation can start without waiting for more nodes."""
         most = self.settings.most
         return self.members.count_ready() >= most and (
             self.settings.needed == most or len(self.members.regular()) >= most
         )
 
     def _last_call_until(self) -> float:
-        """Return until when others are waited for, if no other comes."""
+        """Return until when the group waits for more nodes, if no other joins."""
         last_call_s = self.settings.last_call_s
         since = self._gathering.enough_since
         if since is None:
@@ -541,7 +543,7 @@ class Membership:
         return min(latest + last_call_s, since + _LAST_CALLS * last_call_s)
 
     def _form(self, now: float) -> None:
-        """Form the next generation of the nodes that are ready, or of as many as may be."""
+        """Form the next generation of the ready nodes, up to the maximum."""
         members = self._in_rank_order(now)
         first = members[0]
         assert first.ready is not None
@@ -574,7 +576,7 @@ class Membership:
             self._send(member.node, end)
 
     def _tell_why(self, now: float) -> None:
-        """Tell those who wait what for."""
+        """Send waiting nodes the reason for the wait."""
         if self.state is GroupState.GATHERING:
             told, spare, text = list(self.members), False, self.explain(now)
         elif self.state is GroupState.RUNNING:
@@ -590,14 +592,12 @@ class Membership:
             self._tell_at = now + _WAIT_EVERY_S
 
     def _has_room(self) -> bool:
-        """Whether nodes that wait may be let in. A job that is about to end lets in none."""
+        """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
         may = self.members.count_ready() > 0 and not self.roster.is_ending
         return may and len(self.roster) < self.settings.most
 
     def _let_in_at(self) -> float:
-        """Return when nodes that wait are let in: together, if they are ready for it within one
-        last call.
-        """
+        """Return when waiting nodes are let in: together, if within one last call."""
         times = sorted(member.may_enter_at for member in self.members.ready())
         together = [at for at in times if at <= times[0] + self.settings.last_call_s]
         return max(together[-1], self._last_call_until())

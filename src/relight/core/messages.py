@@ -1,9 +1,9 @@
-"""What agents and their coordinator tell each other: one small immutable type a message.
+"""The messages between agents and their coordinator: one small immutable type for each.
 
-A message from the network is checked field by field before anything looks at it (`core/fields`).
+Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join Ready Failed Done Leave, Beat
-    coordinator -> agent    Form Stop Confirm Wait Note End, Beat Redirect
+    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeLeaving, Beat
+    coordinator -> agent    Form StopWorkers Confirm WaitReason Note JobEnded, Beat Redirect
 """
 
 from relight.core.exits import Failure
@@ -12,9 +12,9 @@ from relight.typed import NamedTuple
 
 
 class Announce(NamedTuple):
-    """The generation that a node's workers are in, told to a coordinator that may not know it.
+    """The generation of a node's workers, for a coordinator that may not know it.
 
-    `done`: they have ended well.
+    `done`: the workers have succeeded.
     """
 
     generation: GenerationId
@@ -27,10 +27,10 @@ class Announce(NamedTuple):
 class Join(NamedTuple):
     """An agent offers its node to the job.
 
-    `node` is random and belongs to this agent process alone. `node_rank` is its
-    rank in a static rendezvous; elsewhere the number that its scheduler gave it, which the order of
-    ranks follows, or -1. `facts` are what should be equal on all nodes. `stop_s` is how long it
-    may take from `StopWorkers` to `NodeReady`, or it is given up; without it, it is waited for in
+    `node` is random and belongs to this agent process alone. `node_rank` is its rank in a static
+    rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
+    these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
+    `StopWorkers` to `NodeReady` before it is given up; None means that the group waits for it in
     any case.
     """
 
@@ -51,10 +51,10 @@ class Join(NamedTuple):
 class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
-    `generation` is the last one that the node was in, if any. `failures` are how its workers
-    ended there, if not well (`core.failures.shared`). `left` are the ranks that had ended well
+    `generation` is the last one that the node was in, if any. `failures` are the failures of its
+    workers there, if any (`core.failures.shared`). `left` are the ranks that had succeeded
     before. `restart` is how many restarts the job has had, as far as this node knows. `latest` is
-    the latest generation that it knows of, in which it need not have been.
+    the latest generation that it knows, even if it was not in it.
     """
 
     generation: GenerationId
@@ -66,26 +66,26 @@ class NodeReady(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker of this node ended badly; the rest are being stopped."""
+    """A worker of this node failed; the others are being stopped."""
 
     generation: GenerationId
     reason: str
 
 
 class WorkersSucceeded(NamedTuple):
-    """All workers of this node ended well."""
+    """All workers of this node succeeded."""
 
     generation: GenerationId
 
 
 class NodeLeaving(NamedTuple):
-    """The node leaves in good order."""
+    """The node leaves the job deliberately."""
 
     reason: str
 
 
 class Form(NamedTuple):
-    """Start the workers of a new generation, in this place of it."""
+    """Start the workers of a new generation; `place` is this node's."""
 
     generation: Generation
     place: Place
@@ -94,7 +94,7 @@ class Form(NamedTuple):
 class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
-    `gently`: they may save a checkpoint first. `cause` is for people.
+    `gently`: they may save a checkpoint first. `cause` is shown to users.
     """
 
     generation: GenerationId
@@ -109,8 +109,8 @@ class Confirm(NamedTuple):
 
 
 class WaitReason(NamedTuple):
-    """Why there is no generation for this node yet, for people. `spare`: it is kept in reserve.
-    `generation` is the latest there was, if any.
+    """Why there is no generation for this node yet, as text for users. `spare`: the node is kept in
+    reserve. `generation` is the latest generation, if any.
     """
 
     text: str
@@ -119,14 +119,14 @@ class WaitReason(NamedTuple):
 
 
 class Note(NamedTuple):
-    """Something that the node's user should read, such as a difference between the nodes."""
+    """A text for the node's user, such as a difference between the nodes."""
 
     text: str
 
 
 class JobEnded(NamedTuple):
-    """The job is over, at least for this node; `others_run` says that it is not for all. `report`
-    are lines for people, none if all went well; `root` is the root cause, if there is one.
+    """The job is over, at least for this node; `others_run`: other nodes go on. `report` has lines
+    for users, none if the job succeeded; `root` is the root cause, if any.
     """
 
     exit_code: int
@@ -137,14 +137,14 @@ class JobEnded(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """A sign of life, and its echo."""
+    """A heartbeat, or its echo."""
 
     number: int
 
 
 class Redirect(NamedTuple):
-    """This host coordinates no longer; number `host` of the endpoint's list does, -1 if that is not
-    known.
+    """This host coordinates no longer. `host` is the coordinator's index in the endpoint's list, -1
+    if it is not known.
     """
 
     host: int

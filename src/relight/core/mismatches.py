@@ -1,4 +1,4 @@
-"""What differs between the nodes of a job though it should not, in sentences for people."""
+"""Compares facts that should be equal on all nodes of a job, and reports differences for people."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,9 +18,9 @@ def compare(
 ) -> list[str]:
     """Return a line for each fact of a new node whose value no other node has.
 
-    A value that some node has already was reported when the first of them came. The value with the
-    fewest nodes comes first: it is probably the wrong one. A fact that a node does not tell is not
-    compared.
+    A value that another node has was reported when the first such node joined. The value with the
+    fewest nodes is named first: it is probably the wrong one. A fact that a node does not report is
+    not compared.
 
     Args:
         known: the facts of the other nodes, by host.
@@ -59,7 +59,7 @@ def _names(hosts: Sequence[str]) -> str:
 
 
 def _shorten(values: Sequence[str]) -> dict[str, str]:
-    """Cut long values to the words from the first in which they differ."""
+    """Cut long values to the words from the first difference on."""
     if max(map(len, values)) <= _MAX_LENGTH:
         return {value: value or "nothing" for value in values}
     words = [value.split(" ") for value in values]

@@ -1,4 +1,4 @@
-"""A generation and its nodes -> every rank, and the environment that tells a worker its own.
+"""Computes every rank of a generation, and the environment that tells a worker its ranks.
 
 Source of the names and their meaning: torch.distributed.elastic.agent.server.api (torch 2.13),
 `_assign_worker_ranks` and `LocalElasticAgent._start_workers`.
@@ -12,17 +12,17 @@ from relight.typed import NamedTuple
 
 
 class NodeSlots(NamedTuple):
-    """A member of a generation: what it brings."""
+    """A member of a generation: its number of workers and its role."""
 
     local_world_size: int
     role: str
 
 
 class GenerationId(NamedTuple):
-    """Which generation. Numbers grow, and people see them; but a coordinator that knows nothing of
-    the ones before begins anew with 0, so that two generations may have one number.
+    """The identity of a generation. Numbers grow and are shown to people; but a coordinator that
+    does not know earlier generations starts at 0 again, so two generations may have one number.
 
-    `origin` is random and belongs to the life of the group that formed it.
+    `origin` is random and identifies the group that formed it.
     """
 
     number: int
@@ -33,7 +33,7 @@ NO_GENERATION = GenerationId(-1, "")
 
 
 class Generation(NamedTuple):
-    """What all members of an agreed membership have in common. `restart` counts failures only."""
+    """What all members of a generation have in common. `restart` counts only failures."""
 
     id: GenerationId
     restart: int
@@ -43,12 +43,12 @@ class Generation(NamedTuple):
 
     @property
     def number(self) -> int:
-        """Its number, for people."""
+        """The number of the generation, for people."""
         return self.id.number
 
 
 class Place(NamedTuple):
-    """Where one node stands in a generation; all that it needs to give its workers their ranks."""
+    """The place of one node in a generation; its workers' ranks follow from it."""
 
     group_rank: int
     group_world_size: int
@@ -75,10 +75,10 @@ class Assignment(NamedTuple):
 
 
 def places(nodes: Sequence[NodeSlots]) -> list[Place]:
-    """Return the places of nodes, which are in rank order.
+    """Return the places of nodes given in rank order.
 
-    Ranks count through the nodes in order; role ranks count likewise, but only workers of that
-    role.
+    Ranks count through the workers of all nodes in order; role ranks likewise, but only through
+    workers of that role.
     """
     world_size = 0
     role_sizes: dict[str, int] = {}
@@ -107,8 +107,8 @@ def places(nodes: Sequence[NodeSlots]) -> list[Place]:
 def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int) -> list[str]:
     """Return the nodes of the next generation in rank order.
 
-    Survivors keep their order, newcomers take the holes of those that were lost, the rest of them
-    come after; holes that are left close up.
+    Survivors keep their order, newcomers take the places of lost nodes, and the other newcomers
+    come last; places that stay empty are removed.
 
     Args:
         survivors: the last generation, None where a node was lost.
@@ -122,9 +122,7 @@ def arrange(survivors: Sequence[str | None], newcomers: Sequence[str], most: int
 
 
 def as_numbered(order: Sequence[str], numbers: Mapping[str, int]) -> list[str]:
-    """Return the nodes with those that have a number in the order of their numbers; the others keep
-    their places.
-    """
+    """Return the nodes with numbered nodes sorted by number; the other nodes keep their places."""
     numbered = iter(sorted((node for node in order if node in numbers), key=numbers.__getitem__))
     return [next(numbered) if node in numbers else node for node in order]
 

@@ -1,7 +1,7 @@
-"""May the job restart, after how long, and the reason in words.
+"""Decides whether the job may restart, with the reason in words.
 
-One budget a job: `--max-restarts` counts failures wherever they happen; a change of membership
-costs nothing.
+There is one budget for the job: `--max-restarts` counts failures on any node; a change of
+membership is not counted.
 """
 
 from relight.typed import NamedTuple

@@ -1,8 +1,8 @@
 """The nodes of a generation, by their places in it.
 
-A place is a group rank. A node that is gone leaves a hole, which another one may take in the next
-generation. Each node that is here is either active (its workers may run) or done (they have ended
-well). One that is done may also be gone: nobody lacks it.
+A place is a group rank. A node that is gone leaves a hole, which another node may take in the next
+generation. Each node that is here is either active (its workers may run) or done (they have
+succeeded). A node that is done may also be gone: the others don't need it.
 
 Invariants are in `check`.
 """
@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 
 class Roster:
-    """Who is in a generation, and how far its workers are.
+    """The nodes of a generation, and the progress of their workers.
 
     Args:
-        nodes: by group rank; None for one that is not here yet.
+        nodes: by group rank; None for a node that is not here yet.
     """
 
     def __init__(self, nodes: Sequence[str | None] = ()) -> None:
@@ -23,11 +23,11 @@ class Roster:
         self.places = {node: place for place, node in enumerate(nodes) if node is not None}
         self.active = set(self.places)
         self.done: dict[str, float] = {}
-        """Those whose workers have ended well, and when."""
-        self._ended: set[int] = set()  # places whose nodes are gone and had ended well
+        """Nodes whose workers have succeeded, and when."""
+        self._ended: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:
-        """Return how many nodes the generation has, with those that are gone."""
+        """Return how many nodes the generation has, including those that are gone."""
         return len(self.order)
 
     def __contains__(self, node: object) -> bool:
@@ -36,25 +36,25 @@ class Roster:
 
     @property
     def done_and_gone(self) -> int:
-        """How many nodes are gone that had ended well."""
+        """How many nodes are gone after their workers succeeded."""
         return len(self._ended)
 
     @property
     def lost(self) -> int:
-        """How many nodes are gone, or not here yet, that have not ended well."""
+        """How many nodes are gone, or not here yet, whose workers have not succeeded."""
         return self.order.count(None) - len(self._ended)
 
     @property
     def is_ending(self) -> bool:
-        """Whether the workers of some node have ended well."""
+        """Whether the workers of at least one node have succeeded."""
         return bool(self.done or self._ended)
 
     def has_idle(self) -> bool:
-        """Return whether a node is here without workers that run or have ended well."""
+        """Return whether a node is here whose workers neither run nor have succeeded."""
         return len(self.active) + len(self.done) < len(self.places)
 
     def take(self, node: str, place: int) -> bool:
-        """Let a node have a place again, if that is free; return whether it has it."""
+        """Give a node a place again, if that is free; return whether the node has it."""
         if self.order[place] is None and node not in self.places:
             self.order[place] = node
             self.places[node] = place
@@ -62,17 +62,17 @@ class Roster:
         return self.order[place] == node
 
     def finish(self, node: str, now: float) -> None:
-        """The workers of a node have ended well."""
+        """Note that the workers of a node have succeeded."""
         self.active.discard(node)
         self.done.setdefault(node, now)
 
     def rest(self, node: str) -> None:
-        """A node has no workers any more."""
+        """Note that a node has no workers any more."""
         self.active.discard(node)
         self.done.pop(node, None)
 
     def remove(self, node: str) -> None:
-        """A node is gone; its place becomes a hole."""
+        """Remove a node; its place becomes a hole."""
         place = self.places.pop(node)
         self.order[place] = None
         if node in self.done:
@@ -80,7 +80,7 @@ class Roster:
         self.rest(node)
 
     def reactivate(self) -> None:
-        """Those that are done must begin anew with the others."""
+        """Make nodes that are done active: they must restart with the others."""
         self.active.update(self.done)
         self.done.clear()
 

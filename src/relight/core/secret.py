@@ -1,16 +1,17 @@
-"""How two sides get to know each other: hello, proof of the job's token, the keys that follow.
+"""How two peers authenticate: hello, proof of the job's token, the keys that follow.
 
 Each side sends a hello with a fresh nonce of 32 bytes. With a token, each then proves that it knows
-it, by an HMAC-SHA256 over its role and both hellos, byte for byte; the side that dialled does it
-first. Therefore
-- an old proof is of no use (both nonces are in it), nor one sent back to its maker (roles differ);
-- whoever changes a hello under way breaks both proofs.
+the token, by an HMAC-SHA256 over its role and both hellos, byte for byte; the side that dialled
+goes first. Therefore
+- an old proof is useless (it covers both nonces), and so is one reflected to its maker (roles
+  differ);
+- changing a hello on the way breaks both proofs.
 
-After the proofs each frame carries a tag of 16 bytes over its number and content, so that nobody
-who takes the TCP stream over can add, change, drop or repeat a frame. Contents are not hidden:
-that is what TLS is for.
+After the proofs each frame carries a tag of 16 bytes over its number and content, so that an
+attacker who takes over the TCP stream can't add, change, drop or repeat a frame. Contents are not
+encrypted: TLS does that.
 
-Pure: the nonce comes from the caller. hashlib costs milliseconds: it is loaded only for a token.
+Pure: the caller provides the nonce. hashlib costs milliseconds: it is loaded only for a token.
 """
 
 import struct
@@ -33,7 +34,7 @@ _REFUSALS = {
 
 
 class ProofRefused(Exception):  # noqa: N818
-    """The peer can't be let in, or does not let us in.
+    """The peer is refused, or refuses us.
 
     Args:
         reason: why, for people.
@@ -49,21 +50,21 @@ class ProofRefused(Exception):  # noqa: N818
 
 
 class Opening:
-    """One side of what is said before the first message.
+    """One side of the handshake before the first message.
 
     Args:
-        hello: what the peer shall know; it is not secret.
+        hello: what to tell the peer; not secret.
         nonce: 32 random bytes, never used before.
-        secret: the token; empty if none is asked for.
+        secret: the token; empty without one.
         dialled: this side opened the connection.
 
     Attributes:
-        hello: JSON of our own hello. The side that dialled sends it unasked.
-        peer_hello: what the peer said of itself, once it did. To be believed once `done`.
-        done: the peer is known.
+        hello: JSON of our own hello. The side that dialled sends it first.
+        peer_hello: the peer's hello, once received. Trustworthy once `done`.
+        done: the peer is authenticated.
         session_key: 32 bytes that both ends know once done. Secret only if there is a token.
         seal: makes the payload of each later frame, or None without a token.
-        unseal: the same for frames that come.
+        unseal: the same for received frames.
     """
 
     def __init__(self, hello: Message, nonce: bytes, secret: bytes, *, dialled: bool) -> None:
@@ -80,10 +81,10 @@ class Opening:
         self._transcript: Transcript | None = None
 
     def receive(self, message: Message, body: bytes) -> list[bytes]:
-        """Take a message and its JSON; return the JSON of what to answer, before `seal` applies.
+        """Handle a message and its JSON; return the JSON of the answers, before `seal` applies.
 
         Raises:
-            Refused: this is the end.
+            ProofRefused: the handshake has failed.
         """
         kind = message["type"]
         if kind == "refused" and self._dialled:
@@ -135,12 +136,12 @@ class Opening:
 
 
 class Transcript:
-    """What two sides said before their proofs.
+    """The hellos of both sides, which their proofs cover.
 
     Args:
         secret: the token, not empty.
         dialler_hello: JSON of the hello of the side that opened the connection, with its nonce.
-        listener_hello: the same of the other side.
+        listener_hello: the same for the other side.
     """
 
     def __init__(self, secret: bytes, dialler_hello: bytes, listener_hello: bytes) -> None:
@@ -156,7 +157,7 @@ class Transcript:
         return self.key(b"proof of the " + role).hex()
 
     def accepts(self, role: bytes, proof: object) -> bool:
-        """Say whether this is the proof of that role, in a time that tells nothing about it."""
+        """Return whether this is the proof of that role, in constant time."""
         if not isinstance(proof, str):
             return False
         return self._hmac.compare_digest(self.proof(role).encode(), proof.encode(errors="replace"))
@@ -169,7 +170,7 @@ class Transcript:
 
 
 def datagram_key(transcript: Transcript) -> bytes:
-    """Return the key for what the two sides of a connection send beside it."""
+    """Return the key for datagrams between the two sides of a connection."""
     return transcript.key(b"datagrams")
 
 
@@ -177,7 +178,7 @@ class Seal:
     """One direction of a connection after the proofs: frames in order, each with its tag.
 
     Args:
-        role: who sends in this direction.
+        role: the sender in this direction.
     """
 
     def __init__(self, transcript: Transcript, role: bytes) -> None:
@@ -192,10 +193,10 @@ class Seal:
         return body + self._tag(body)
 
     def open(self, payload: bytes) -> bytes:
-        """Return the content of the next frame that came.
+        """Return the content of the next received frame.
 
         Raises:
-            Malformed: it is not what the peer sent at this place.
+            Malformed: it is not the frame that the peer sent next.
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):

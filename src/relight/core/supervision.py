@@ -1,11 +1,11 @@
 """The workers of one node through one generation: watch, stop, escalate.
 
-States, and what leads on:
+States and transitions:
 
     RUNNING   all workers that have not ended are training
-      | one exits other than 0, a signal for the agent, or the
-      | coordinator wants it                                   -> STOPPING
-      | the last one exits 0                                   -> ENDED
+      | one exits other than with 0, the agent gets a signal, or
+      | the coordinator stops the generation                   -> STOPPING
+      | the last one exits with 0                              -> ENDED
     STOPPING  the rest were asked to stop, by SIGTERM or by the signal that the agent got
       | the grace time is over, or a second signal             -> KILLING
       | the last one exits                                     -> ENDED
@@ -13,8 +13,8 @@ States, and what leads on:
       | the last one exits                                     -> ENDED
       | a minute passes (a process in an uninterruptible call) -> ENDED, with the stuck ones named
 
-Invariants (`check`): a worker exits once; nothing is signalled after its exit; ENDED is final. The
-grace time starts once for all workers together. What is deliberately not here: processes, time,
+Invariants (`check`): a worker exits once; no worker is signalled after its exit; ENDED is final.
+The grace time starts once for all workers together. Deliberately not here: processes, time,
 restarts.
 """
 
@@ -25,11 +25,11 @@ from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tic
 from relight.typed import NamedTuple
 
 STUCK_AFTER_S = 60.0
-"""How long a killed process may take to go before the agent gives it up."""
+"""How long a killed process may take to exit before the agent gives it up."""
 
 
 class SupervisionState(Enum):
-    """Where the workers of this node are."""
+    """The state of this node's workers."""
 
     RUNNING = "running"
     STOPPING = "stopping"
@@ -45,13 +45,11 @@ class Signal(NamedTuple):
 
 
 class Kill(NamedTuple):
-    """Effect: kill all workers and everything that they started."""
+    """Effect: kill all workers and all processes that they started."""
 
 
 class WorkerEnd(NamedTuple):
-    """What became of one worker. `asked` is the signal that it was sent before it ended, 0 for
-    none.
-    """
+    """How one worker ended. `asked` is the signal that it was sent before, 0 for none."""
 
     local_rank: int
     exitcode: int
@@ -74,7 +72,7 @@ class Supervision:
         self.state = SupervisionState.RUNNING
         self.ends: dict[int, WorkerEnd] = {}
         self.received = 0
-        """The signal that the agent got, 0 for none."""
+        """The signal that the agent received, 0 for none."""
         self._size = size
         self._alive = dict.fromkeys(range(size))
         self._grace_s = grace_s
@@ -88,13 +86,13 @@ class Supervision:
 
     @property
     def failed(self) -> bool:
-        """Whether some worker ended other than with 0, or could not be ended at all."""
+        """Whether a worker ended other than with 0, or could not be ended at all."""
         return any(end.exitcode for end in self.ends.values()) or (
             self.state is SupervisionState.ENDED and bool(self._alive)
         )
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return what must be done.
+        """Take one event and return the effects.
 
         Events that change nothing: anything after ENDED, a second exit of a worker, a Tick too
         early.
@@ -134,7 +132,7 @@ class Supervision:
         return self._deadline
 
     def explain(self, now: float) -> str:
-        """Return in words what is being waited for."""
+        """Return in words what the agent is waiting for."""
         from relight.core.failures import named_ranks
 
         alive = f"local {named_ranks(self.alive)}"

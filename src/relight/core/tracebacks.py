@@ -1,17 +1,16 @@
-"""What a worker printed, or wrote to its error file, before it died -> its exception and the
-script's line.
+"""Finds a worker's exception, and the script's line, in what it printed or wrote to its error file.
 
-No decorator is needed in the script: Python prints an exception that nobody catches to stderr, and
-the agent has the end of each worker's stderr. Understood are
+The script needs no decorator: Python prints an uncaught exception to stderr, and the agent keeps
+the end of each worker's stderr. Supported are
 
     CPython 3.11 to 3.14   tracebacks (Lib/traceback.py), chained, grouped, coloured, without a
                            beginning, and as torch prints them: `[rank0]: ` before each line
     faulthandler           (Python/traceback.c) when a signal ends Python
-    libstdc++              what an exception in native code says before it aborts
+    libstdc++              what it prints about an exception in native code before it aborts
     rich                   tracebacks in a frame
     error files            of torch.distributed.elastic.multiprocessing.errors
 
-Any text may come in: nothing here raises, and the time is linear in the text.
+Any text is accepted: nothing here raises, and the time is linear in the text.
 """
 
 import json
@@ -23,7 +22,7 @@ from relight.typed import NamedTuple
 
 
 class _Traceback(NamedTuple):
-    """The numbers of its first line, of the line with the exception, and of the one after it."""
+    """Numbers of its first line, of the line with the exception, and of the line after it."""
 
     start: int
     exception: int
@@ -31,7 +30,7 @@ class _Traceback(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """One line `File "file", line 12, in function`; no function for the place of a SyntaxError."""
+    """One line `File "file", line 12, in function`; no function if a SyntaxError is there."""
 
     file: str
     line: str
@@ -39,25 +38,27 @@ class Frame(NamedTuple):
 
     @property
     def library(self) -> str:
-        """The installed package or standard module that it is in, such as `torch`, or nothing."""
+        """The installed package or standard module of the file, such as `torch`, or an empty
+        string.
+        """
         match = _LIBRARY.match(self.file)
         return match[1].removesuffix(".py") if match is not None else ""
 
     @property
     def starter(self) -> bool:
-        """Whether it only starts the user's program, for `-m` and `--run-path`."""
+        """Whether the frame only starts the user's program, for `-m` and `--run-path`."""
         return self.file == "<frozen runpy>" or self.file.endswith("/relight/worker/run_path.py")
 
     @property
     def own(self) -> bool:
-        """Whether it is neither in a library nor in text that was compiled."""
+        """Whether the frame is neither in a library nor in code compiled from a string."""
         return not (self.library or self.starter or self.file.startswith("<"))
 
 
 _ESCAPE = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|[]PX^_][^\x07\x1b\n]*+(?:\x07|\x1b\\)?|[ -/]*+[0-~])?"
 )
-# C0 and C1, what changes the direction of text, what has no width, and halves of surrogates.
+# C0 and C1, characters that change the text direction, have no width, or are lone surrogates.
 _CONTROL = re.compile(
     "[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff]"
 )
@@ -102,16 +103,16 @@ _LIBRARY = re.compile(r".*/(?:(?:site|dist)-packages|lib(?:64)?/python3[.\d]*)/(
 _PACKAGE = re.compile(r".*/(?:site|dist)-packages/[^/]+")
 
 _FOREIGN = 10
-"""How many lines of others, such as threads in C, may stand between the lines of a traceback."""
+"""Most foreign lines, such as those of threads in C, between the lines of a traceback."""
 _MESSAGE = 100
-"""How many lines of a message are read."""
+"""Most lines of a message that are read."""
 _LATER = 50
-"""An exception that is followed by more lines than an exit prints did not end the process."""
+"""More lines than an exit prints: an exception followed by more did not end the process."""
 _LIMIT = 4000
 
 
 def clean(text: str) -> str:
-    """Return a text without what would move the cursor, hide or reorder text on a terminal."""
+    """Return a text without characters that move the cursor, or hide or reorder text."""
     text = _ESCAPE.sub("", text).replace("\r\n", "\n").replace("\r", "\n").expandtabs(4)
     return _CONTROL.sub("\ufffd", text)
 
@@ -119,8 +120,8 @@ def clean(text: str) -> str:
 def from_stderr(text: str) -> ErrorReport | None:
     """Return the exception that ended a worker, from the end of its stderr; None if there is none.
 
-    The last one counts. Those that do not end a process (in threads, in destructors, in a log) are
-    passed over where there is another.
+    The last exception counts. Exceptions that do not end a process (in threads, in destructors, in
+    a log) are used only if there is no other.
     """
     lines = _unframed(_RANK.sub("", clean(text)).split("\n"))
     crash = _crash(lines)
@@ -137,8 +138,8 @@ def from_stderr(text: str) -> ErrorReport | None:
 
 
 def from_error_file(text: str) -> ErrorReport | None:
-    """Return the exception in a file written by torch's `@record`, or by the user; None if it has
-    no sense.
+    """Return the exception in a file written by torch's `@record`, or by the user; None if it can't
+    be parsed.
     """
     try:
         message = json.loads(text)["message"]
@@ -167,11 +168,11 @@ def last_lines(text: str, count: int = 3) -> tuple[str, ...]:
     return tuple([line for line in lines if line.strip()][-count:])
 
 
-# What a line is.
+# Kinds of lines.
 
 
 def frame_of(line: str) -> Frame | None:
-    """Return the frame that a line tells, in a box or not."""
+    """Return the frame in a line, in a box or not."""
     match = _FRAME.match(line)
     if match is None:
         return None
@@ -184,7 +185,7 @@ def is_header(line: str) -> bool:
 
 
 def is_chained(line: str) -> bool:
-    """Return whether a line stands between a traceback and the one that followed from it."""
+    """Return whether a line separates a traceback from the next one in its chain."""
     return in_box(line) in _CHAINED
 
 
@@ -194,17 +195,17 @@ def is_marks(line: str) -> bool:
 
 
 def is_exception(line: str) -> bool:
-    """Return whether a line reads like the type of an exception and its message."""
+    """Return whether a line looks like the type of an exception and its message."""
     return _EXCEPTION.match(in_box(line)) is not None
 
 
 def is_fatal(line: str) -> bool:
-    """Return whether Python's last words before a crash begin here."""
+    """Return whether Python's fatal error message begins here."""
     return _FATAL.match(line) is not None
 
 
 def in_box(line: str) -> str:
-    """Return a line of an ExceptionGroup without the box around it, and any other as it is."""
+    """Return a line of an ExceptionGroup without the box around it; other lines are unchanged."""
     return _IN_BOX.sub("", line)
 
 
@@ -212,7 +213,7 @@ def in_box(line: str) -> str:
 
 
 def _unframed(lines: Sequence[str]) -> list[str]:
-    """Return lines in which tracebacks of rich look as those of Python."""
+    """Return the lines with tracebacks of rich rewritten as Python would print them."""
     result: list[str] = []
     inside = False
     for line in lines:
@@ -234,7 +235,7 @@ def _unframed(lines: Sequence[str]) -> list[str]:
 
 
 def _chains(lines: Sequence[str]) -> list[list[_Traceback]]:
-    """Return all tracebacks, those together that Python printed as one."""
+    """Return all tracebacks, grouped by the chains in which Python printed them."""
     chains: list[list[_Traceback]] = []
     for traceback in _tracebacks(lines):
         if chains:
@@ -261,7 +262,7 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
         if is_header(lines[number]):
             traceback, number = _traceback(lines, number, _FOREIGN)
         else:
-            if _SYNTAX.match(lines[number]):  # one in the script itself has no header
+            if _SYNTAX.match(lines[number]):  # a SyntaxError in the script itself has no header
                 above = [n for n in range(max(0, number - 5), number) if frame_of(lines[n])]
                 if above:
                     traceback = _Traceback(above[-1], number, number + 1)
@@ -272,9 +273,10 @@ def _tracebacks(lines: Sequence[str]) -> list[_Traceback]:
 
 
 def _traceback(lines: Sequence[str], start: int, foreign: int) -> tuple[_Traceback | None, int]:
-    """Return the traceback that begins at a line, and where to read on.
+    """Return the traceback that begins at a line, and the line at which to read on.
 
-    It is None if its exception is missing, as when the process was killed while it wrote.
+    The traceback is None if its exception is missing, as when the process was killed while writing
+    it.
     """
     if _BOX.match(lines[start]):
         return _boxed(lines, start)
@@ -351,7 +353,7 @@ def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> ErrorReport:
     type_, message = _split("\n".join(lines[last.exception : end]))
     raised = last
     if len(chain) > 1 and lines[chain[-2].exception] == lines[last.exception]:
-        raised = chain[-2]  # the same exception, as it was in another process
+        raised = chain[-2]  # the same exception, as another process raised it
     where, source = _place(lines[raised.start : raised.exception])
     return ErrorReport(kind, type_, message, where, source, shown)
 
@@ -359,7 +361,7 @@ def _report(lines: Sequence[str], chain: Sequence[_Traceback]) -> ErrorReport:
 def _group(
     lines: Sequence[str], traceback: _Traceback, kind: FailureKind, shown: tuple[str, ...]
 ) -> ErrorReport:
-    """Return the report of an ExceptionGroup: where and what the first exception in it is."""
+    """Return the report of an ExceptionGroup: place and message of its first exception."""
     type_, message = _split(in_box(lines[traceback.exception]))
     begin = traceback.exception
     end = traceback.end
@@ -386,7 +388,7 @@ def _group(
 
 
 def _crash(lines: Sequence[str]) -> tuple[int, ErrorReport] | None:
-    """Return where the last words of a crash stand, and what they say."""
+    """Return the line at which a crash message begins, and its report."""
     fatal = terminate = None
     for number, line in enumerate(lines):
         if is_fatal(line):
@@ -430,7 +432,7 @@ def _stack(lines: Sequence[str], fatal: int) -> int:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Return the type and the message of an exception; no type if it is not written as one."""
+    """Return the type and the message of an exception; an empty type if the text has none."""
     match = _EXCEPTION.match(text[:_LIMIT])
     if match is None:
         return "", text[:_LIMIT]
@@ -456,7 +458,7 @@ def _place(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def _innermost(found: Sequence[tuple[int, Frame]]) -> tuple[int, Frame]:
-    """Return the innermost frame that is the user's; a program that is itself installed counts."""
+    """Return the user's innermost frame; an installed program counts as the user's."""
     files = [frame.file for _, frame in found]
     packages = [match[0] for file in files if (match := _PACKAGE.match(file)) is not None]
     own = [each for each in found if each[1].own and not _is_stub(each[1].file, files)]
@@ -466,6 +468,6 @@ def _innermost(found: Sequence[tuple[int, Frame]]) -> tuple[int, Frame]:
 
 
 def _is_stub(file: str, files: Sequence[str]) -> bool:
-    """Return whether a file is a console script, which only calls the package beside it."""
+    """Return whether a file is a console script, which only calls the installed package."""
     prefix, found, _ = file.rpartition("/bin/")
     return bool(found) and any(other.startswith(f"{prefix}/lib") for other in files)

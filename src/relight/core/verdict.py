@@ -1,4 +1,4 @@
-"""What a failure of workers leads to, in words: the cause of the restart, or the end of the job.
+"""Decides what follows a failure of workers: the cause of the restart, or the end of the job.
 
 Loaded only after a failure.
 """
@@ -14,8 +14,8 @@ from relight.typed import NamedTuple
 
 
 class Story(NamedTuple):
-    """What is known of the end of a generation: failures, ranks that had ended well before, a cause
-    in words if no failure tells more, and when the generation was formed.
+    """The end of a generation: failures, ranks that had succeeded before, a cause in words for lack
+    of failures, and when the generation was formed.
     """
 
     failures: Sequence[Failure]
@@ -28,7 +28,7 @@ def judge(story: Story, used: int, budget: int, now: float) -> str | JobEnded:
     """Return the cause of a restart, or the end of the job if no restart is left.
 
     Args:
-        story: what happened.
+        story: how the generation ended.
         used: restarts so far.
         budget: `--max-restarts`.
         now: the time.
@@ -41,11 +41,11 @@ def judge(story: Story, used: int, budget: int, now: float) -> str | JobEnded:
 
 
 def end(story: Story, reason: str, now: float) -> JobEnded:
-    """Return the end of a job that must not restart, whatever is left of `--max-restarts`.
+    """Return the end of a job that must not restart, even if restarts are left.
 
     Args:
-        story: what happened.
-        reason: why not.
+        story: how the generation ended.
+        reason: why the job does not restart.
         now: the time.
     """
     return _end(story, _diagnose(story), reason, now)
@@ -61,5 +61,5 @@ def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> 
 
 
 def _diagnose(story: Story) -> Diagnosis | None:
-    ends = [failure for failure in story.failures if failure.exitcode]  # a peer may say anything
+    ends = [failure for failure in story.failures if failure.exitcode]  # a peer may send anything
     return failures.diagnose(ends, story.left) if ends else None

@@ -1,5 +1,5 @@
-"""What people are told while the group is not complete: how many, who, what for, how long still;
-and why a node can't be in it, or should be another.
+"""Messages while the group is not complete: how many nodes are there, which, what they wait for,
+how long still; and why a node can't join or is suspicious.
 """
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from relight.core.messages import Join
 from relight.core.mismatches import compare
 
 _MAX_KINDS = 8
-"""Of nodes by their facts. Where all differ there is no point in saying so a thousand times."""
+"""Most sets of facts that are compared: where all nodes differ, more notes tell nothing."""
 
 
 class Differences:
-    """What should be equal on all nodes and is not, told when the first of its kind comes."""
+    """Facts that should be equal on all nodes; each new set that differs is reported once."""
 
     def __init__(self) -> None:
-        self._kinds: dict[str, dict[str, str]] = {}  # by one host of each
+        self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host of each kind
 
     def of(self, join: Join) -> list[str]:
         """Return a line for each fact in which a newcomer is the first of its kind."""
@@ -29,7 +29,7 @@ class Differences:
 
 
 def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
-    """Return why a node can't join, or nothing. `holder` is another node with its node rank."""
+    """Return why a node can't join, or an empty string. `holder` has its node rank already."""
     if (join.least, join.most) != (settings.least, settings.most):
         return (
             f"--nnodes={_range(join.least, join.most)} on {join.host}, "
@@ -46,7 +46,7 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
 
 
 def other_patience(asked_s: float, settings: GroupSettings) -> str:
-    """Return why a node that has other heartbeats can't join, or nothing."""
+    """Return why a node with another heartbeat timeout can't join, or an empty string."""
     if asked_s == settings.lost_after_s:
         return ""
     return (
@@ -57,7 +57,7 @@ def other_patience(asked_s: float, settings: GroupSettings) -> str:
 
 
 def too_patient(asked_s: float, longest_s: float) -> str:
-    """Return why a coordinator that a register names takes no job with rarer heartbeats."""
+    """Return why a coordinator named by a register refuses a longer heartbeat timeout."""
     return (
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
         f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to "
@@ -66,7 +66,7 @@ def too_patient(asked_s: float, longest_s: float) -> str:
 
 
 def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
-    """Return the line for fewer nodes than are needed."""
+    """Return the line for a group with too few nodes."""
     least = "at least " if most > needed else ""
     return (
         f"{len(hosts)} of {least}{needed} nodes have joined: {names(hosts)}; "
@@ -75,7 +75,7 @@ def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
 
 
 def coming_back(missing: int, generation: int) -> str:
-    """Return the line for nodes of a live generation that a new coordinator has not heard of."""
+    """Return the line for a new coordinator that waits for nodes of a live generation."""
     return f"waiting for {missing} more of the nodes of generation {generation} to come back"
 
 
@@ -85,7 +85,7 @@ def not_ready(hosts: Sequence[str], left_s: float) -> str:
 
 
 def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
-    """Return the line for enough nodes, while more may come."""
+    """Return the line for a group with enough nodes that waits for more."""
     return (
         f"{len(hosts)} of at most {most} nodes have joined: {names(hosts)}; "
         f"the group is formed when no other comes for {quiet_s:g} s"
@@ -101,7 +101,7 @@ def on_probation(host: str, times: int, seconds: float) -> str:
 
 
 def given_up(hosts: Sequence[str]) -> str:
-    """Return the line for nodes whose workers should long have ended."""
+    """Return the line for nodes that did not report in time that their workers have exited."""
     its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
     return (
         f"{names(hosts)} did not say in time that {its} workers have ended; the group goes on "
@@ -110,14 +110,14 @@ def given_up(hosts: Sequence[str]) -> str:
 
 
 def names(hosts: Sequence[str]) -> str:
-    """Return the names of hosts, not too many."""
+    """Return the names of hosts, shortened if there are many."""
     shown = ", ".join(hosts[:8])
     return f"{shown} and {len(hosts) - 8} more" if len(hosts) > 8 else shown
 
 
 def duration(seconds: float, digits: int = 0) -> str:
-    """Return a time as `45 s`, `9 min 12 s` or `3 h 5 min`; below a minute with so many digits
-    after the point.
+    """Return a time as `45 s`, `9 min 12 s` or `3 h 5 min`; times below a minute have `digits`
+    decimals.
     """
     if round(seconds, digits) < 60:
         return f"{max(0.0, seconds):.{digits}f} s"

@@ -1,11 +1,11 @@
-"""Bytes <-> messages between agents and their coordinator.
+"""Encodes and decodes messages between agents and their coordinator.
 
-Each side first sends the line `relight 1`: the name and the number of the protocol. Frames follow:
+Each side first sends the line `relight 1`: the name and the version of the protocol. Frames follow:
 a length of 4 bytes (big-endian) and that many bytes of JSON, one object whose key `type` names the
-message. Nothing else is ever decoded: no pickle, no classes, no references. What is larger than the
-limit, no JSON, or no such object is `Malformed`, and the connection with it.
+message. Nothing else is ever decoded: no pickle, no classes, no references. Frames above the limit,
+invalid JSON and other values are `Malformed`, and end the connection.
 
-The first byte of a stream tells who calls: 0 is a client of torch's TCPStore, 0x16 is TLS.
+The first byte of a stream shows the client: 0 is a client of torch's TCPStore, 0x16 is TLS.
 """
 
 import json
@@ -17,9 +17,9 @@ from relight.core.fields import Malformed, Message, decode
 PROTOCOL = 1
 GREETING = b"relight %d\n" % PROTOCOL
 MAX_FRAME = 4 * 1024 * 1024
-"""Bytes of the largest frame: a failure report of many ranks, with room to spare."""
+"""Bytes of the largest frame: enough for a failure report of many ranks."""
 MAX_HELLO = 4 * 1024
-"""Bytes of the largest frame from a peer that has not proved who it is."""
+"""Bytes of the largest frame from a peer that has not proved its identity."""
 
 _NAME = b"relight "
 _MAX_GREETING = 16
@@ -30,7 +30,7 @@ def body_of(message: Message, limit: int = MAX_FRAME) -> bytes:
     """Return the JSON of a message.
 
     Raises:
-        ValueError: the message is too large, or holds a number that JSON has no word for.
+        ValueError: the message is too large, or contains a number that JSON can't express.
     """
     body = _encode(message).encode()
     if len(body) > limit:
@@ -56,12 +56,12 @@ class Decoder:
     """Cuts a stream of bytes into messages.
 
     Args:
-        limit: bytes of the largest frame to accept; it may be raised once the peer is known.
+        limit: bytes of the largest frame to accept; may be raised once the peer is authenticated.
 
     Attributes:
-        unseal: turns the payload of a frame into JSON, or raises `Malformed`. It may be set between
-            two messages: those that follow go through it.
-        body: the JSON of the message that came last.
+        unseal: turns the payload of a frame into JSON, or raises `Malformed`. If set between two
+            messages, it applies to those that follow.
+        body: the JSON of the last message.
     """
 
     def __init__(self, limit: int = MAX_HELLO) -> None:
@@ -72,10 +72,10 @@ class Decoder:
         self._greeted = False
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yield the messages that `data` completes, each under the limits of that moment.
+        """Yield the messages that `data` completes, each under the limits at that moment.
 
         Raises:
-            Malformed: the peer does not speak this protocol. The stream is of no use after that.
+            Malformed: the peer does not speak this protocol. The stream is then useless.
         """
         buffer = self._buffer
         buffer += data
@@ -94,7 +94,7 @@ class Decoder:
 
 
 def _cut_greeting(buffer: bytearray) -> bool:
-    """Take the first line out of the buffer; return whether it was complete."""
+    """Remove the first line from the buffer; return whether it was complete."""
     if buffer.startswith(GREETING):
         del buffer[: len(GREETING)]
         return True
@@ -114,10 +114,10 @@ def _cut_greeting(buffer: bytearray) -> bool:
 
 
 def parse(body: bytes) -> Message:
-    """Return the message of a body.
+    """Parse the body of a frame as a message.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not a message.
     """
     message = decode(body)
     if not isinstance(message, dict) or not isinstance(message.get("type"), str):
