@@ -1,6 +1,6 @@
 """Jobs described once: `import relight.job as specs` in a component file.
 
-Importing this costs little: what is not a type of the description is loaded when it is used.
+Importing this costs little: names other than the description's types are loaded on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
-"""What a job is, wherever it runs: an app of roles, each a number of replicas of one command.
+"""Describes a job independently of its scheduler: an app of roles, each with replicas of a command.
 
-Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs one
-changed line. Everything is immutable; `to_json` and `from_json` are in `job/serial.py`.
+Names and meanings are those of TorchX's specs (nightly 2026-10), so that a component file needs
+only one changed line. All types are immutable; `to_json` and `from_json` are in `job/serial.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def _nothing() -> Mapping[str, Any]:
 
 
 class RetryPolicy(StrEnum):
-    """What is started again when a replica fails: it alone, its role, or the whole app."""
+    """What is restarted when a replica fails: the replica, its role, or the whole app."""
 
     REPLICA = "REPLICA"
     ROLE = "ROLE"
@@ -26,7 +26,7 @@ class RetryPolicy(StrEnum):
 
 
 class AppState(IntEnum):
-    """Where an app, or a replica, is."""
+    """The state of an app or a replica."""
 
     UNSUBMITTED = 0
     SUBMITTED = 1
@@ -39,13 +39,13 @@ class AppState(IntEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing will change any more."""
+        """Whether the state is final."""
         return self in (AppState.SUCCEEDED, AppState.FAILED, AppState.CANCELLED)
 
 
 @dataclass(frozen=True)
 class Resource:
-    """What one replica needs. -1 is: not said.
+    """The resources that one replica needs. -1 means unspecified.
 
     `cpu` and `gpu` are numbers of logical cores and of devices, `memMB` is in MiB. `devices` are
     extended resources by their Kubernetes names.
@@ -101,8 +101,9 @@ Mount = BindMount | VolumeMount | DeviceMount
 class Role:
     """Replicas of one command. A replica is a node (a container, a task of Slurm), not a rank.
 
-    `min_replicas`: the job may run with so few; None for all. In `args`, the values of `env` and
-    `metadata`, macros stand for what only the scheduler knows (`job/macros.py`).
+    `min_replicas` is the least number with which the job may run; None for all. `args` and the
+    values of `env` and `metadata` may have macros for values that only the scheduler knows
+    (`job/macros.py`).
     """
 
     name: str
@@ -128,7 +129,7 @@ class Role:
 
 @dataclass(frozen=True)
 class AppDef:
-    """A job: its roles run, and end, together."""
+    """A job: its roles run and end together."""
 
     name: str
     roles: Sequence[Role] = ()

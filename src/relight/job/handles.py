@@ -26,13 +26,13 @@ class Handle(NamedTuple):
 
 
 def parse(text: str) -> Handle:
-    """Return the job, or with `/ROLE` or `/ROLE/REPLICA,…` behind it the part of one, that a handle
-    or an id names.
+    """Return the job that a handle or an id names, or the part of it if `/ROLE` or
+    `/ROLE/REPLICA,…` follows.
 
-    A text without `://` starts with the id of a job of relight's own records.
+    A text without `://` starts with the id of a job in relight's own records.
 
     Raises:
-        UsageError: it is no handle, or no job is recorded under this id.
+        UsageError: the text is no handle, or no job is recorded under this id.
     """
     match = re.fullmatch(_FORM, text)
     if match is not None:
@@ -46,7 +46,7 @@ def parse(text: str) -> Handle:
 
 
 def is_whole(text: str) -> bool:
-    """Return whether a text is the handle of a job, and not of a part of one."""
+    """Return whether a text is the handle of a whole job, and not of a part."""
     match = re.fullmatch(_FORM, text)
     return match is not None and match[4] is None
 

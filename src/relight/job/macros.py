@@ -1,10 +1,10 @@
-"""Words in an app that stand for what only the scheduler knows.
+"""Macros: placeholders in an app for values that only the scheduler knows.
 
-A component writes `macros.app_id`; when a request is rendered, `substitute` puts the scheduler's
-value there. Only these four words in braces are touched, so that what a user passes to a script
-(`$HOME`, `$$`, `${x}`) arrives byte for byte. TorchX halves every `$$`, and its components
-therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`: that form, and no
-other, loses its first dollar here too.
+A component writes `macros.app_id`; when a request is rendered, `substitute` replaces it by the
+scheduler's value. Only these four words in braces are replaced, so that other text that a user
+passes to a script (`$HOME`, `$$`, `${x}`) arrives unchanged. TorchX halves every `$$`, and its
+components therefore write the shell's `${VAR:=localhost}` as `$${${rank0_env}:=localhost}`: only
+that form loses its first dollar here too.
 """
 
 import re
@@ -15,9 +15,9 @@ from typing import Any
 from relight.job.app import Role
 
 img_root = "${img_root}"
-"""The directory that the image's files are in, as the replica sees it."""
+"""The directory of the image's files, as the replica sees it."""
 app_id = "${app_id}"
-"""The id of the app with its scheduler; unique, and the same for all replicas."""
+"""The scheduler's id of the app; unique, and the same for all replicas."""
 replica_id = "${replica_id}"
 """The number of the replica within its role, from 0."""
 rank0_env = "${rank0_env}"
@@ -31,8 +31,8 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
     """Return the role with its macros replaced in `args`, the values of `env`, and `metadata`.
 
     Args:
-        role: is not changed.
-        values: by the names of `NAMES`; a macro without a value stays as it is.
+        role: not changed.
+        values: by the names of `NAMES`; a macro without a value stays unchanged.
     """
     return replace(
         role,
@@ -43,10 +43,10 @@ def substitute(role: Role, values: Mapping[str, str]) -> Role:
 
 
 def text(template: str, values: Mapping[str, str]) -> str:
-    """Return one text with its macros replaced; what is put in is not looked at again."""
+    """Return a text with its macros replaced; the values are not searched for macros."""
     if "${" not in template:
         return template
-    if "rank0_env" not in values:  # the shell's form keeps both dollars with its macro
+    if "rank0_env" not in values:  # without a value, the shell's form keeps both dollars
         values = {**values, "rank0_env": rank0_env}
         return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else m[0], template)
     return _WORD.sub(lambda m: values.get(m[1], m[0]) if m[1] else "", template)

@@ -1,7 +1,7 @@
-"""The patterns of a .gitignore file: which paths of a directory stay behind.
+"""The patterns of a .gitignore file: which paths of a directory are not copied.
 
-The rules are git's (gitignore(5)): the last pattern that matches decides, `!` takes a path back in,
-and nothing below a directory that stays behind is looked at.
+The rules are git's (gitignore(5)): the last pattern that matches decides, `!` includes a path
+again, and paths below an ignored directory are not visited.
 """
 
 import re
@@ -16,8 +16,8 @@ _CLASSES = {
 
 
 class Pattern(NamedTuple):
-    """One line. `takes_back` is for `!`; `whole` is matched with the path, not only its last part;
-    `regex` is None for a line that git lets match nothing, such as `[`.
+    """One line. `takes_back` is true for `!`; if `whole`, the whole path is matched, not only its
+    last part; `regex` is None for a line that matches nothing in git, such as `[`.
     """
 
     regex: re.Pattern[str] | None
@@ -39,12 +39,12 @@ def parse(lines: Iterable[str]) -> tuple[Pattern, ...]:
 
 
 def ignored(patterns: Iterable[Pattern], path: str, is_directory: bool) -> bool:
-    """Return whether a path stays behind, if the directory that it is in does not.
+    """Return whether a path is ignored, if its directory is not.
 
     Args:
         patterns: in the order of the file.
         path: relative to the directory of the file, with `/` between its parts.
-        is_directory: a symbolic link is none, wherever it leads.
+        is_directory: false for a symbolic link, whatever its target.
     """
     verdict = False
     name = path.rpartition("/")[2]
@@ -107,8 +107,8 @@ def _regex(text: str) -> str | None:
 
 
 def _brackets(text: str, at: int) -> tuple[int, str]:
-    """Return what follows `[…]`, which begins before `at`, and its regex; empty if it has no end or
-    an unknown [:class:].
+    """Return the position after `[…]`, which begins before `at`, and its regex; empty if it has no
+    end or an unknown [:class:].
     """
     negated = text[at : at + 1] in ("!", "^")
     at += negated
@@ -139,6 +139,6 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
 
 
 def _one(text: str, at: int) -> tuple[str, int]:
-    """Return one character of a class, which a backslash may protect, and what follows it."""
+    """Return one character of a class, which a backslash may escape, and the position after it."""
     at += text[at] == "\\" and at + 1 < len(text)
     return text[at], at + 1

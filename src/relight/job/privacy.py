@@ -1,7 +1,7 @@
-"""What is kept of a job, and shown of it, without what looks like a secret.
+"""Hides values that look like secrets in the records and the output of a job.
 
-A variable or a flag is taken for a secret by its name, and a token of a well-known service by how
-it begins; values that are none cost little to hide.
+A variable or a flag is treated as a secret by its name, and a token of a well-known service by its
+prefix; hiding a value that is no secret does little harm.
 """
 
 import re
@@ -43,7 +43,7 @@ _LOGIN = re.compile(rf"(?<!\S)(-p\s+)({_QUOTED}|[^-\s]\S*)")
 _PORTS = re.compile(r"[\d.:/]+(?:tcp|udp)?")
 _ANOTHER_P = {"mkdir", "cp", "tar", "ps", "read", "pytest", "srun", "sbatch", "salloc", "squeue",
               "sinfo", "sacct", "scontrol", "unzip", "nc", "patch", "git"}  # fmt: skip
-"""Programs whose -p is something else than a password: a partition, parents, a patch."""
+"""Programs whose -p is not a password but, for example, a partition, parents, a patch."""
 _USER = re.compile(r"(?<!\S)((?:--user[=\s]\s*|-u\s+)[^\W\d][^:\s]*:)([^\s/]\S*)")
 _TOKEN = re.compile(
     r"(?<![\w-])(?:hf_[A-Za-z0-9]{20,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
@@ -53,7 +53,7 @@ _TOKEN = re.compile(
 )
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
-# What says how a job was started, and nothing about its owner.
+# Variables that show how a job was started, and nothing private about its owner.
 _KEPT = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON", "GLOO_",
          "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV", "PATH", "LANG",
          "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL", "HYDRA_")  # fmt: skip
@@ -73,13 +73,13 @@ def of_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what is recorded of the environment of the process that submits."""
+    """Return the variables of the submitting process that are recorded, without secrets."""
     return of_variables({n: v for n, v in sorted(variables.items()) if n.startswith(_KEPT)})
 
 
 def of_text(text: str) -> str:
-    """Return a text with the values of `NAME=value`, `--name value`, `Name: value` hidden where the
-    name is a secret's, and passwords in URLs and after `--user NAME:`.
+    """Return a text with these values hidden: those of `NAME=value`, `--name value`, `Name: value`
+    where the name is a secret's, and passwords in URLs and after `--user NAME:`.
     """
     text = _TOKEN.sub(HIDDEN, text)
     text = _JSON.sub(_hidden_in_json, text)
@@ -139,10 +139,10 @@ def _hidden_login(match: re.Match[str]) -> str:
 
 
 def _is_login(before: str, value: str) -> bool:
-    """Return whether what follows `-p` is a password, as for `docker login`, `sshpass`, `mysql`.
+    """Return whether the value after `-p` is a password, as for `docker login`, `sshpass`, `mysql`.
 
-    It is taken for one unless it is a number, a port or a mapping of ports, or the command is known
-    to mean something else.
+    It is treated as one unless it is a number, a port or a mapping of ports, or the command's `-p`
+    is known to have another meaning.
     """
     command = re.split(r"[;|&\n(]", before)[-1].split()
     if _PORTS.fullmatch(value) or is_number(value):
@@ -151,7 +151,7 @@ def _is_login(before: str, value: str) -> bool:
 
 
 def _is_other(name: str, value: str) -> bool:
-    """Return whether this is a number of tokens, as models are told it, or a working directory."""
+    """Return whether this is a number of tokens, as for language models, or a working directory."""
     name = name.rstrip("= :").lower()
     if name.endswith("tokens"):
         return value.isdecimal()

@@ -1,8 +1,8 @@
-"""What is kept of each job: a directory, and in it `job.json`, what was submitted.
+"""The record of each job: a directory with `job.json`, which describes what was submitted.
 
-`~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` stands for
+It is `~/.local/state/relight/jobs/NAME-RANDOM/` (XDG base directories; `RELIGHT_STATE_DIR` replaces
 `~/.local/state/relight`). Schedulers that keep logs or state themselves have subdirectories there.
-Directories and files are the user's alone.
+Only the user can read directories and files.
 """
 
 import errno
@@ -21,7 +21,7 @@ FILE = "job.json"
 _SENDING = "sending"
 _SENT_LIMIT_S, _LOOK_S = 120.0, 0.05
 _DEEPEST = 64
-"""Of objects in objects, in a file of ours."""
+"""The deepest nesting of objects in a file of ours."""
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_")
 _OF_NAME, _OF_ID = _LETTERS | set(".-"), _LETTERS | set(".:@%+=-")
@@ -29,7 +29,7 @@ _FIRST, _REST = "bcdfghjklmnpqrstvwxz", "bcdfghjklmnpqrstvwxz012345679"
 
 
 def new_id(name: str) -> str:
-    """Return `NAME-RANDOM`, unique; of the name, what can stand in the name of a file or host."""
+    """Return a unique `NAME-RANDOM`, with only those characters that file and host names allow."""
     number = int.from_bytes(os.urandom(8), "big")
     number, digit = divmod(number, len(_FIRST))
     word = _FIRST[digit]
@@ -41,12 +41,12 @@ def new_id(name: str) -> str:
 
 
 def root(env: Environment | None = None) -> str:
-    """Return the directory that all jobs' directories are in; it need not exist."""
+    """Return the parent of all jobs' directories; it need not exist."""
     env = environment.read() if env is None else env
     own = env.get("RELIGHT_STATE_DIR")
     if not own:
         state = env.get("XDG_STATE_HOME")
-        if not os.path.isabs(state):  # as the standard wants it
+        if not os.path.isabs(state):  # as the standard requires
             state = os.path.join(env.get("HOME") or os.path.expanduser("~"), ".local", "state")
         own = os.path.join(state, "relight")
     return os.path.join(os.path.abspath(own), "jobs")
@@ -56,7 +56,7 @@ def path(app_id: str) -> str:
     """Return the directory of a job; it need not exist.
 
     Raises:
-        UsageError: no job has such an id.
+        UsageError: the id is invalid.
     """
     if not _is_id(app_id):
         raise UsageError(f"{app_id!r} is no id of a job", hint="relight list shows them")
@@ -64,10 +64,10 @@ def path(app_id: str) -> str:
 
 
 def directory(app_id: str) -> str:
-    """Make the directory of a job, if it is not there yet, and return it.
+    """Make the directory of a job if it does not exist, and return it.
 
     Raises:
-        MachineError: that is not possible.
+        MachineError: it can't be made.
     """
     where = path(app_id)
     try:
@@ -82,7 +82,7 @@ def directory(app_id: str) -> str:
 
 
 def write(app_id: str, record: Mapping[str, Any]) -> None:
-    """Replace the record of a job as a whole.
+    """Replace the record of a job atomically.
 
     Raises:
         MachineError: it can't be written.
@@ -102,7 +102,7 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
 
 @contextmanager
 def sending(app_id: str) -> Iterator[None]:
-    """Hold a job for as long as it is sent: whoever wants to stop it waits for that.
+    """Lock a job while it is being submitted: a command that stops it waits until then.
 
     Raises:
         MachineError: its directory can't be written.
@@ -125,7 +125,7 @@ def sending(app_id: str) -> Iterator[None]:
 
 
 def is_being_sent(app_id: str) -> bool:
-    """Return whether some process sends this job right now; one that was killed does not."""
+    """Return whether a living process is submitting this job right now."""
     import fcntl
 
     try:
@@ -142,7 +142,7 @@ def is_being_sent(app_id: str) -> bool:
 
 
 def wait_until_sent(app_id: str) -> None:
-    """Return when no process sends this job any more.
+    """Wait until no process is submitting this job.
 
     Raises:
         MachineError: that takes too long.
@@ -155,12 +155,12 @@ def wait_until_sent(app_id: str) -> None:
 
 
 def read(app_id: str) -> dict[str, Any] | None:
-    """Return the record of a job, None if there is none."""
+    """Return the record of a job; None if it has none."""
     return _load(os.path.join(path(app_id), FILE))
 
 
 def every() -> list[dict[str, Any]]:
-    """Return the records of all jobs, newest first; what can't be read is left out."""
+    """Return the records of all jobs, newest first; unreadable ones are left out."""
     try:
         names = os.listdir(root())
     except OSError:
@@ -171,7 +171,7 @@ def every() -> list[dict[str, Any]]:
 
 
 def instant(text: str) -> float:
-    """Return the time that a text of ISO 8601 says, whatever its zone; 0 if it says none."""
+    """Return the seconds since 1970 of an ISO 8601 text in any time zone; 0 if it is no time."""
     from datetime import datetime
 
     try:
@@ -181,9 +181,7 @@ def instant(text: str) -> float:
 
 
 def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
-    """Return the record of a job by its id with a scheduler, which need not be its directory's
-    name.
-    """
+    """Return the record of a job by its scheduler's id, which may not be its directory's name."""
     record = read(app_id) if _is_id(app_id) else None
     if record is not None and record.get("scheduler") == scheduler:
         return record
@@ -194,10 +192,10 @@ def of_handle(scheduler: str, app_id: str) -> dict[str, Any] | None:
 
 
 def remove(name: str) -> None:
-    """Remove the directory of a job with all that is in it.
+    """Remove the directory of a job and its content.
 
     Raises:
-        MachineError: something of it can't be removed.
+        MachineError: a part of it can't be removed.
     """
     from relight.host.files import remove_tree
 
@@ -208,11 +206,11 @@ def remove(name: str) -> None:
 
 
 def token() -> str:
-    """Return what the agents of this user's jobs know each other by; it is made when it is needed
-    first.
+    """Return the token with which the agents of this user's jobs authenticate; it is made on first
+    use.
 
     Raises:
-        MachineError: it can't be kept.
+        MachineError: it can't be saved.
     """
     import fcntl
 
@@ -237,8 +235,8 @@ def _is_id(text: str) -> bool:
 
 
 def load(file: str) -> Any:
-    """Return what a file of JSON holds, None if it can't be read, or is nested as no record is:
-    whatever it is, it must not hide other jobs.
+    """Return the content of a JSON file; None if it can't be read, or is nested too deeply: a
+    broken file must not hide other jobs.
     """
     import json
 

@@ -1,6 +1,6 @@
-"""Named resources: sizes of machines by the names that TorchX gives them, and one's own.
+"""Named resources: sizes of machines by TorchX's names for them, and the user's own.
 
-Memory of `aws_*` is the published size in GiB times 983: what is left for a container.
+Memory of `aws_*` is 983 MiB for each published GiB, the part available to a container.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -98,10 +98,10 @@ Own = Mapping[str, Callable[[], Resource] | Resource]
 
 
 class NamedResources(Mapping[str, Resource]):
-    """The named resources: the table, and one's own.
+    """The named resources: those of the table, and the user's own.
 
     Args:
-        own: more, by name; None for those of `own(environment)`.
+        own: the user's own, by name; None for those of `own(environment)`.
     """
 
     def __init__(self, own: Own | None = None) -> None:
@@ -112,7 +112,7 @@ class NamedResources(Mapping[str, Resource]):
         """Return a resource.
 
         Raises:
-            UsageError: there is none of this name; upper and lower case are the same.
+            UsageError: no resource has this name; upper and lower case are the same.
         """
         if name in _TABLE and self._given is None and not _has_own(read()):
             return _of_table(name)
@@ -163,7 +163,7 @@ def resource(
 ) -> Resource:
     """Return the resource of a replica: by name `h` if given, else by its numbers.
 
-    What is None has TorchX's default: 2 cores, no GPU, 1024 MiB. A number that is 0 stays 0.
+    None means TorchX's default: 2 cores, no GPU, 1024 MiB. A number that is 0 stays 0.
     """
     if h:
         return named_resources[h]
@@ -176,9 +176,9 @@ def resource(
 
 def own(env: Environment) -> Own:
     """Return the user's named resources: those of the entry point groups `relight.named_resources`
-    and `torchx.named_resources`, then those of the module that RELIGHT_NAMED_RESOURCES (or TorchX's
-    variable) names, which has a mapping NAMED_RESOURCES of names to resources or to functions that
-    return one.
+    and `torchx.named_resources`, then those of the module named by RELIGHT_NAMED_RESOURCES (or
+    TorchX's variable), whose mapping NAMED_RESOURCES has names with resources or with functions
+    that return one.
 
     Raises:
         UsageError: that module can't be imported or has no such mapping.
@@ -188,7 +188,7 @@ def own(env: Environment) -> Own:
 
     found: dict[str, Callable[[], Resource] | Resource] = {}
     for entry in (entry for group in GROUPS for entry in entry_points(group=group)):
-        if entry.name not in _TABLE:  # a package can't change what a known name means
+        if entry.name not in _TABLE:  # a package can't redefine a known name
             found.setdefault(entry.name, _made_by(entry))
     for variable in VARIABLES:
         module = env.get(variable)
@@ -205,7 +205,7 @@ def own(env: Environment) -> Own:
 
 
 def _made_by(entry: Any) -> Callable[[], Resource]:
-    """Return what loads a package when its resource is asked for: many are there, few are used."""
+    """Return a function that loads a package when its resource is used: most are never used."""
 
     def make() -> Resource:
         try:

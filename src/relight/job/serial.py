@@ -1,4 +1,4 @@
-"""An app to and from JSON, in the shape that TorchX prints with `--dryrun --json`."""
+"""Converts an app to and from JSON, in the format of TorchX's `--dryrun --json`."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -20,7 +20,7 @@ Object = dict[str, Any]
 
 
 def to_json(app: AppDef) -> Object:
-    """Return an app as what `json.dumps` takes."""
+    """Return an app as an object for `json.dumps`."""
     return {
         "name": app.name,
         "roles": [_role(role) for role in app.roles],
@@ -29,10 +29,10 @@ def to_json(app: AppDef) -> Object:
 
 
 def from_json(value: Any) -> AppDef:
-    """Return the app that `to_json` made this of.
+    """Return the app of an object that `to_json` made.
 
     Raises:
-        UsageError: it is none; the message says where.
+        UsageError: the object is no app; the message says where it is wrong.
     """
     found = _object(value, "app", {"name", "roles", "metadata"})
     roles = found.get("roles", [])
@@ -68,7 +68,7 @@ def _role(role: Role) -> Object:
         "port_map": dict(role.port_map),
         "metadata": _plain(role.metadata),
         "mounts": [vars(mount).copy() for mount in role.mounts],
-        # Fields of TorchX's roles that are always so here.
+        # Fields of TorchX's roles that are constant here.
         "workspace": None,
         "overrides": {},
     }

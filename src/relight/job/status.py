@@ -1,4 +1,4 @@
-"""How a job is, and each of its replicas."""
+"""The status of a job, and of each of its replicas."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ from relight.job.app import AppState
 
 
 class ReplicaStatus(NamedTuple):
-    """One replica. `exitcode` is None while it is not known. `error` is its failure in one line."""
+    """One replica. `exitcode` is None while unknown. `error` is its failure in one line."""
 
     role: str
     replica: int
@@ -17,8 +17,8 @@ class ReplicaStatus(NamedTuple):
 
 
 class AppStatus(NamedTuple):
-    """A job. It fails when one replica has failed, and is over when all are; `restarts` is None if
-    not known.
+    """A job. It has failed when one replica has failed, and is over when all are; `restarts` is
+    None if unknown.
     """
 
     state: AppState
@@ -32,7 +32,7 @@ class AppStatus(NamedTuple):
         """The exit code that a command waiting for the job ends with."""
         if self.state is AppState.SUCCEEDED:
             return 0
-        # What was stopped because something else had failed comes last.
+        # Replicas that were stopped because another had failed come last.
         first = sorted(self.replicas, key=lambda r: r.state is not AppState.FAILED)
         failed = [r.exitcode for r in first if r.exitcode]
         return (failed[0] if failed[0] > 0 else 128 - failed[0]) if failed else 1

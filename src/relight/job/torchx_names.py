@@ -1,4 +1,4 @@
-"""Further names of TorchX's specs, so that files that use them need one changed line."""
+"""Further names of TorchX's specs, so that files that use them need only one changed line."""
 
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ def parse_app_handle(app_handle: AppHandle) -> ParsedAppHandle:
     """Return the parts of a handle.
 
     Raises:
-        UsageError: it is none.
+        UsageError: the text is no handle.
     """
     return ParsedAppHandle(*handles.parse(app_handle)[:3])
 
@@ -39,16 +39,16 @@ def get_named_resources(res: str) -> Resource:
     """Return a resource by its name.
 
     Raises:
-        UsageError: there is none of this name.
+        UsageError: no resource has this name.
     """
     return named_resources[res]
 
 
 def is_terminal(state: AppState) -> bool:
-    """Return whether nothing of a job will change any more."""
+    """Return whether the state is final."""
     return state.is_over
 
 
 def is_started(state: AppState) -> bool:
-    """Return whether a job runs, or did."""
+    """Return whether a job runs or has run."""
     return state is AppState.RUNNING or state.is_over

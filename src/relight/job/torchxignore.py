@@ -1,10 +1,10 @@
-"""The patterns of a .torchxignore file: which paths of a directory stay behind.
+"""The patterns of a .torchxignore file: which paths of a directory are not copied.
 
 The rules are TorchX's (torchx.workspace.api, nightly 2026-10), not git's: a pattern is matched with
-the whole path, so that `data` is not for `x/data`, but `*` matches slashes, too; `#` begins a
-comment anywhere in a line; spaces around a pattern do not count. The last pattern that matches
-decides, `!` takes a path back in, and below a directory that was taken back only the patterns after
-that count.
+the whole path, so that `data` does not match `x/data`, but `*` matches slashes too; `#` begins a
+comment anywhere in a line; spaces around a pattern are ignored. The last pattern that matches
+decides, `!` includes a path again, and below a directory that was included again only the patterns
+after that one count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ def parse(lines: Iterable[str]) -> list[str]:
 
 
 def verdict(patterns: Sequence[str], path: str) -> bool | None:
-    """Return whether a path stays behind, None if no pattern says so.
+    """Return whether a path is ignored; None if no pattern matches.
 
     Args:
         patterns: in the order of the file.
-        path: relative to the directory of the file; the directories above it travel.
+        path: relative to the directory of the file; its parent directories are not ignored.
     """
     if path == ALWAYS:
         return False
@@ -36,7 +36,7 @@ def verdict(patterns: Sequence[str], path: str) -> bool | None:
 
 
 def _last(path: str, patterns: Sequence[str]) -> int:
-    """Return the number of the last pattern that matches, -1 if none does."""
+    """Return the index of the last pattern that matches, -1 if none does."""
     for number in range(len(patterns) - 1, -1, -1):
         if fnmatchcase(path, patterns[number]) or _takes_back(patterns[number], path):
             return number

@@ -1,10 +1,10 @@
-"""Whose job it is."""
+"""The user who owns a job."""
 
 import os
 
 
 def user_name() -> str:
-    """Return the name of the user of this process, or its number."""
+    """Return the name of this process's user, or the uid if it has no name."""
     try:
         import pwd
     except ImportError:  # Windows

@@ -1,11 +1,11 @@
-"""The working directory of a job: what of it travels, and what git says of it.
+"""The workspace of a job: which files of the working directory are copied, and its git state.
 
-Files named in `.relightignore` stay behind, or in `.torchxignore` or `.dockerignore` where there is
-none: in the syntax of .gitignore (`patterns`), or TorchX's own (`torchxignore`). So do, unless such
-a file takes them back with `!`: `.git`, `.venv` and `__pycache__`.
+Files listed in `.relightignore` are not copied or, if it does not exist, those in `.torchxignore`
+or `.dockerignore`: in the syntax of .gitignore (`patterns`), or TorchX's own (`torchxignore`).
+`.git`, `.venv` and `__pycache__` are not copied either, unless that file includes them with `!`.
 
-A workspace is one directory, or several, each with the directory of the copy that it becomes, as
-TorchX writes and reads it: `a;b:sub`, or `{a: , b: sub}`.
+A workspace is one directory or several, each with its target directory in the copy, in TorchX's
+syntax: `a;b:sub`, or `{a: , b: sub}`.
 """
 
 import io
@@ -25,13 +25,11 @@ IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
 STAYS_BEHIND = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
 Stays = Callable[[str, bool], bool]
-"""Whether a path stays behind; the second argument says whether it is a directory."""
+"""Returns whether a path is ignored; the second argument is whether it is a directory."""
 
 
 class Entry(NamedTuple):
-    """One file, directory or symbolic link. `path` is where it is in the copy, `here` where it is
-    now.
-    """
+    """One file, directory or symbolic link; `path` is its path in the copy, `here` its source."""
 
     path: str
     status: os.stat_result
@@ -39,7 +37,7 @@ class Entry(NamedTuple):
 
 
 class Project(NamedTuple):
-    """One directory of a workspace, and the one of the copy that it becomes, or nothing."""
+    """One directory of a workspace, and its target directory in the copy; empty for the root."""
 
     directory: str
     below: str
@@ -49,7 +47,7 @@ def projects(text: str) -> list[Project]:
     """Return the directories of a workspace, absolute.
 
     Raises:
-        UsageError: one is no directory, or would leave the copy.
+        UsageError: a path is no directory, or its target is outside of the copy.
     """
     found = []
     for path, below in _pairs(text):
@@ -66,7 +64,7 @@ def projects(text: str) -> list[Project]:
 
 
 def absolute(text: str) -> str:
-    """Return a workspace with absolute directories, which says the same anywhere.
+    """Return a workspace with absolute directories, independent of the working directory.
 
     Raises:
         UsageError: as for `projects`.
@@ -75,7 +73,7 @@ def absolute(text: str) -> str:
 
 
 def find(text: str, path: str) -> str | None:
-    """Return where a file is now that has a path in the copy, None if it is not there."""
+    """Return the present path of the file with this path in the copy; None if it does not exist."""
     for folder, below in reversed(projects(text)):
         inside = os.path.relpath(path, below) if below else path
         if not inside.startswith("..") and os.path.exists(os.path.join(folder, inside)):
@@ -99,12 +97,12 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def entries(source: str) -> Iterator[Entry]:
-    """Yield what of a workspace travels, each directory before what is in it, in sorted order.
+    """Yield the entries of a workspace that are copied, each directory before its content, sorted.
 
-    Sockets, pipes and devices are left out, and what relight keeps of jobs.
+    Sockets, pipes and devices are left out, and so are relight's records of jobs.
 
     Raises:
-        UsageError: it is no directory.
+        UsageError: `source` is no directory.
         MachineError: a part of it can't be read.
     """
     jobs = records.root()
@@ -119,7 +117,7 @@ def entries(source: str) -> Iterator[Entry]:
 
 
 def pack(source: str, destination: str) -> None:
-    """Copy what of a working directory travels; modes, times and symbolic links are kept.
+    """Copy a workspace without ignored files; modes, times and symbolic links are kept.
 
     Args:
         source: a directory.
@@ -127,7 +125,7 @@ def pack(source: str, destination: str) -> None:
 
     Raises:
         UsageError: `source` is no directory.
-        MachineError: something can't be read or written.
+        MachineError: a file can't be read or written.
     """
     own = os.path.realpath(destination)
     directories = []
@@ -150,24 +148,24 @@ def pack(source: str, destination: str) -> None:
 def archive(
     source: str, file: IO[bytes], prefix: str = "", more: Mapping[str, bytes] = NOTHING
 ) -> None:
-    """Write what of a working directory travels as a tar archive, owned by root.
+    """Write a workspace without ignored files as a tar archive, owned by root.
 
     Args:
         source: a directory.
         file: open for writing.
-        prefix: a directory of the archive to put it into.
+        prefix: the directory in the archive for the files.
         more: further files of the archive, by name.
 
     Raises:
         UsageError: `source` is no directory.
-        MachineError: something can't be read or written.
+        MachineError: a file can't be read or written.
     """
     with tarfile.open(fileobj=file, mode="w|", format=tarfile.PAX_FORMAT) as tar:
         for name, contents in more.items():
             member = tarfile.TarInfo(name)
             member.size = len(contents)
             tar.addfile(member, io.BytesIO(contents))
-        if prefix:  # it is there even if nothing travels
+        if prefix:  # it exists even if no file is copied
             directory = tarfile.TarInfo(prefix)
             directory.type, directory.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(directory)
@@ -181,12 +179,13 @@ def archive(
 
 
 def git_state(path: str) -> dict[str, Any]:
-    """Return `commit`, `branch` and `dirty` of the work tree that a path is in.
+    """Return `commit`, `branch` and `dirty` of the git work tree that contains a path.
 
-    `branch` is empty where none is checked out, `commit` before the first one; untracked files make
-    it dirty. Empty without git, outside of a work tree, and if git takes more than 2 seconds.
+    `branch` is empty if none is checked out, `commit` before the first one; untracked files make
+    the tree dirty. The result is empty without git, outside of a work tree, and if git takes more
+    than 2 seconds.
     """
-    # No lock, and nothing that the repository's configuration would start.
+    # Take no lock, and start no program that the repository's configuration names.
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", path]
     command += ["status", "--porcelain=v2", "--branch"]
     try:
@@ -239,7 +238,7 @@ def _of_torchx(lines: Sequence[str]) -> Stays:
 
 
 def _file(path: str) -> tuple[int, int] | None:
-    """Return what a file is by any of its names."""
+    """Return the device and inode of a file, the same for all its paths; None if it is missing."""
     try:
         found = os.stat(path)
     except OSError:
@@ -284,7 +283,7 @@ def _is_in(own: str, here: str) -> bool:
 def _copy(here: str, there: str) -> None:
     try:
         if os.path.lexists(there):
-            os.unlink(there)  # never through a link that stands there
+            os.unlink(there)  # never write through an existing link
         shutil.copy2(here, there, follow_symlinks=False)
     except FileNotFoundError:
         if os.path.lexists(here):
@@ -295,7 +294,7 @@ def _add(tar: tarfile.TarFile, here: str, name: str) -> None:
     if stat.S_ISREG(os.lstat(here).st_mode):
         with open(here, "rb") as file:
             member = _anonymous(tar.gettarinfo(arcname=name, fileobj=file))
-            # A second name of a file is a file of its own there.
+            # A hard link becomes a separate file in the archive.
             member.type, member.size = tarfile.REGTYPE, os.fstat(file.fileno()).st_size
             tar.addfile(member, file)
     else:
