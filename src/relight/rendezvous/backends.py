@@ -1,7 +1,7 @@
-"""The registers by name: those of etcd and of a directory, and plug-ins.
+"""Opens registers by name: those of etcd and of a directory, and plug-ins.
 
-A plug-in is an entry point of the group `relight.rendezvous`, with the name of its backend, that
-leads to a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
+A plug-in is an entry point of the group `relight.rendezvous`, named as its backend, that refers to
+a `register.Open`. See CONTRIBUTING.md, "A new way for nodes to meet".
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ _BUILT_IN = {
 
 
 def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
-    """Return the register that `--rdzv-backend` names, for one job. Contacts nobody yet.
+    """Return the register that `--rdzv-backend` names, for one job. It is not contacted yet.
 
     Raises:
         UsageError: there is no such backend, or it can't use this endpoint or these settings.
@@ -55,10 +55,10 @@ def open(backend: str, endpoint: str, job: str, pairs: Mapping[str, str]) -> Reg
 
 
 def check(backend: str) -> None:
-    """Refuse a name that is no backend's.
+    """Refuse a name that no backend has.
 
     Raises:
-        UsageError: it names the known ones.
+        UsageError: no such backend; the error names the known ones.
     """
     if backend in BACKENDS:
         return

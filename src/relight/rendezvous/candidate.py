@@ -1,5 +1,5 @@
-"""One process's questions to a register, one at a time: who is written down, write this one down,
-renew that, remove one that seems to have ended. What follows is in `core/candidacy`.
+"""Asks a register for one process, one question at a time: read the record, write it, renew it, or
+remove one whose holder seems to have ended. `core/candidacy` decides what follows.
 """
 
 import json
@@ -19,14 +19,14 @@ Answer = Record | Exception
 
 
 class Contact(NamedTuple):
-    """Where a coordinator says that it can be reached; the first address counts."""
+    """Where a coordinator says that other nodes reach it; the first address counts."""
 
     host: str
     addresses: tuple[str, ...]
     port: int
 
     def to_text(self) -> str:
-        """Return what stands in the register."""
+        """Return the text of the record."""
         return json.dumps(fields.plain(self))
 
     @classmethod
@@ -46,11 +46,11 @@ class Candidate:
     Args:
         loop: the agent's loop.
         register: asked in threads, one question at a time.
-        ttl_s: what is held lapses after so long.
-        candidacy: says until when it is certain.
-        on_renewed: is told each time that it is held for longer.
-        on_lost: is told why it is held no longer.
-        on_trouble: is told when the register begins not to answer.
+        ttl_s: a hold lapses if it is not renewed for so long.
+        candidacy: decides until when the hold is certain.
+        on_renewed: called each time that the hold is extended.
+        on_lost: called with the reason when the hold is lost.
+        on_trouble: called with the reason when the register stops answering.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Candidate:
     ) -> None:
         self.register = register
         self.asked_at: float | None = None
-        """Since when a question is under way."""
+        """When the current question was asked; None if there is none."""
         self._loop = loop
         self._ttl_s = ttl_s
         self._candidacy = candidacy
@@ -79,20 +79,20 @@ class Candidate:
         self._expiry: Timer | None = None
 
     def waiting_s(self) -> float:
-        """Return for how long a question is without an answer, 0 if there is none."""
+        """Return for how long a question has been without an answer, 0 if there is none."""
         return 0.0 if self.asked_at is None else self._loop.now() - self.asked_at
 
     def take(self, contact: Callable[[], str], done: Callable[[Answer], None]) -> bool:
-        """See who is written down; if nobody is, write down what `contact` returns.
+        """Read the record; if there is none, write what `contact` returns.
 
-        `contact` is only asked then, in a thread; an empty text writes nothing. Returns False
-        while another question is under way.
+        `contact` is called only in that case, in a thread; an empty text writes nothing. Returns
+        False while another question is under way.
         """
         asked_at = self._loop.now()
 
         def look_or_hold() -> Record:
             found = self._hold("")
-            if found.ours:  # from before, when this process had to let go
+            if found.ours:  # left from an earlier hold that this process gave up
                 self.register.release()
             elif found.value:
                 return found
@@ -114,19 +114,19 @@ class Candidate:
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
     def let_go(self) -> None:
-        """Hold nothing any more; the register learns it with the next question, or in time."""
+        """Give up the hold; the register learns it with the next question, or when it lapses."""
         self._candidacy.let_go()
         for timer in (self._renewal, self._expiry):
             if timer is not None:
                 timer.cancel()
 
     def step_down(self, then: Callable[[], None]) -> None:
-        """Let go, and tell the register at once, so that another one can be written down."""
+        """Give up the hold, and tell the register at once, so that another process can take it."""
         self.let_go()
         self._ask(self.register.release, lambda _: then())
 
     def close(self) -> None:
-        """Let go, and tell the register, if it answers within 2 s."""
+        """Give up the hold, and tell the register, if it answers within 2 s."""
         self.let_go()
         limit = self._loop.call_after(_RELEASE_S, lambda: None)
 
@@ -144,7 +144,7 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """The register has us since then at the latest."""
+        """Note that the register confirmed the hold, which counts from when it was asked."""
         self._candidacy.held(asked_at)
         if self._expiry is not None:
             self._expiry.cancel()
@@ -206,5 +206,5 @@ class Candidate:
 
 
 def words(error: Exception) -> str:
-    """Return what a failed question says, for people."""
+    """Return the reason why a question failed, for people."""
     return str(error) if isinstance(error, OSError | UsageError) and str(error) else repr(error)

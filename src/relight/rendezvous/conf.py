@@ -2,8 +2,8 @@
 
 Names are those of torchrun (torch 2.13: `c10d_rendezvous_backend`, `dynamic_rendezvous`,
 `static_tcp_rendezvous`, `etcd_rendezvous`, `etcd_rendezvous_backend`), and so are the meanings
-where the group has the same thing. Torchrun ignores in silence what it does not know; here a key
-that is not known, or that changes nothing with this backend, gives a note.
+where relight has the same feature. Torchrun silently ignores unknown keys; here a key that is
+unknown, or has no effect with this backend, gives a note.
 
 A new setting is a field of `Conf` with its default, a row of `KEYS`, and the one place that uses
 it.
@@ -16,10 +16,10 @@ from relight.typed import Any, NamedTuple
 from relight.values import BACKENDS, MOST_SECONDS
 
 _TIMEOUT_S = 900.0
-"""torchrun's `timeout`, where it has that in place of `join_timeout` (launcher/api.py)."""
+"""torchrun's default for `timeout`, which some backends use as `join_timeout` (launcher/api.py)."""
 _MOST_ATTEMPTS = 1_000_000
 LEAST_LOST_AFTER_S = 0.5
-"""A node that is only busy must not count as lost."""
+"""Least `lost_after_s`: a node that is merely busy must not count as lost."""
 
 
 class Conf(NamedTuple):
@@ -38,7 +38,7 @@ class Conf(NamedTuple):
     is_host: bool | None = None
     rank: int | None = None
     timeout: float | None = None
-    """Static and etcd: torchrun's name for `join_timeout`, which has its value already."""
+    """Static and etcd: torchrun's name for `join_timeout`, which already has its value."""
     takeover: str = "majority"
     lease_ttl: float = 15.0
     token_file: str = ""
@@ -55,25 +55,25 @@ class Conf(NamedTuple):
 
     @property
     def lost_after_s(self) -> float:
-        """A node that is silent for so long is lost."""
+        """How long a node may be silent before it is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     @property
     def ttl_s(self) -> float:
-        """What is held in a register is held for so long."""
+        """How long a hold on a register lasts."""
         return max(self.lease_ttl, 2 * self.lost_after_s)
 
     @property
     def lease_s(self) -> float:
-        """A node that hears nothing for so long may have been given up soon, and must act first."""
+        """How long a node may hear nothing: it must stop before the coordinator gives it up."""
         return 0.8 * self.lost_after_s
 
 
 class Key(NamedTuple):
     """One row of the table. `parse` raises ValueError on a bad value.
 
-    `backends` are those with which the key has an effect. `no_effect` says, for keys of torchrun,
-    why there is none with the others; it is empty where all backends have the key.
+    `backends` are those for which the key has an effect. `no_effect` says for keys of torchrun why
+    the other backends ignore them; it is empty where all backends have the key.
     """
 
     name: str
@@ -111,7 +111,7 @@ def parse_wait(text: str) -> float:
 
 
 def parse_attempts(text: str) -> int:
-    """Parse how often something may be missed, 1 or more."""
+    """Parse a number of allowed failures, 1 or more."""
     try:
         number = float(text)
     except ValueError:
@@ -129,7 +129,7 @@ def parse_rank(text: str) -> int:
 
 
 def parse_bool(text: str) -> bool:
-    """Parse yes or no in torchrun's words."""
+    """Parse torchrun's words for yes or no."""
     word = text.lower()
     if word in ("1", "true", "t", "yes", "y"):
         return True
@@ -139,14 +139,14 @@ def parse_bool(text: str) -> bool:
 
 
 def parse_takeover(text: str) -> str:
-    """Parse who may take over when the coordinator's host is gone."""
+    """Parse which nodes may take over when the coordinator's host is gone."""
     if text not in ("majority", "alone"):
         raise ValueError("expected majority or alone")
     return text
 
 
 def parse_protocol(text: str) -> str:
-    """Parse how to talk to etcd."""
+    """Parse the protocol for etcd."""
     word = text.lower()
     if word not in ("http", "https"):
         raise ValueError("expected http or https")
@@ -196,13 +196,13 @@ KEYS: tuple[Key, ...] = (
     Key("ssl_cert_key", str, ("etcd-v2",), _ONLY_ETCD, "key", is_file=True),
     Key("ca_cert", str, ("etcd-v2",), _ONLY_ETCD, "cacert", is_file=True),
 )
-"""What each is for is in `docs/several-nodes.md`."""
+"""The keys of `--rdzv-conf`; `docs/several-nodes.md` describes them."""
 
 KEY_BY_NAME = {key.name: key for key in KEYS}
 
 
 def read_file(path: str) -> bytes:
-    """Return what is in a file that a key names."""
+    """Return the content of a file that a key names."""
     with open(path, "rb") as file:
         return file.read(1 << 20)
 
@@ -232,7 +232,7 @@ def parse(
     for name, text in texts.items():
         key = KEY_BY_NAME.get(name)
         if key is None and backend not in BACKENDS:
-            continue  # it is the plug-in's
+            continue  # a key of the plug-in
         if key is None:
             notes.append(_unknown(name, backend))
             continue
@@ -268,10 +268,10 @@ def parse(
 
 
 def read_token(path: str, read_file: Callable[[str], bytes] = read_file) -> bytes:
-    """Return the secret in a file, without the white space around it.
+    """Return the secret in a file, without surrounding white space.
 
     Raises:
-        UsageError: the file can't be read, or nothing is in it.
+        UsageError: the file can't be read, or is empty.
     """
     try:
         token = read_file(path).strip()

@@ -5,11 +5,11 @@ coordinator among themselves (`core/election`); agents ask any of them who it is
 coordinator's host is gone, the next one takes over as soon as a majority of the hosts agrees. The
 agents announce the generation that they are in, and their workers go on.
 
-An elector has a connection to each other host of the list, over which it speaks; it hears over
-those that the others made. A connection that is not answered for a second is made anew. Where
-packets are lost, TCP holds back what follows, so ballots also come as datagrams, to the same port;
-the first to come counts. Their code is made with the key of the latest connection that was opened,
-which may be gone: one that is made anew takes long where packets are lost.
+An elector opens a connection to each other host of the list and sends over it; it receives over the
+connections that the others opened. A connection without an answer for a second is replaced. Where
+packets are lost, TCP delays all that follows, so ballots also come as datagrams to the same port;
+the first copy to arrive counts. Datagrams are authenticated with the key of the latest connection
+that was opened, even if that has ended: a new one takes long where packets are lost.
 """
 
 import os
@@ -36,16 +36,16 @@ _SILENT_S = 1.0
 _BALLOT = election.Message
 _HEARD = _BALLOT | Beat
 _MOST_KEYS = 64
-"""Of connections from other hosts, the latest."""
+"""Most keys that are kept of connections from other hosts; the latest ones are."""
 
 
 class ElectedFinder(Finder):
-    """Finds whichever host of the endpoint is the coordinator, and takes part in choosing it.
+    """Finds which host of the endpoint is the coordinator, and takes part in electing it.
 
     Args:
         loop: the loop of the process.
-        meeting: where; the hosts of the endpoint.
-        settings: what the job was asked to be.
+        meeting: where the nodes meet; has the hosts of the endpoint.
+        settings: what the user asked for.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting, settings: GroupSettings) -> None:
@@ -64,15 +64,13 @@ class ElectedFinder(Finder):
         self._needed_at: float | None = None
 
     def open(self, seeker: Seeker) -> None:
-        """Look the hosts up; one that is not known is one that is gone."""
+        """Resolve the names of all hosts; a host whose name is unknown counts as gone."""
         self._seeker = seeker
         for index, (host, port) in enumerate(self._meeting.hosts):
             resolve(self._loop, host, port, partial(self._on_host, index))
 
     def seek(self, *, may_host: bool) -> None:
-        """Say whom this host, or else another one, has elected; if that is not known, the next one
-        to ask.
-        """
+        """Report the coordinator that was elected; if it is not known, the next host to ask."""
         del may_host
         if self._unknown:
             self._asks = True
@@ -98,19 +96,19 @@ class ElectedFinder(Finder):
         self._seeker.found(There(address, self._meeting.lease_s))
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Ask the next host first. A refusal says nothing: another one may have taken over."""
+        """Ask the next host first. A refusal proves nothing: another host may have taken over."""
         del refused, working
         self._turn = self._asked + 1
         return "", Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
-        """The host that was asked says where the coordinator is, if it knows."""
+        """Note the coordinator that the host names, if it knows one."""
         if host < len(self._known):
             self._hint = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
 
     def holds(self, is_torn: Callable[[], bool]) -> bool:
-        """Return whether this host is the elected one at this moment."""
+        """Return whether this host is the elected coordinator now."""
         del is_torn
         return self._elector is not None and self._elector.holds()
 
@@ -119,18 +117,18 @@ class ElectedFinder(Finder):
         return self._elector.whereabouts() if self._elector is not None else -1
 
     def take(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Hear another elector."""
+        """Pass the connection of another elector to this one."""
         if self._elector is not None:
             self._elector.take(connection, settings)
 
     def take_ballot(self, data: bytes) -> None:
-        """Hear another elector, or nobody of this job, by a datagram."""
+        """Pass a datagram to the elector; it may come from a process outside this job."""
         if self._elector is not None:
             self._elector.take_ballot(data)
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether this host has to vote on: until there has been no coordinator but this
-        host for as long as nodes may take to find another one, and no other node is connected here.
+        """Return whether this host has to go on voting: until, for as long as nodes may take to
+        find a new coordinator, no other host has coordinated and no other node was connected here.
         """
         elector = self._elector
         if elector is None:
@@ -142,7 +140,7 @@ class ElectedFinder(Finder):
         return now < self._needed_at + self._settings.rejoin_s
 
     def close(self) -> None:
-        """End."""
+        """Close the elector."""
         if self._elector is not None:
             self._elector.close()
 
@@ -154,7 +152,7 @@ class ElectedFinder(Finder):
             self.seek(may_host=True)
 
     def _stand(self) -> None:
-        """Become the elector of a host of the list, if this is one and its port is free."""
+        """Become the elector of a host of the list, if it is this machine and its port is free."""
         for index, found in enumerate(self._known):
             if not any(is_ours(address) for address, _ in found):
                 continue
@@ -175,7 +173,7 @@ class ElectedFinder(Finder):
             return
 
     def _on_role(self, holds: bool) -> None:
-        """This host is the coordinator, or is not."""
+        """Report to the seeker whether this host is the coordinator."""
         elector, before, self._coordinates = self._elector, self._coordinates, holds
         if elector is None:
             return
@@ -188,16 +186,16 @@ class ElectedFinder(Finder):
 
 
 class Elector:
-    """The election, carried out: connections to the other hosts of the list.
+    """Runs the election over connections to the other hosts of the list.
 
     Args:
         loop: the agent's loop.
         meeting: where and how the nodes meet.
-        settings: what the job was asked to be; votes count for as long as leases.
-        me: the index of this host in its list.
+        settings: what the user asked for; votes count for as long as leases.
+        me: the index of this host in the list.
         known: the addresses of each host.
-        on_role: is told, again and again, whether this host is the coordinator.
-        log: is told of electors whose messages are not taken.
+        on_role: called repeatedly with whether this host is the coordinator.
+        log: called with a line for each elector whose messages are refused.
     """
 
     def __init__(
@@ -232,9 +230,9 @@ class Elector:
         self._ping_timer = loop.call_after(0, self._ping)
 
     def holds(self) -> bool:
-        """Return whether this host is the coordinator at this moment.
+        """Return whether this host is the coordinator now.
 
-        It only begins when the leases that the one before may have given are over.
+        It starts only when the leases that its predecessor may have given are over.
         """
         now = self._loop.now()
         return self._election.holds(now) and now >= self._elected_at + self._meeting.lease_s
@@ -244,17 +242,17 @@ class Elector:
         return self._election.coordinator(self._loop.now())
 
     def explain(self) -> str:
-        """Return in words what is being waited for."""
+        """Return in words what the election is waiting for."""
         return self._election.explain(self._loop.now())
 
     def lease_until(self) -> float:
-        """Return until when this host is the coordinator for sure."""
+        """Return until when this host certainly is the coordinator."""
         return self._election.lease_until()
 
     def take(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Hear another elector over a connection that it made."""
+        """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
-            # Its votes would count for another time than ours.
+            # Its votes would last for another time than ours.
             connection.fail(waiting.other_patience(settings.lost_after_s, self._settings))
             return
         connection.owner = self
@@ -262,13 +260,13 @@ class Elector:
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
-        """Hear another elector by a datagram; what is not from one of this job is dropped."""
+        """Take another elector's datagram; drop one that does not come from this job."""
         ballot = self._ballots.of_datagram(data)
         if ballot is not None:
             self._step(BallotReceived(ballot))
 
     def close(self) -> None:
-        """End."""
+        """Close all connections."""
         self._closed = True
         for timer in (self._timer, self._ping_timer):
             if timer is not None:
@@ -277,10 +275,10 @@ class Elector:
             connection.close()
         self._ballots.close()
 
-    # The owner of connections in both directions.
+    # Called by connections in both directions.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Another host has answered."""
+        """Note that another host has answered."""
         del hello
         for index, known in self._out.items():
             if connection is known:
@@ -289,7 +287,7 @@ class Elector:
                 return
 
     def received(self, connection: Connection, message: Message) -> None:
-        """Another elector says something."""
+        """Handle a message of another elector."""
         heard = fields.message(_HEARD, message)
         if not isinstance(heard, Beat):
             self._step(BallotReceived(heard))
@@ -297,9 +295,9 @@ class Elector:
             connection.send(fields.to_json(heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """A connection is gone; it is made anew with the next ping."""
+        """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
-            self._log(f"{connection.peer}: {reason}")  # else nobody was there yet, or has gone
+            self._log(f"{connection.peer}: {reason}")  # other ends are normal: that host is not up
         self._in.discard(connection)
         self._out = {i: known for i, known in self._out.items() if known is not connection}
 
@@ -351,14 +349,14 @@ class Elector:
 
 
 class Ballots:
-    """What electors say by datagrams; whether such a one arrives is not known.
+    """Sends and reads the datagrams of electors; a datagram may get lost.
 
     Args:
         loop: the agent's loop.
 
     Attributes:
-        keys: of each host that has answered, that of the latest connection to it.
-        addresses: where each host was dialled last.
+        keys: for each host that has answered, the key of the latest connection to it.
+        addresses: for each host, the address that was dialled last.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -369,7 +367,7 @@ class Ballots:
         self._admitted: dict[bytes, bytes] = {}
 
     def admit(self, key: bytes) -> None:
-        """Take ballots made with the key of a connection that another host has made."""
+        """Accept ballots made with the key of a connection that another host has opened."""
         self._admitted[Heartbeats.key_of(key)] = key
         if len(self._admitted) > _MOST_KEYS:
             del self._admitted[next(iter(self._admitted))]
@@ -386,7 +384,7 @@ class Ballots:
         self._sockets[family].send(Heartbeats.sealed(body, self.keys[host]), address)
 
     def close(self) -> None:
-        """End."""
+        """Close the sockets."""
         for each in self._sockets.values():
             each.close()
 
@@ -398,5 +396,5 @@ class Ballots:
         try:
             message: election.Message = fields.message(_BALLOT, wire.parse(data[8:-8]))
         except Malformed:
-            return None  # of another version, as its connection will say
+            return None  # another version; its connection will report that
         return message

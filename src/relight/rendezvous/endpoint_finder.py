@@ -1,7 +1,7 @@
-"""The finder of one endpoint: the coordinator is there, and whoever can bind it is the one.
+"""The finder of one endpoint: the process that can bind it is the coordinator.
 
-Names and reverse look-ups are not believed, in either direction: only binding tells for sure
-whether an address is ours. The name is looked up again while nobody is found.
+Names and reverse look-ups are not trusted, in either direction: only binding proves that an address
+belongs to this machine. The name is looked up again while no coordinator is found.
 """
 
 import socket
@@ -20,16 +20,16 @@ _LOOK_UP_S = 1.0
 
 
 class EndpointFinder(Finder):
-    """Finds out whether the endpoint is here or where it is.
+    """Finds out whether the endpoint is on this machine, and where it is otherwise.
 
     Args:
         loop: the loop of the process.
-        meeting: where; of several hosts, the first counts.
+        meeting: where the nodes meet; of several hosts, the first counts.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting) -> None:
         self.addresses: list[tuple[str, int]] = []
-        """What the endpoint's name stands for."""
+        """The addresses of the endpoint's name."""
         self._loop = loop
         self._meeting = meeting
         self._seeker: Seeker
@@ -39,11 +39,11 @@ class EndpointFinder(Finder):
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
-        """Begin."""
+        """Note the seeker."""
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Try to host the endpoint; if that can't be, say where it is."""
+        """Try to host the endpoint; if that fails, report where it is."""
         self._may_host = may_host
         if not self.addresses:
             resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
@@ -53,19 +53,19 @@ class EndpointFinder(Finder):
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Say what a refusal means: the endpoint's host lives, and nobody coordinates there."""
+        """Return what a refusal means: the endpoint's host is up, and no coordinator runs there."""
         del working
         if not refused:
             return "", Refusal.NOTHING
         return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
 
     def gone(self) -> None:
-        """Look the name up beside: a pod that comes back has another address."""
+        """Look the name up again meanwhile: a restarted pod has another address."""
         meeting = self._meeting
         resolve(self._loop, meeting.host, meeting.port, self._on_other_addresses)
 
     def close(self) -> None:
-        """End."""
+        """Report no more answers."""
         self._closed = True
 
     def _on_other_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
@@ -93,10 +93,10 @@ class EndpointFinder(Finder):
         self._seeker.found(There(address, self._meeting.dial_s))
 
     def _is_here_anyway(self) -> bool:
-        """Whether the endpoint is this machine, although none of its addresses is.
+        """Return whether the endpoint is this machine, although none of its addresses is.
 
-        A name that resolves to another address belongs to another machine, also if ours is called
-        the same; `is_host=1` overrules that.
+        A name that resolves to another address belongs to another machine, even if it is also our
+        host name; `is_host=1` overrides that.
         """
         own_name = self._meeting.host == socket.gethostname()
         return bool(self._meeting.hosted) or (own_name and not self.addresses)
@@ -109,9 +109,9 @@ class EndpointFinder(Finder):
         if not ours and not self._is_here_anyway():
             return False
         if not ours and self._turn < _TRIES * len(self.addresses):
-            return False  # the address may be translated; or another node is meant
-        # An endpoint that says loopback is for this machine only. Debian also gives a machine's own
-        # name the address 127.0.1.1, where nobody else comes in.
+            return False  # the address may be translated (NAT), or another node's
+        # A loopback endpoint is for this machine only. Debian also maps a machine's own name to
+        # 127.0.1.1, which no other machine can reach.
         meant = self._meeting.host == "localhost" or self._meeting.host in ours
         only = ours[0] if ours and meant and is_loopback(ours[0]) else ""
         sock = listen(only, self._meeting.port)

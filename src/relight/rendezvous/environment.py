@@ -1,6 +1,6 @@
-"""What a cluster has put into the environment: the nodes of the job, and which of them this is.
+"""Reads from a cluster's environment variables which nodes the job has, and which this one is.
 
-What is made of it is in `zero_flags`.
+`zero_flags` turns that into flags.
 
 Open MPI (4.1 and 5.0, mpirun)
     OMPI_COMM_WORLD_SIZE, _RANK, _LOCAL_SIZE   the processes, this one, those on this host
@@ -19,14 +19,14 @@ Slurm (22.05; srun(1), "OUTPUT ENVIRONMENT VARIABLES")
     SLURM_STEP_NUM_NODES, _NODELIST, _NUM_TASKS, _TASKS_PER_NODE    of the step
     SLURM_NODEID, SLURM_PROCID, SLURM_LOCALID               of this task
     SLURMD_NODENAME, SLURM_NNODES                           its node; the nodes of the step
-  A batch script and the shell of salloc are no step: they run on one node only, whatever
-  SLURM_JOB_NUM_NODES says. sbatch hands down the variables of the step that it was called from;
-  then SLURM_NNODES or SLURMD_NODENAME do not fit the step's.
+  A batch script and the shell of salloc are not steps: they run on one node only, whatever
+  SLURM_JOB_NUM_NODES says. sbatch passes on the variables of the step that it was called from;
+  then SLURM_NNODES or SLURMD_NODENAME contradict the step's.
 
 Kubernetes
     JOB_COMPLETION_INDEX     Indexed Job, and so JobSet and TrainJob: the index of this pod, whose
-                             host name is NAME-INDEX. The number of pods is nowhere: --nnodes,
-                             PET_NNODES, NNODES, or WORLD_SIZE beside MASTER_ADDR.
+                             host name is NAME-INDEX. No variable has the number of pods: it comes
+                             from --nnodes, PET_NNODES, NNODES, or WORLD_SIZE beside MASTER_ADDR.
     PET_…                    TrainJob and PyTorchJob (Kubeflow): count as flags, as with torchrun
     MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE    PyTorchJob: RANK of the pod, master first;
                              WORLD_SIZE counts pods, or workers beside PET_NNODES. Old operators say
@@ -34,11 +34,11 @@ Kubernetes
 
 Anything else
     MASTER_ADDR, MASTER_PORT, WORLD_SIZE or NNODES, RANK or NODE_RANK or GROUP_RANK
-  counts only if an address, a size above 1 and a rank are all there, and neither LOCAL_RANK nor
-  LOCAL_WORLD_SIZE: then they describe a worker. torchrun looks at none of these, and one or two are
-  often left in a shell.
+  counts only if an address, a size above 1 and a rank are all set, and neither LOCAL_RANK nor
+  LOCAL_WORLD_SIZE, which describe a worker. torchrun reads none of these, and a shell often still
+  has one or two of them.
 
-Nothing is taken below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor with --standalone.
+Nothing is read below a worker of torchrun or relight (TORCHELASTIC_RUN_ID), nor with --standalone.
 """
 
 import zlib
@@ -53,18 +53,18 @@ from relight.values import parse_host, parse_port
 _FIRST_PORT, _PORTS = 20000, 10000
 _MOST_DIGITS = 18
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
-"""From here on step ids are not of srun: batch scripts, and shells of salloc."""
+"""Step ids from here on are not srun's: they are batch scripts and shells of salloc."""
 
 
 class Number(NamedTuple):
-    """A number and where it is from: `SLURM_NODEID=1`."""
+    """A number and its source, such as `SLURM_NODEID=1`."""
 
     value: int
     source: str
 
 
 class Text(NamedTuple):
-    """A text and where it is from."""
+    """A text and its source."""
 
     value: str
     source: str
@@ -73,9 +73,9 @@ class Text(NamedTuple):
 class FoundFlags(NamedTuple):
     """What the environment says about this node and its job; None where it says nothing.
 
-    `agents` are the processes that were started in all, one of which is this one; `here` are those
-    on this host. `host` is where node 0 is, and `hosts` whether that is this process. `no_host`
-    says why `host` is not known. `remedy` starts one process a node.
+    `agents` is the number of launcher processes, including this one; `here` is how many of them are
+    on this host. `host` is the host of node 0, and `hosts` is whether this process is node 0.
+    `no_host` says why `host` is not known. `remedy` is a command that starts one process per node.
     """
 
     system: str = ""
@@ -100,11 +100,11 @@ def detect(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 
     Args:
         variables: the environment.
-        given: the flags that were written down: they settle what variables leave open.
-        hostname: the name of this host; in a pod with its domain.
+        given: the flags that the user set: they decide what the variables leave open.
+        hostname: the name of this host; in a pod, with its domain.
 
     Raises:
-        UsageError: variables contradict each other, or have a value that can't be.
+        UsageError: variables contradict each other, or have an impossible value.
     """
     if "TORCHELASTIC_RUN_ID" in variables:
         return NOTHING
@@ -163,7 +163,7 @@ def _first_host_of_mpi(
 ) -> tuple[Text | None, str]:
     daemon = variables.get("OMPI_MCA_orte_local_daemon_uri") or variables.get("PMIX_SERVER_URI4")
     vpid = (daemon or "").partition(";")[0].rpartition(".")[2]
-    if vpid == "0" and here > 1:  # mpirun's own host comes first if it is in the job
+    if vpid == "0" and here > 1:  # if mpirun's own host is in the job, it comes first
         return Text(hostname, daemon or ""), ""
     if here > 1:
         return None, "Open MPI does not say on which host its rank 0 is, with several on a host"
@@ -248,7 +248,7 @@ def _left_over(one: str, other: str) -> UsageError:
 
 
 def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> FoundFlags:
-    """Kubernetes, and ranks for nodes in general."""
+    """Read the variables of Kubernetes, and other variables with ranks of nodes."""
     index = variables.get("JOB_COMPLETION_INDEX")
     address = variables.get("MASTER_ADDR", "")
     rank_name = _first_of(variables, "NODE_RANK", "GROUP_RANK", "RANK")
@@ -288,7 +288,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
 
 
 def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
-    """The pod with index 0, by the name of this one."""
+    """Add the pod with index 0, derived from the name of this one."""
     source = f"JOB_COMPLETION_INDEX={index}, the host name {hostname}"
     name, dot, domain = hostname.partition(".")
     if not name.endswith(f"-{index}"):
@@ -305,7 +305,7 @@ def _first_pod(found: FoundFlags, hostname: str, index: str) -> FoundFlags:
 
 
 def _master(found: FoundFlags, variables: Mapping[str, str], hostname: str) -> FoundFlags:
-    """MASTER_ADDR and MASTER_PORT."""
+    """Add MASTER_ADDR and MASTER_PORT."""
     address, text = variables["MASTER_ADDR"], variables.get("MASTER_PORT", "")
     try:
         parse_host(address)

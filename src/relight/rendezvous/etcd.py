@@ -1,8 +1,7 @@
 """The register in etcd: `--rdzv-backend=etcd`, and `etcd-v2` for the older API.
 
-`etcd` speaks v3 where the cluster has it, and v2 where not. The two APIs have stores of their own,
-so all nodes must choose alike: the version of the *cluster* decides, which is the same whichever
-member is asked.
+`etcd` uses v3 if the cluster has it, and v2 otherwise. The two APIs have separate stores, so all
+nodes must choose the same: the version of the *cluster* decides, which every member reports alike.
 """
 
 from collections.abc import Mapping
@@ -27,7 +26,7 @@ _READ_TIMEOUT_S = 60.0
 
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
-    """Return the register of a job in etcd, whatever the version; see `register.Open`."""
+    """Return the register of a job in etcd, with the API that it has; see `register.Open`."""
     return _EitherRegister(*_prepared(endpoint, job, pairs, "etcd"))
 
 
@@ -37,7 +36,7 @@ def open_v2(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
 
 
 class _EitherRegister:
-    """The register in the API that the cluster has. It is known once a member has answered."""
+    """The register in the API that the cluster has, which is known once a member has answered."""
 
     def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
         self.own_address = ""
@@ -47,7 +46,7 @@ class _EitherRegister:
         self._register: Register | None = None
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take the record, renew it or look; see `Register`."""
+        """Take, renew or read the record; see `Register`."""
         try:
             return self._chosen(ttl_s).hold(value, ttl_s)
         finally:
@@ -58,7 +57,7 @@ class _EitherRegister:
         return self._chosen(_UNHURRIED_S).evict(record, patience_s)
 
     def release(self) -> None:
-        """Give the record back if it is ours."""
+        """Give the record back if this register holds it."""
         if self._register is not None:
             self._register.release()
 
@@ -134,7 +133,7 @@ def _tls(conf: Conf, backend: str) -> Tls:
 
 
 class _Locked(Exception):  # noqa: N818
-    """A key asks for a password."""
+    """A key file needs a password."""
 
 
 def _no_password() -> str:

@@ -1,7 +1,7 @@
-"""HTTP to the members of an etcd cluster, as if they were one server.
+"""Sends HTTP requests to the members of an etcd cluster, as if they were one server.
 
-The member that answers is kept; when it fails, is too slow, or has no leader, the others are asked
-in turns. So a request may arrive twice, or late: whoever uses this must be able to tell.
+Requests go to the member that answered last; if it fails, is too slow, or has no leader, the others
+are asked in turn. So a request may arrive twice, or late: callers must be able to detect that.
 """
 
 import io
@@ -26,14 +26,14 @@ _ANOTHER_MAY_KNOW = (408, 429)
 
 
 class Login(NamedTuple):
-    """A user of etcd, or nobody."""
+    """A user of etcd; empty without a login."""
 
     user: str = ""
     password: str = ""
 
 
 class Tls(NamedTuple):
-    """How to speak TLS, and the names of the settings that say so, for hints."""
+    """How to use TLS, and the names of the settings for it, for hints."""
 
     context: "ssl.SSLContext | None"
     cert: str = "cert"
@@ -42,7 +42,9 @@ class Tls(NamedTuple):
 
 
 class EtcdAnswer(NamedTuple):
-    """What a member said. `body` is empty if it is no JSON object; the rest of a stream is cut."""
+    """The answer of a member. `body` is empty if it is not a JSON object; only the first object of
+    a stream is kept.
+    """
 
     status: int
     body: dict[str, Any]
@@ -54,11 +56,11 @@ class EtcdMembers:
 
     Args:
         addresses: hosts and ports.
-        tls: how to speak TLS.
+        tls: how to use TLS.
         patience_s: how long one member may take to connect, and to answer.
 
     Attributes:
-        own_address: the address of this machine from which a member was reached, or empty.
+        own_address: the address of this machine on connections to members; empty if not known.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class EtcdMembers:
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
-        """Leave time for a second member: what is asked for now is worthless after `ttl_s`."""
+        """Leave time to ask a second member: the answer is worthless after `ttl_s`."""
         self._patience_s = min(self._most_patience_s, max(_LEAST_PATIENCE_S, ttl_s / 2))
 
     def ask(
@@ -83,11 +85,11 @@ class EtcdMembers:
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> EtcdAnswer:
-        """Return the first answer that is not a member's own trouble.
+        """Return the first answer that is not an error of the member itself.
 
         Raises:
-            OSError: no member has one now.
-            UsageError: none ever will.
+            OSError: no member answers now.
+            UsageError: no member ever will.
         """
         failures: list[str] = []
         hopeless: list[UsageError] = []
@@ -110,7 +112,7 @@ class EtcdMembers:
         raise OSError("; ".join(dict.fromkeys(failures)))
 
     def move_on(self) -> None:
-        """Ask the next member first from now on."""
+        """Begin with the next member from now on."""
         self.close()
         self._turn = (self._turn + 1) % len(self._addresses)
 
@@ -138,7 +140,7 @@ class EtcdMembers:
                 kept.close()
                 raise OSError(f"no answer within {self._patience_s:g} s") from None
             except (OSError, http.client.HTTPException):
-                kept.close()  # it may have been closed since the last answer: once more
+                kept.close()  # the member may have closed it since the last answer: try again
         connection = self._new_connection()
         try:
             connection.connect()
@@ -189,7 +191,7 @@ class EtcdMembers:
         return EtcdAnswer(response.status, _parsed(data), self._member)
 
     def _explained(self, error: Exception) -> OSError | UsageError:
-        """Say what an exception of a connection to the current member means."""
+        """Return the error that an exception of a connection to the current member means."""
         import http.client
         import socket
         import ssl
@@ -226,9 +228,9 @@ class EtcdMembers:
         return OSError(f"what listens there does not speak HTTP ({type(error).__name__})")
 
     def _speaks_other_protocol(self) -> str:
-        """Find out whether the member speaks TLS and we do not, or the reverse.
+        """Return whether the member speaks TLS and we do not, or the reverse.
 
-        etcd closes the connection at once in both cases, as one does that is just ending.
+        etcd closes the connection at once in both cases, as does a member that is shutting down.
         """
         import socket
         import ssl
@@ -241,7 +243,7 @@ class EtcdMembers:
                     return "does not use TLS" if plain else ""
                 probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
                 probe.check_hostname = False
-                probe.verify_mode = ssl.CERT_NONE  # nothing is said over it
+                probe.verify_mode = ssl.CERT_NONE  # no data is sent over it
                 with probe.wrap_socket(sock):
                     return "uses TLS"
         except ssl.SSLError as error:
@@ -251,7 +253,7 @@ class EtcdMembers:
 
 
 class _Timed(io.RawIOBase):
-    """What comes over a socket, all of it until a moment: a peer may send a byte now and then."""
+    """Reads from a socket with one deadline for all: a peer may send byte by byte."""
 
     def __init__(self, sock: "socket.socket", until: float) -> None:
         self._sock = sock
@@ -278,10 +280,10 @@ class _Timed(io.RawIOBase):
 
 
 def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]]:
-    """Return hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`, also if these are URLs.
+    """Return the hosts and ports of `--rdzv-endpoint=HOST[:PORT][,…]`, which may also be URLs.
 
     Raises:
-        UsageError: it can't be read, or the URLs are of another protocol.
+        UsageError: the text is invalid, or the URLs have another protocol.
     """
     parts = [part.strip().rpartition("://") for part in endpoint.split(",")]
     for scheme in {scheme for scheme, _, _ in parts} - {"", protocol}:
@@ -315,10 +317,10 @@ def parse_members(endpoint: str, protocol: str = "http") -> list[tuple[str, int]
 def cluster_version(members: EtcdMembers) -> tuple[int, int]:
     """Return the version that all members of the cluster have at least.
 
-    What one member has is no base for a decision: others may ask another.
+    A single member's version must not decide: other nodes may ask another member.
 
     Raises:
-        OSError: it is not known now.
+        OSError: the version is not known now.
     """
     answer = members.ask("GET", "/version")
     text = answer.body.get("etcdcluster")
@@ -345,7 +347,7 @@ def message_of(answer: EtcdAnswer) -> str:
 
 
 def nonsense(answer: EtcdAnswer) -> OSError:
-    """Return the error for an answer that etcd would not give."""
+    """Return the error for an answer that etcd never gives."""
     return OSError(f"what answers at {answer.member} does not answer as etcd does")
 
 
@@ -360,7 +362,7 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 
 def _is_about_us(reason: str) -> bool:
-    """Whether the member has refused the handshake for what we showed, or did not show."""
+    """Return whether the member refused the handshake because of our certificate or its lack."""
     return "ALERT" in reason and any(
         word in reason for word in ("CERTIFICATE", "UNKNOWN_CA", "HANDSHAKE_FAILURE", "DENIED")
     )

@@ -1,4 +1,4 @@
-"""A record in a key of etcd, as far as it is the same in both APIs."""
+"""A record in a key of etcd: what both APIs have in common."""
 
 import math
 import os
@@ -12,8 +12,8 @@ TRIES = 5
 
 
 class Stored(NamedTuple):
-    """What is stored in the key of a job. `token` is its writer's; `doubted`: somebody has not
-    found the writer where `value` says, and waits for its next renewal.
+    """The value of a job's key. `token` identifies its writer. `doubted`: another process could not
+    reach the writer at `value`, and waits for its next renewal.
     """
 
     token: str
@@ -22,8 +22,8 @@ class Stored(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What is in the key. `revision` is 0 where there is none; `text` is known in v2 only, `lease`
-    and `doubted` in v3.
+    """The content of the key. `revision` is 0 if there is none; only v2 has `text`, only v3 `lease`
+    and `doubted`.
     """
 
     token: str = ""
@@ -41,7 +41,7 @@ class EtcdRegister:
     Args:
         members: the cluster.
         key: the key of the record.
-        login: who we are there.
+        login: the user of etcd.
     """
 
     def __init__(self, members: EtcdMembers, key: str, login: Login) -> None:
@@ -52,7 +52,7 @@ class EtcdRegister:
         self._token = os.urandom(16).hex()
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take the record, renew it or look; see `Register`."""
+        """Take, renew or read the record; see `Register`."""
         self._members.hurry(ttl_s)
         try:
             found = self._hold(value, math.ceil(ttl_s)) if value else self._look()
@@ -82,7 +82,7 @@ class EtcdRegister:
 
 
 def login_needed(where: str) -> UsageError:
-    """Return the error for a cluster that serves nobody without a login."""
+    """Return the error for a cluster that requires a login."""
     return UsageError(
         f"{where} wants a user and a password",
         hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",

@@ -1,15 +1,15 @@
 """The register in etcd's v2 API, for servers below 3 and those started with --enable-v2.
 
 The record is a key with a time to live. Its createdIndex is the record's revision: modifiedIndex
-changes with each renewal. The stored text is another one at each taking, so whoever compares it
-can't meet a successor.
+changes with each renewal. The stored text is different for each holder, so a comparison with it
+can't match a successor.
 
-The members count the time by their wall clocks: that of the member which was asked against that of
-the leader. In a cluster whose clocks differ, a record lapses that much too early or too late; v3
+The members measure the time by their wall clocks: that of the member which was asked against that
+of the leader. If clocks in a cluster differ, a record lapses that much too early or too late; v3
 has no such weakness.
 
-No answer to a request does not mean that it was not carried out, or will not be: the text also
-holds a token of its writer.
+A request without an answer may have been carried out, or may be later: so the text also contains a
+token of its writer.
 """
 
 import time
@@ -28,7 +28,7 @@ _NO_PERMISSION = 110
 
 
 class _Node(NamedTuple):
-    """What etcd says of a key."""
+    """A key in etcd's answer."""
 
     value: str
     createdIndex: int  # noqa: N815  # etcd's names
@@ -60,7 +60,7 @@ class V2Register(EtcdRegister):
         return not self._look().revision
 
     def release(self) -> None:
-        """Give the record back if it is ours."""
+        """Give the record back if this register holds it."""
         if self._asked:
             found = self._look()
             self._asked, self._ours = False, Found()
@@ -82,7 +82,7 @@ class V2Register(EtcdRegister):
         raise self._restless()
 
     def _write(self, found: Found, value: str, seconds: int) -> Found | None:
-        """Take the key, or renew it, if it is as it was found; None if it was not."""
+        """Take or renew the key, if it still is as it was `found`; None if it is not."""
         form = {"ttl": str(seconds)}
         if not found.revision:
             self._asked = True
@@ -106,7 +106,7 @@ class V2Register(EtcdRegister):
         self._call("DELETE", {"prevValue": found.text})
 
     def _remove_directory(self) -> None:
-        """Tidy up: etcd removes it only if nothing is in it."""
+        """Tidy up: etcd removes the directory only if it is empty."""
         directory = self._path.rpartition("/")[0]
         try:
             self._members.ask("DELETE", f"{directory}?dir=true", None, self._credentials())
@@ -122,7 +122,7 @@ class V2Register(EtcdRegister):
         return {"Authorization": "Basic " + base64.b64encode(pair).decode()}
 
     def _call(self, method: str, asked: dict[str, str]) -> Found | None:
-        """Make one call; return what is in the key, or None if it is not as was asked for."""
+        """Make one call; return the content of the key, or None if a condition was not met."""
         from urllib.parse import urlencode
 
         headers = self._credentials()
@@ -152,7 +152,7 @@ class V2Register(EtcdRegister):
         )
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return what a refusal means."""
+        """Return the error that a refusal means."""
         code, where = answer.body.get("errorCode"), f"etcd at {answer.member}"
         if answer.status == 404 and code is None:
             return UsageError(

@@ -1,14 +1,14 @@
 """The register in etcd's v3 API, over its JSON gateway.
 
-The record is a key with a lease. The server alone counts the lease's time. The create_revision of
-the key is the record's revision. etcd grants no lease below one and a half of its election timeouts
+The record is a key with a lease, whose time only the server measures. The create_revision of the
+key is the record's revision. etcd grants no lease below one and a half of its election timeouts
 (2 s with its defaults): then a dead holder is noticed later than was asked for, never earlier.
 
-No answer to a request does not mean that it was not carried out, or will not be. So the key also
-holds a token of its writer, and what it is to be is compared with what it is until they agree.
+A request without an answer may have been carried out, or may be later. So the key also contains a
+token of its writer, and its content is compared with the wanted one until they agree.
 
-A renewal of the lease changes nothing in the key, so whoever doubts that the holder lives writes
-that into its record. A holder that lives writes it anew with its next renewal.
+A renewal of the lease changes nothing in the key, so a process that doubts that the holder lives
+writes that into the holder's record. A live holder overwrites it with its next renewal.
 """
 
 import time
@@ -34,7 +34,7 @@ _TOKEN_TOO_OLD = ("invalid auth token", "revision of auth store is old")
 
 
 class _Pair(NamedTuple):
-    """What etcd says of a key; its numbers are texts, and its value is in base64."""
+    """A key and its value in etcd's answer; numbers are texts, and the value is in base64."""
 
     value: str
     create_revision: str
@@ -43,13 +43,13 @@ class _Pair(NamedTuple):
 
 
 class _Range(NamedTuple):
-    """What etcd says of a range of keys."""
+    """A range of keys in etcd's answer."""
 
     kvs: tuple[_Pair, ...]
 
 
 class _LeaseEnded(Exception):  # noqa: N818
-    """The lease that was to be used is over."""
+    """The lease to be used has ended."""
 
 
 class V3Register(EtcdRegister):
@@ -76,16 +76,16 @@ class V3Register(EtcdRegister):
             try:
                 found = self._put(_if_modified(found.modified), record_of_it, found.lease)
             except _LeaseEnded:
-                return True  # and with it the record
+                return True  # the record ended with its lease
         if str(found.revision) != record.revision or not found.doubted:
             return False
         time.sleep(patience_s)
         return not self._remove(_if_modified(found.modified)).revision
 
     def release(self) -> None:
-        """Give the record back if it is ours."""
+        """Give the record back if this register holds it."""
         if not self._lease:
-            return  # nothing that was asked for can have made it ours
+            return  # without a lease no request can have made it ours
         found = self._look()
         self._held = False
         if found.token == self._token:
@@ -95,7 +95,7 @@ class V3Register(EtcdRegister):
 
     def _hold(self, value: str, seconds: int) -> Found:
         old = self._lease
-        # The lease first: if the key is there after it was renewed, it stays as long as the lease.
+        # Renew the lease first: a key that is read after that stays as long as the lease.
         renewed = self._renewed(seconds) if self._held else 0
         found = self._look()
         for _ in range(TRIES):
@@ -117,7 +117,7 @@ class V3Register(EtcdRegister):
         raise self._restless()
 
     def _renewed(self, seconds: int) -> int:
-        """Return our lease, renewed, or 0 if there is none for so long a time."""
+        """Renew our lease and return it, or 0 if there is none of this duration."""
         if not self._lease or self._lease_s != seconds:
             return 0
         result = self._call("/lease/keepalive", {"ID": str(self._lease)}).body.get("result")
@@ -134,7 +134,7 @@ class V3Register(EtcdRegister):
         return self._lease
 
     def _revoke(self, lease: int) -> None:
-        """Tidy up: a lease that nobody renews ends anyway."""
+        """Tidy up: a lease that is not renewed ends anyway."""
         try:
             self._call("/lease/revoke", {"ID": str(lease)})
         except (_LeaseEnded, OSError):
@@ -145,7 +145,7 @@ class V3Register(EtcdRegister):
         return self._found(answer, answer.body)
 
     def _write(self, revision: int, value: str, lease: int) -> Found:
-        """Write the key if it has this revision; return what is in it afterwards."""
+        """Write the key if it has this revision; return its content afterwards."""
         return self._put(_if_created(revision), Stored(self._token, value), lease)
 
     def _put(self, condition: dict[str, str], stored: Stored, lease: int) -> Found:
@@ -159,7 +159,7 @@ class V3Register(EtcdRegister):
         return self._transact(condition, {"request_delete_range": {"key": _encoded(self._key)}})
 
     def _transact(self, condition: dict[str, str], change: dict[str, Any]) -> Found:
-        """Make a change if the key is as in a condition; return what is in it afterwards."""
+        """Make a change if a condition on the key is met; return its content afterwards."""
         compare = {"key": _encoded(self._key), "result": "EQUAL", **condition}
         look = {"request_range": self._range()}
         answer = self._call(
@@ -175,7 +175,7 @@ class V3Register(EtcdRegister):
         return {"key": _encoded(self._key)}
 
     def _found(self, answer: EtcdAnswer, result: Any) -> Found:
-        """Return what a range holds."""
+        """Return the record in a range."""
         import base64
 
         if not isinstance(result, dict) or not isinstance(answer.body.get("header"), dict):
@@ -197,7 +197,7 @@ class V3Register(EtcdRegister):
     # Calls.
 
     def _call(self, path: str, request: dict[str, Any]) -> EtcdAnswer:
-        """Make one call; log in first, or again, where etcd wants it."""
+        """Make one call; log in first, or again, if etcd requires it."""
         if self._login.user and not self._session:
             self._log_in()
         answer = self._post(path, request)
@@ -215,7 +215,7 @@ class V3Register(EtcdRegister):
         if answer.status == 200 and isinstance(token, str) and token.isascii():
             self._session = "".join(token.split())
         elif "not enabled" in message_of(answer):
-            self._session = ""  # etcd lets everybody do everything
+            self._session = ""  # authentication is off in etcd
         else:
             raise self._error(answer)
 
@@ -241,7 +241,7 @@ class V3Register(EtcdRegister):
         )
 
     def _error(self, answer: EtcdAnswer) -> Exception:
-        """Return what a refusal means."""
+        """Return the error that a refusal means."""
         code, text = _code_of(answer), message_of(answer)
         where = f"etcd at {answer.member}"
         if code == _LEASE_ENDED and "lease" in text:
@@ -261,7 +261,7 @@ class V3Register(EtcdRegister):
 
 
 def _base_of(version: tuple[int, int]) -> str:
-    """Return the gateway's path in this version of etcd and in the next."""
+    """Return the path of the gateway in this version of etcd, which the next version has, too."""
     if version >= (3, 4):
         return "/v3"
     return "/v3beta" if version >= (3, 3) else "/v3alpha"
@@ -281,7 +281,7 @@ def _is_stale(answer: EtcdAnswer) -> bool:
 
 
 def _code_of(answer: EtcdAnswer) -> int:
-    """Return the gRPC code of an answer, 0 if it has none; streams have it one level down."""
+    """Return the gRPC code of an answer, 0 if it has none; in streams it is one level deeper."""
     error = answer.body.get("error")
     if isinstance(error, dict):
         return _number(error.get("grpc_code", error.get("code")))
@@ -289,7 +289,7 @@ def _code_of(answer: EtcdAnswer) -> int:
 
 
 def _number(value: Any) -> int:
-    """Return a 64 bit number, which JSON has as text; 0 for anything else."""
+    """Return a 64 bit number, which JSON has as text; 0 for any other value."""
     if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 20:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0

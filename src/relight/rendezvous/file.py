@@ -1,26 +1,26 @@
-"""The register in a directory that all nodes see: `--rdzv-backend=file`.
+"""The register in a directory that all nodes share: `--rdzv-backend=file`.
 
-A job has two files there: its record, and a lock that is held for the moment of each change, never
-while anybody waits. Each renewal changes a counter in the record. Whoever has seen the same counter
-for the time to live by a clock of its own may take the record; the clocks of nodes are never
-compared. A record is written beside the old one, flushed and renamed: a full disk or a kill leaves
-the old one or the new.
+A job has two files there: its record, and a lock that is held only while the record is changed,
+never while a process waits. Each renewal changes a counter in the record. A process that sees the
+same counter for the time to live, by its own clock, may take the record; clocks of different nodes
+are never compared. A new record is written beside the old one, flushed and renamed: a full disk or
+a kill leaves either the old or the new one.
 
 What the file system must do:
 
-- Locks of fcntl must exclude the processes of all nodes: local disks, NFS 4, and Lustre mounted
-  with `flock` do. NFS mounted with `nolock` or `local_lock` does not, and nobody can tell: two
-  nodes may then coordinate at once. Attribute caches do no harm: the directory is opened anew for
-  each look, which makes NFS ask the server, unless it is mounted with `nocto`.
+- fcntl locks must exclude the processes of all nodes: they do on local disks, NFS 4, and Lustre
+  mounted with `flock`. They do not on NFS mounted with `nolock` or `local_lock`, which a process
+  can't detect: two nodes may then coordinate at once. Attribute caches do no harm: the directory is
+  reopened for each look, which makes NFS ask the server, unless it is mounted with `nocto`.
 - The directory must be the shared one on every node. Where the disk is not mounted, a directory of
-  the same name would be another place to meet; so only the last part of the path is ever made.
-- A server of NFS that is gone blocks whoever calls (`hard` mounts) until it is back; the record is
-  then not renewed, and lapses by the holder's own clock.
-- After its server was rebooted, NFS hands out no locks for its grace period (90 s): a coordinator
-  that is lost then is replaced only afterwards.
-- A machine that dies with the lock keeps it until NFS gives it up, usually 90 s.
+  the same name would be another place to meet; so only the last part of the path is ever created.
+- An NFS server that is down blocks callers (`hard` mounts) until it is back; the record is then not
+  renewed, and the hold lapses by the holder's own clock.
+- After a reboot of its server, NFS grants no locks for its grace period (90 s): a coordinator that
+  is lost then is replaced only afterwards.
+- If a machine dies with the lock, NFS releases the lock later, usually after 90 s.
 
-The files of a job that has ended are its lock, which is empty, and nothing else.
+After a job has ended, only its lock file is left, which is empty.
 """
 
 import _thread
@@ -54,15 +54,15 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_LOCKS = {errno.ENOTSUP, errno.ENOSYS}
 
 _OF_THIS_PROCESS = _thread.allocate_lock()
-"""Locks of fcntl exclude other processes only, and end when this one closes the file anywhere."""
+"""fcntl locks exclude only other processes, and end when this process closes the file anywhere."""
 
 _T = TypeVar("_T")
 
 
 class _Found(NamedTuple):
-    """What is in the record's file. `revision` is empty where there is none.
+    """The content of the record's file. `revision` is empty if there is none.
 
-    What is not a record counts as that of somebody unknown.
+    An invalid record counts as that of an unknown holder.
     """
 
     token: str = ""
@@ -74,7 +74,7 @@ class _Found(NamedTuple):
 
 def open(endpoint: str, job: str, pairs: Mapping[str, str]) -> Register:
     """Return the register of a job in the directory `endpoint`; see `register.Open`."""
-    del pairs  # the settings of the group are not for registers
+    del pairs  # this register has no settings
     if not os.path.isabs(endpoint) or "\0" in endpoint:
         raise UsageError(
             f"--rdzv-endpoint={endpoint}: expected the full path of a directory",
@@ -87,7 +87,7 @@ class FileRegister:
     """The record of one job.
 
     Args:
-        directory: where it is.
+        directory: the directory of the record.
         job: the id of the job.
     """
 
@@ -101,7 +101,7 @@ class FileRegister:
         self._since = 0.0
 
     def hold(self, value: str, ttl_s: float) -> Record:
-        """Take the record, renew it or look; see `Register`."""
+        """Take, renew or read the record; see `Register`."""
         return self._explaining(lambda: self._hold(value, ttl_s))
 
     def evict(self, record: Record, patience_s: float = 0.0) -> bool:
@@ -109,12 +109,12 @@ class FileRegister:
         return bool(record.revision) and self._explaining(lambda: self._evict(record, patience_s))
 
     def release(self) -> None:
-        """Give the record back if it is ours."""
+        """Give the record back if this register holds it."""
         if self._turn:
             self._explaining(lambda: self._remove(lambda found: found.token == self._token))
 
     def close(self) -> None:
-        """Nothing is open between two calls."""
+        """Do nothing: no file is open between two calls."""
 
     def _evict(self, record: Record, patience_s: float) -> bool:
         if not patience_s:
@@ -149,7 +149,7 @@ class FileRegister:
         return Record(found.value, found.revision, found.token == self._token)
 
     def _look(self, directory: int, ttl_s: float) -> _Found:
-        """Return what is in the record, nothing if it has not been renewed for its time."""
+        """Return the record, or an empty one if it was not renewed for its time to live."""
         started = time.monotonic()
         found = self._read(directory)
         if not found.revision or found.token == self._token:
@@ -182,7 +182,7 @@ class FileRegister:
                 data = data[os.write(file, data) :]
             os.fsync(file)
         except OSError:
-            os.unlink(new, dir_fd=directory)  # it may be the last free block
+            os.unlink(new, dir_fd=directory)  # its blocks may be the last ones free
             raise
         finally:
             os.close(file)
@@ -201,15 +201,15 @@ class FileRegister:
             return True
 
     def _open(self, directory: int, name: str, flags: int) -> int:
-        """Open one of the files, and nothing that blocks, such as a FIFO."""
+        """Open one of the files, but nothing that blocks, such as a FIFO."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = os.open(name, flags, 0o600, dir_fd=directory)
         except OSError as error:
-            if error.errno == errno.ENXIO:  # a FIFO that nobody reads
+            if error.errno == errno.ENXIO:  # a FIFO without a reader
                 raise self._no_file(name) from None
             missing = error.errno == errno.ENOENT and flags & os.O_CREAT
-            if missing and os.fstat(directory).st_nlink:  # it was not removed meanwhile
+            if missing and os.fstat(directory).st_nlink:  # the directory was not removed meanwhile
                 raise UsageError(
                     f"--rdzv-endpoint={self._directory}: no files can be made there",
                     hint="--rdzv-endpoint=/DIRECTORY on a disk that all nodes share",
@@ -228,7 +228,7 @@ class FileRegister:
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Open the directory; make it if it is missing."""
+        """Open the directory; create it if it is missing."""
         flags = os.O_RDONLY | os.O_DIRECTORY
         try:
             directory = os.open(self._directory, flags)
@@ -254,7 +254,7 @@ class FileRegister:
 
     @contextmanager
     def _locked(self) -> Iterator[int]:
-        """Hold the lock, of which the end of the process is the end; open the directory anew."""
+        """Hold the lock, which also ends with this process; reopen the directory."""
         import fcntl
 
         name = f"{self._name}.lock"
@@ -286,7 +286,7 @@ class FileRegister:
             _OF_THIS_PROCESS.release()
 
     def _explaining(self, step: Callable[[], _T]) -> _T:
-        """Do something; say what an error of the system means here."""
+        """Call `step`; explain an error of the system."""
         try:
             return step()
         except OSError as error:
@@ -324,7 +324,7 @@ def _parsed(data: bytes) -> _Found:
 
 
 def _locker(file: int) -> str:
-    """Return who has locked a file, for people."""
+    """Return which process has locked a file, for people."""
     import fcntl
     import struct
 

@@ -1,13 +1,13 @@
-"""Finders: where the coordinator of a job is, and until when it is certain that it is here.
+"""Finders: where a job's coordinator is, and until when it certainly is in this process.
 
-    endpoint_finder.py   one endpoint: whoever can bind it
-    election_finder.py   an endpoint of several hosts: the one that they have elected
-    register_finder.py   a register: the one that is written down
+    endpoint_finder.py   one endpoint: the process that can bind it
+    election_finder.py   an endpoint of several hosts: the host that they have elected
+    register_finder.py   a register: the process that its record names
 
-A finder answers questions (`seek`) and says of its own accord when this process begins to
-coordinate, goes on, or has to stop. It knows neither link nor group nor coordinator: whoever asks
-(the `Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the socket that
-it is given, dials where it is told, and says what came of it.
+A finder answers questions (`seek`) and reports unasked when this process begins to coordinate,
+continues, or has to stop. It knows neither link nor group nor coordinator: its caller (the
+`Seeker`: an agent's link, `relight doctor`, `relight coordinator`) listens on the socket that the
+finder provides, dials the address that it names, and reports the outcome.
 """
 
 import socket
@@ -23,13 +23,13 @@ from relight.typed import NamedTuple
 
 
 class Here(NamedTuple):
-    """The coordinator is to be in this process, which is certain until then."""
+    """The coordinator is to be in this process, for certain until then."""
 
     until: float = FOR_EVER
 
 
 class There(NamedTuple):
-    """It may be at this address; who is to be said to people. Dial for so long."""
+    """The coordinator may be at this address; `who` names it for people. Dial for so long."""
 
     address: tuple[str, int]
     timeout_s: float
@@ -37,14 +37,14 @@ class There(NamedTuple):
 
 
 class Nowhere(NamedTuple):
-    """It is nowhere, as far as is known; ask again in a while."""
+    """The finder knows no coordinator now; ask again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
 
 
 class Never(NamedTuple):
-    """It will never be known, as something must be put right by the user."""
+    """The finder can't find a coordinator until the user corrects an error."""
 
     error: UsageError
 
@@ -53,31 +53,31 @@ Answer = Here | There | Nowhere | Never
 
 
 class Seeker:
-    """Who asks a finder; always called from the loop."""
+    """The caller of a finder; the finder calls it from the loop only."""
 
     def listen(self, sock: socket.socket) -> None:
-        """Listen on this socket, whether this process coordinates or not."""
+        """Listen on this socket, even if another process coordinates."""
         raise NotImplementedError
 
     def found(self, answer: Answer) -> None:
-        """Take the answer to `seek`; or Here, if this process coordinates unasked."""
+        """Take the answer to `seek`; or Here, unasked, if this process is to coordinate."""
         raise NotImplementedError
 
     def certain(self, until: float) -> None:
-        """This process coordinates for certain until then, which is later than it was."""
+        """Note that this process certainly coordinates until then, which is later than before."""
 
     def ousted(self, reason: str, again_s: float) -> None:
-        """This process must coordinate no longer; it may seek again in a while."""
+        """Stop coordinating; this process may seek again after `again_s`."""
 
     def say(self, text: str) -> None:
-        """Tell the user."""
+        """Print a message to the user."""
 
     def turned_away(self, line: str) -> None:
-        """Tell of a peer that was not taken."""
+        """Report a peer that was refused."""
 
 
 class Finder:
-    """What a finder is asked and told. Here for one that is always right.
+    """The interface of finders. The defaults suit a finder that is always certain.
 
     Attributes:
         stays: whether the socket given to `Seeker.listen` stays when this process is ousted.
@@ -86,7 +86,7 @@ class Finder:
     stays = True
 
     def open(self, seeker: Seeker) -> None:
-        """Begin."""
+        """Begin with this seeker."""
         raise NotImplementedError
 
     def seek(self, *, may_host: bool) -> None:
@@ -94,59 +94,57 @@ class Finder:
         raise NotImplementedError
 
     def answered(self) -> None:
-        """A coordinator has answered at the place that was found."""
+        """Note that a coordinator has answered at the place that was found."""
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """The connection to the place that was found has ended, or nobody answers there; `working`:
-        workers here wait for that. Return a better reason, if there is one, and what a refusal
-        says.
+        """Note that the connection to the place that was found has ended, or could not be made;
+        `working`: workers on this node depend on it. Return a better reason, if there is one, and
+        what a refusal means.
         """
         del refused, working
         return "", Refusal.NOTHING
 
     def gone(self) -> None:
-        """The coordinator that had answered, and said something, is gone."""
+        """Note that the coordinator is gone after it had answered and sent a message."""
 
     def redirected(self, host: int) -> str:
-        """Who was asked says that number `host` of the hosts coordinates, -1 if it doesn't know.
-        Return that in words.
+        """Note that the peer names the host with this index as the coordinator, -1 if it knows
+        none. Return that in words.
         """
         del host
         return "it coordinates no longer"
 
     def holds(self, is_torn: Callable[[], bool]) -> bool:
-        """Return whether this process coordinates, and nobody else can. `is_torn` says whether a
-        node of its group is gone that had not ended well.
+        """Return whether this process coordinates, and no other can. `is_torn` returns whether a
+        node of its group is gone whose workers had not succeeded.
         """
         del is_torn
         return True
 
     def present(self, *, enough: bool) -> None:
-        """Hear, with each time that this process is certain for longer, whether enough nodes reach
-        it.
-        """
+        """Note whether enough nodes reach this process; called whenever its role is extended."""
 
     def whereabouts(self) -> int:
-        """Return which host of several coordinates, -1 if that is not known, or there is one."""
+        """Return which of several hosts coordinates, -1 if not known or there is only one."""
         return -1
 
     def take(self, connection: Connection, settings: GroupSettings | None) -> None:
-        """Take a connection that another finder has made to the socket of this one."""
+        """Take a connection that another host's finder has opened to this one's socket."""
         del settings
         connection.close()
 
     def take_ballot(self, data: bytes) -> None:
-        """Take a datagram that is no heartbeat of an agent."""
+        """Take a datagram that is not an agent's heartbeat."""
 
     def is_needed(self, *, connected: bool) -> bool:
-        """Return whether others need this host although the agent here is done; `connected`: nodes
-        are connected to it.
+        """Return whether other nodes need this host although the agent here is done; `connected`:
+        nodes are connected to it.
         """
         del connected
         return False
 
     def close(self) -> None:
-        """End."""
+        """Release all resources."""
 
 
 def of(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
@@ -155,7 +153,7 @@ def of(loop: Loop, meeting: Meeting, settings: GroupSettings) -> Finder:
     Args:
         loop: the loop of the process.
         meeting: how the nodes meet.
-        settings: what the job was asked to be.
+        settings: what the user asked for.
     """
     if meeting.register is not None:
         from relight.rendezvous.register_finder import RegisteredFinder

@@ -1,4 +1,4 @@
-"""The id of a job as the name of a key or of a file."""
+"""Turns the id of a job into the name of a key or file."""
 
 from urllib.parse import quote
 
@@ -6,9 +6,9 @@ _LONGEST = 150
 
 
 def safe_name(job: str) -> str:
-    """Return a name of ASCII letters, digits and `_-~.%` that no other id has.
+    """Return a name of ASCII letters, digits and `_-~.%` that is unique to this id.
 
-    It needs no quoting in a path, does not begin with a point, and has at most 150 characters.
+    It needs no quoting in a path, does not begin with a dot, and has at most 150 characters.
     """
     name = quote(job, safe="", errors="surrogateescape")
     if name.startswith("."):

@@ -1,4 +1,4 @@
-"""Lists of hosts as Slurm and Open MPI write them, in one line.
+"""Parses lists of hosts as Slurm and Open MPI write them, in one line.
 
 Slurm        node[1-3,07],login,rack[1-2]n[1-2]      slurm.conf(5), "host list expression"
 Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orted gets; the
@@ -21,7 +21,7 @@ def expand(text: str) -> list[str]:
     """Return the hosts of a Slurm list, in its order.
 
     Raises:
-        ValueError: it is none, or has more than `MOST_HOSTS` hosts.
+        ValueError: the text is not such a list, or has more than `MOST_HOSTS` hosts.
     """
     hosts: list[str] = []
     for word in _split(text):
@@ -37,7 +37,7 @@ def expand_orte(text: str) -> list[str]:
     """Return the hosts of an `orte_node_regex`: that of mpirun first, then those of its daemons.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is not such a list.
     """
     hosts: list[str] = []
     for word in _split(re.sub(r"@[0-9,()*-]*$", "", text)):
@@ -59,7 +59,7 @@ def expand_tasks(text: str) -> list[int]:
     """Return the tasks of each node: `2(x3),1` is `[2, 2, 2, 1]`.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: the text is not such a list.
     """
     tasks: list[int] = []
     for part in text.split(","):
@@ -72,7 +72,7 @@ def expand_tasks(text: str) -> list[int]:
 
 
 def _split(text: str) -> list[str]:
-    """Return the words between the commas that stand outside of brackets."""
+    """Return the words separated by commas outside of brackets."""
     words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
     if not words or ",".join(words) != text:
         raise ValueError(f"{text[:60]!r} is no list of hosts")
@@ -84,7 +84,7 @@ def _parts(word: str) -> list[tuple[str, str]]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return what stands in brackets, `1-3,07`, with the leading zeros of the lower ends."""
+    """Return the numbers in brackets, `1-3,07`, padded with zeros as the lower ends are."""
     numbers: list[str] = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part)

@@ -1,8 +1,8 @@
-"""What was asked for -> how the nodes of a job meet.
+"""Works out from the request how the nodes of a job meet.
 
-c10d     all nodes have the same endpoint; whoever can bind it hosts the coordinator
+c10d     all nodes have the same endpoint; the node that can bind it hosts the coordinator
 static   node rank 0 hosts it at --master-addr and --master-port
-others   who hosts it, and where, is written in a register (etcd, a file, a plug-in)
+others   a register (etcd, a file, a plug-in) names the host and its address
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT_PORT = 29400
 _DIAL_S = 5.0
 _REJOIN_S = 0.5
-"""How long an agent may take to find a new coordinator, once it knows that it needs one."""
+"""How long an agent may take to find a new coordinator once it has lost the old one."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # the name of the variable
 REPLICA = "RELIGHT_REPLICA_ID"
 EXIT_BARRIER = "TORCH_ELASTIC_EXIT_BARRIER_TIMEOUT"
@@ -35,12 +35,12 @@ _DIGITS = 9  # of a number, at most
 class Meeting(NamedTuple):
     """Where and how the nodes of a job meet.
 
-    `where` is the endpoint for people. `hosts` are all hosts of it with their ports; `alone`: one
-    of several may take over without a majority. With a `register` there are none; what is held
-    there is held for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
-    `local_addr` is the address that others shall use, or empty. `fixed_port`: workers find their
-    store at the endpoint's port, too. `node_rank` is this node's rank in a static
-    rendezvous, else the number of its replica or -1. Times in seconds.
+    `where` names the endpoint for people. `hosts` are all its hosts with their ports; `alone`: one
+    of several may take over without a majority. With a `register`, `hosts` is empty; a hold on it
+    lasts for `ttl_s`. `hosted`: whether this node hosts the coordinator; None to find out.
+    `local_addr` is the address that other nodes shall use, or empty. `fixed_port`: workers also
+    find their store at the endpoint's port. `node_rank` is this node's rank in a static rendezvous,
+    otherwise the number of its replica or -1. Times in seconds.
     """
 
     job: str
@@ -63,12 +63,12 @@ class Meeting(NamedTuple):
 
     @property
     def who(self) -> str:
-        """The job for people, by its id if it was given one."""
+        """How to name the job to people: by its id if the user gave one."""
         return "the job" if self.job == UNSET_RUN_ID else f"job {self.job}"
 
     @property
     def doctor(self) -> str:
-        """What finds out why nodes don't meet."""
+        """The command that finds out why nodes do not meet."""
         if self.register is not None:
             return (
                 f"look whether {self.where} is there and the same; `relight doctor --nnodes=N "
@@ -83,7 +83,7 @@ class Meeting(NamedTuple):
 
     @property
     def port(self) -> int:
-        """The port there."""
+        """The port of the first host."""
         return self.hosts[0][1]
 
 
@@ -154,7 +154,7 @@ def _replica(env: Environment) -> int:
 
 
 def _with_file_store(spec: RunSpec) -> RunSpec:
-    """Return what was asked for with the backend `file` for torchrun's c10d store in a file."""
+    """Return the spec with backend `file` if it asks for torchrun's c10d store in a file."""
     pairs = dict(spec.rdzv_conf)
     if spec.rdzv_backend != "c10d" or pairs.get("store_type", "").strip().lower() != "file":
         return spec

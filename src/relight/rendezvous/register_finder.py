@@ -1,8 +1,8 @@
-"""The finder of a job whose coordinator is written down in a register: etcd, a file, a plug-in.
+"""The finder of a job whose coordinator is named by a register: etcd, a file, a plug-in.
 
-It asks the register, and writes this process down if nobody is there; the rules of that are in
-`core/candidacy`. While the register does not answer, nobody else can be written down, and a running
-group goes on. Why no successor begins while workers of the old group run: docs/decisions/0012.
+It reads the register's record, and writes one for this process if there is none; `core/candidacy`
+has the rules. While the register does not answer, it can't name another coordinator, and a running
+group goes on. A successor never begins while workers of the old group run (docs/decisions/0012).
 """
 
 import socket
@@ -20,20 +20,21 @@ from relight.rendezvous.meeting import Meeting
 from relight.rendezvous.register import NOBODY, Record
 
 _SILENT_S = 5.0
-"""A register that has not answered for so long is said to be silent."""
+"""A register that has not answered for so long is reported as silent."""
 _SILENT = f"it has not answered for {_SILENT_S:g} s"
 _ASK_AGAIN_S = 0.3
 _STAND_BACK_S = 3.0
 
 
 class RegisteredFinder(Finder):
-    """Finds the coordinator that a register names, and holds the register where that is this one.
+    """Finds the coordinator that a register names, and keeps the record renewed if it is this
+    process.
 
     Args:
         loop: the loop of the process.
-        meeting: with a register.
-        lost_after_s: how long a silent node is waited for.
-        port: where this process listens; 0 for a port that is bound when it is needed.
+        meeting: where the nodes meet; has a register.
+        lost_after_s: a node that is silent for longer is lost.
+        port: the port of this process; 0 to bind any port when it is needed.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting, lost_after_s: float, port: int = 0) -> None:
@@ -60,29 +61,29 @@ class RegisteredFinder(Finder):
         self._target = ""
         self._turn = 0
         self._first = False
-        """Whether the coordinator's first address was dialled, rather than another one."""
+        """Whether the coordinator's first address was dialled, and not another one."""
         self._answers = False
         self._may_host = False
         self._timer: Timer | None = None
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
-        """Begin."""
+        """Note the seeker."""
         self._seeker = seeker
 
     def seek(self, *, may_host: bool) -> None:
-        """Ask the register; if nobody is written down and `may_host`, write this process down."""
+        """Read the record; if there is none and `may_host`, write one for this process."""
         self._may_host = may_host and self._meeting.hosted is not False
         self._ask()
 
     def answered(self) -> None:
-        """Remember it: a refusal after that says that its process has ended."""
+        """Note the answer: a refusal after it suggests that the coordinator has ended."""
         self._candidacy.answered(self._record.revision)
-        self._first = False  # the next one is dialled at its first address first
+        self._first = False  # the next holder is dialled at its first address first
         self._drop_socket()
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
-        """Doubt whether the one that is written down is still there, if it refuses."""
+        """Check whether a holder that refuses connections still lives."""
         record, contact = self._record, self._contact
         self._record, self._contact = NOBODY, None
         if not refused or contact is None or self._closed:
@@ -104,8 +105,8 @@ class RegisteredFinder(Finder):
         return where, Refusal.NOTHING
 
     def holds(self, is_torn: Callable[[], bool]) -> bool:
-        """Return whether this process is written down, and no node that is gone may have changed
-        that while the register is silent.
+        """Return whether this process is the holder. It gives up its hold if a node is gone while
+        the register is silent: that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
@@ -116,15 +117,15 @@ class RegisteredFinder(Finder):
         return False
 
     def present(self, *, enough: bool) -> None:
-        """Make way if so few nodes are left that they may not train without those that are gone:
-        these may see each other, and the register, but not this node.
+        """Give up the hold if too few nodes are left to train: the nodes that are gone may reach
+        each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
             self._candidate.step_down(lambda: None)
             self._seeker.ousted("too few nodes reach it", _STAND_BACK_S)
 
     def close(self) -> None:
-        """End, and give the record back."""
+        """Stop, and give the record back."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -144,7 +145,7 @@ class RegisteredFinder(Finder):
             self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
 
     def _own_contact(self) -> str:
-        """Return what to write into the register, empty for nothing. Called in a thread."""
+        """Return the record to write, empty for none. Called in a thread."""
         if not self._may_host:
             return ""
         port = self._port
@@ -156,11 +157,13 @@ class RegisteredFinder(Finder):
         return Contact(socket.gethostname(), self._own_addresses(), port).to_text()
 
     def _own_addresses(self) -> tuple[str, ...]:
-        """Return where others reach this machine; the first must be right, or refuse nobody."""
+        """Return this machine's addresses for other nodes; the first must be right, or refuse no
+        node.
+        """
         chosen, own = self._meeting.local_addr, self._register.own_address
         if chosen or (own and not is_loopback(own)):
             return (chosen or own,)
-        # The register is on this machine, or on a disk. Other nodes may be here as well.
+        # The register is on this machine, or on a disk. Other nodes may be on this machine, too.
         likely = (dns.outward_address(), socket.gethostname(), own)
         return tuple(dict.fromkeys(each for each in likely if each))
 
@@ -173,7 +176,7 @@ class RegisteredFinder(Finder):
         if isinstance(found, UsageError) and not self._answers:
             self._seeker.found(Never(found))
         elif isinstance(found, Exception):
-            self._seeker.found(Nowhere(words(found), _ASK_AGAIN_S))  # it may work again
+            self._seeker.found(Nowhere(words(found), _ASK_AGAIN_S))  # the register may work again
         elif found.ours:
             if self._sock is not None:
                 sock, self._sock = self._sock, None
@@ -185,7 +188,7 @@ class RegisteredFinder(Finder):
             self._call(found)
 
     def _call(self, record: Record) -> None:
-        """Say where the one that is written down is: at its first address every other time."""
+        """Resolve and report the holder's address: every other time the first one of its record."""
         contact = Contact.of(record.value)
         if contact is None:
             self._seeker.found(Nowhere("its record is not one of relight's", _ASK_AGAIN_S))

@@ -1,12 +1,12 @@
-"""The flags that the user did not type, from what the cluster has put into the environment.
+"""Fills in flags that the user did not give, from the cluster's environment variables.
 
-A flag, or its PET_ variable, goes before whatever a cluster says; only what is not given is filled
+A flag, or its PET_ variable, takes precedence over the cluster; only what is not given is filled
 in. So `srun relight run --nnodes=2:4` is elastic and meets where Slurm says.
 
-How nodes meet: a job of fixed size by the static rendezvous, as the cluster has already said which
-node is which: GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, the index of the pod, and one port
-serves agents and workers. A range of nodes (`--nnodes=2:4`) meets by c10d at the same place, which
-node 0 alone may host. The port is made from the job's id where no variable has it (`environment`).
+A job of fixed size meets by the static rendezvous, as the cluster has already numbered the nodes:
+GROUP_RANK is SLURM_NODEID, OMPI_COMM_WORLD_RANK, or the index of the pod, and one port serves
+agents and workers. A range of nodes (`--nnodes=2:4`) meets by c10d at the same place, which only
+node 0 may host. The port is derived from the job's id if no variable has it (`environment`).
 """
 
 import socket
@@ -24,7 +24,7 @@ _PLACE = {"rdzv-endpoint", "master-addr"}
 
 
 class Taken(NamedTuple):
-    """The value of a flag, and where it is from."""
+    """The value of a flag, and its source."""
 
     flag: str
     value: Any
@@ -43,15 +43,15 @@ class Taken(NamedTuple):
 
 
 def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set[str], list[str]]:
-    """Return the spec with what the environment adds, the flags that are given now, and notes.
+    """Return the spec completed from the environment, the flags that are set now, and notes.
 
     Args:
-        spec: what was asked for.
-        given: the flags that were written down, in a PET_ variable too.
+        spec: what the user asked for.
+        given: the flags that the user set, including PET_ variables.
         env: the environment.
 
     Raises:
-        UsageError: the environment contradicts itself, or says what can't work.
+        UsageError: the environment contradicts itself, or asks for the impossible.
     """
     if spec.standalone:
         return spec, given, []
@@ -75,10 +75,10 @@ def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set
 def fill(
     spec: RunSpec, given: set[str], found: FoundFlags
 ) -> tuple[RunSpec, list[Taken], list[str]]:
-    """Put what was found where no flag is; return the spec, what was taken, and notes.
+    """Fill in missing flags; return the spec, the flags filled in, and notes.
 
     Raises:
-        UsageError: what was found can't work, with these flags or without.
+        UsageError: the values found can't work, with these flags or without.
     """
     notes = list(found.notes)
     nodes = _nodes(spec, given, found, notes)
@@ -113,7 +113,7 @@ def fill(
 
 
 def _is_settled(spec: RunSpec, given: set[str]) -> bool:
-    """Whether flags say all, so that nothing in the environment matters."""
+    """Return whether the flags decide everything, so that the environment does not matter."""
     if "nnodes" not in given:
         return False
     ranked = "node-rank" in given or spec.rdzv_backend != "static"
@@ -121,7 +121,7 @@ def _is_settled(spec: RunSpec, given: set[str]) -> bool:
 
 
 def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) -> Nodes:
-    """Return how many nodes the job has, or 1 where all else is to be left alone."""
+    """Return how many nodes the job has, or 1 if the environment is to be ignored."""
     number = found.nnodes.value if found.nnodes else 1
     agents = found.agents.value if found.agents else number
     crowded = agents > number or (found.here is not None and found.here.value > 1)
@@ -131,7 +131,7 @@ def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) 
         return Nodes(number, number)
     if found.nnodes is None:
         return spec.nnodes
-    if spec.nnodes.most == 1 or agents == 1:  # a job of each alone, or a larger one than this knows
+    if spec.nnodes.most == 1 or agents == 1:  # each node is a job, or the cluster job is larger
         if agents > 1:
             notes.append(f"--nnodes=1 goes before {found.nnodes.source}: each is a job by itself")
         return Nodes(1, 1)
@@ -166,7 +166,7 @@ def _backend(spec: RunSpec, given: set[str], found: FoundFlags, nodes: Nodes) ->
 def _place(
     spec: RunSpec, given: set[str], found: FoundFlags, backend: str, *, needs_rank: bool
 ) -> list[Taken]:
-    """Return where the nodes meet."""
+    """Return the flags for the place where the nodes meet."""
     host, rank, port = found.host, found.node_rank, found.port
     if host is None:
         raise UsageError(found.no_host, hint="--rdzv-backend=c10d --rdzv-endpoint=HOST:PORT")
@@ -192,7 +192,7 @@ def _place(
 
 
 def _given(spec: RunSpec, given: set[str], env: Environment) -> list[Taken]:
-    """Return the flags about the meeting that were written down, and where."""
+    """Return the rendezvous flags that the user set, and their sources."""
     taken = []
     for name in _MEETING:
         flag = FLAG_BY_NAME[name]
@@ -203,7 +203,7 @@ def _given(spec: RunSpec, given: set[str], env: Environment) -> list[Taken]:
             try:
                 source = f"{variable}={text}" if flag.parse(text) == value else source
             except ValueError:
-                pass  # the command line goes before it
+                pass  # the command line takes precedence
         if name in given:
             taken.append(Taken(name, value, source))
     return taken
