@@ -1,1 +1,1 @@
-"""What runs jobs: describes an app, sends it to a scheduler, watches it, stops it."""
+"""Runs jobs: describes an app, submits it to a scheduler, watches it, stops it."""

@@ -1,4 +1,4 @@
-"""What of an app can't be run anywhere, found before anything is sent."""
+"""Validates an app before submission."""
 
 import os
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from relight.runner.runner import Prepared
 
 MOST = 100_000
-"""Replicas of a role, and workers of a node: more is a slip of the hand."""
+"""Most replicas of a role, and workers of a node: a larger number is a typing error."""
 _TYPES: Mapping[str, type | UnionType] = {
     "name": str, "image": str, "entrypoint": str, "num_replicas": int, "max_retries": int,
     "min_replicas": int | None, "retry_policy": RetryPolicy, "resource": Resource,
@@ -22,11 +22,11 @@ _TYPES: Mapping[str, type | UnionType] = {
 
 
 def checked(app: AppDef) -> AppDef:
-    """Return the app if it can be run at all.
+    """Return the app if it is valid.
 
     Raises:
-        UsageError: it has no role, two of one name, or a role without a command or replicas; or
-            something of it has another type than it should, which Python itself lets through.
+        UsageError: it has no role, two roles of the same name, or a role without a command or
+            replicas; or a value has a wrong type, which Python itself does not check.
     """
     _check_type("the app", "name", app.name, str)
     _check_type(f"the app {app.name}", "metadata", app.metadata, Mapping)
@@ -62,8 +62,8 @@ def checked(app: AppDef) -> AppDef:
 
 
 def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
-    """Return what is wrong with a script that is not there, or nothing. Where a job runs in an
-    image, or on another machine that nothing is copied to, that can't be known.
+    """Return a message if the job's script does not exist, or nothing. For a job in an image, or on
+    another machine to which no file is copied, that is unknown.
     """
     cfg = job.request.cfg
     script = job.script
@@ -98,7 +98,7 @@ def _check_parts(role: Role) -> None:
     for name in ("cpu", "gpu", "memMB"):
         value = getattr(role.resource, name)
         _check_type(whose, name, value, int | float)
-        if value < -1:  # -1 is: not said
+        if value < -1:  # -1 means unspecified
             raise UsageError(f"{whose} has {name}={value}")
     for port, number in role.port_map.items():
         _check_type(whose, f"port {port}", number, int)

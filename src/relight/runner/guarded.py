@@ -1,4 +1,4 @@
-"""Schedulers of other packages: what they raise becomes one line that names them."""
+"""Turns exceptions of other packages' schedulers into one-line errors that name the scheduler."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, cast
@@ -8,7 +8,7 @@ from relight.schedulers.api import Scheduler
 
 
 def guarded(name: str, scheduler: Scheduler) -> Scheduler:
-    """Return a scheduler that raises RelightErrors only, if it is of another package."""
+    """Return a scheduler that raises only RelightErrors, if it belongs to another package."""
     if type(scheduler).__module__.startswith("relight."):
         return scheduler
     return cast(Scheduler, _Guarded(name, scheduler))

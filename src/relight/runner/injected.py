@@ -1,7 +1,7 @@
-"""The variables that each job has, whatever its component says: who it is, for trackers and more.
+"""Adds to each job the variables that identify it, for trackers and others.
 
-Each has TorchX's name and, with the same value but for the handle, relight's. RELIGHT_REPLICA_ID,
-which has no counterpart there, tells an agent the number of its replica.
+Each exists under TorchX's name and under relight's, with the same value except for the handle.
+RELIGHT_REPLICA_ID, which TorchX does not have, is the number of an agent's replica.
 """
 
 import os
@@ -26,15 +26,15 @@ def with_variables(
     """Return the app with these variables in each role.
 
     Args:
-        app: is not changed.
-        scheduler: the name that is in the handle.
-        session: of the handle.
-        parent_run_id: of the run that this one is part of, or empty.
-        runner: its settings say which trackers there are, and before them its environment, which
-            may know the parent, too.
+        app: not changed.
+        scheduler: the scheduler's name in the handle.
+        session: the session in the handle.
+        parent_run_id: the id of the run that this one is part of, or empty.
+        runner: its environment, or else its settings, have the trackers; the environment may have
+            the parent too.
 
     Raises:
-        UsageError: a tracker has no name that can be part of a variable's.
+        UsageError: a tracker's name can't be part of a variable's name.
     """
     env = runner.env
     foreign = _TORCHX_SESSION if session == SESSION else session
@@ -67,7 +67,7 @@ def _own_session() -> str:
 
 
 def _trackers(runner: "Runner") -> dict[str, str]:
-    """Return what says which trackers there are: those of the settings, or of the environment."""
+    """Return the variables that configure trackers, from the settings or the environment."""
     said = runner.env.get("TORCHX_TRACKERS")
     where = f"TORCHX_TRACKERS={said}" if said else "the settings"
     trackers = said.split(",") if said else list(runner.settings.section("torchx:tracker"))

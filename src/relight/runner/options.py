@@ -1,6 +1,4 @@
-"""Run options of a scheduler: what was said on the command line, in Python or in a file of settings
--> a value for each option.
-"""
+"""Resolves a scheduler's run options from the command line, Python and settings files to values."""
 
 import os
 import re
@@ -14,7 +12,7 @@ from relight.schedulers.api import Option
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FIXME = "#FIXME"
 _THERE = ("cwd", "python")
-"""Options that are paths on other machines: their `~` is theirs."""
+"""Options that are paths on other machines: `~` is expanded there."""
 _EXPECTED = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     list: "a;b", dict: "k:v;k2:v2",
@@ -22,10 +20,10 @@ _EXPECTED = {
 
 
 def parse(text: str) -> dict[str, str]:
-    """Return `k=v,k2=a;b` as texts by name.
+    """Return the options in `k=v,k2=a;b` as texts by name.
 
     Raises:
-        UsageError: it is not of this form.
+        UsageError: the text does not have this form.
     """
     try:
         return decoding.pairs(text)
@@ -40,17 +38,17 @@ def resolve(
     settings: Mapping[str, Any] | None = None,
     where: str = "",
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return a value for each option, and notes on settings that no option takes.
+    """Return a value for each option, and notes on settings that match no option.
 
     Args:
         scheduler: its name, for messages.
-        options: of the scheduler.
-        given: what was said for this job; names may be written like_this, like-this or likeThis.
-        settings: from a file; what is unknown there is noted, not refused.
-        where: what the settings are called in messages.
+        options: the scheduler's options.
+        given: the options of this job; names may be written like_this, like-this or likeThis.
+        settings: options from a file; an unknown one is noted, not refused.
+        where: the name of the settings in messages.
 
     Raises:
-        UsageError: a name is unknown, a value does not fit, or a required one is missing.
+        UsageError: a name is unknown, a value is invalid, or a required one is missing.
     """
     known = {_plain(option.name): option for option in options}
     values = {option.name: option.default for option in options}
@@ -70,7 +68,7 @@ def resolve(
                 raise UsageError(f"{here[option.name]} and {name} are the same option")
             here[option.name] = name
             if isinstance(value, str) and value.startswith(FIXME):
-                continue  # what `relight configure` wrote is still to be filled in
+                continue  # a placeholder of `relight configure` is not filled in yet
             try:
                 values[option.name] = _value(option, value)
             except UsageError as wrong:
@@ -98,7 +96,7 @@ def _value(option: Option, value: Any) -> Any:
             f"{option.name}={value}: expected {_EXPECTED[option.kind]}", hint=option.help
         ) from None
     if isinstance(found, str) and found.startswith("~/") and option.name not in _THERE:
-        found = os.path.expanduser(found)  # as a shell would, which does not see it here
+        found = os.path.expanduser(found)  # the shell does not expand it inside a word
     if option.choices and found not in option.choices:
         raise UsageError(
             f"{option.name}={value}: expected one of {', '.join(option.choices)}",
@@ -136,7 +134,7 @@ def _check(value: Any, option: Option) -> Any:
 
 
 def _plain(name: str) -> str:
-    """Return how a name is compared: like_this."""
+    """Return a name in the form for comparison: like_this."""
     return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).replace("-", "_").lower()
 
 

@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 
 DEFAULT_SCHEDULER = "local"
 _POLLS = 20
-"""The share of the time that asking for a status may take is 1 of so many."""
+"""Status queries may take one part in this many of the time."""
 _LEAST_PAUSE_S, _USUAL_PAUSE_S, _MOST_PAUSE_S = 0.02, 0.5, 10.0
 
 
 class Prepared(NamedTuple):
-    """A job that is ready to be sent: what `--dryrun` shows.
+    """A job that is ready for submission: what `--dryrun` shows.
 
-    `scheduler` is the name that was asked for. `app_id` is unique, and the scheduler may give
-    another. `script` is the file that the job will run, if one is known; `notes` are for people.
+    `scheduler` is the requested name. `app_id` is unique, and the scheduler may assign another.
+    `script` is the file that the job will run, if known; `notes` are messages for the user.
     """
 
     scheduler: str
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
     workspace: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--dryrun --json` prints."""
+        """Return the object that `--dryrun --json` prints."""
         return {
             "scheduler": self.scheduler,
             "cfg": dict(self.request.cfg),
@@ -76,11 +76,11 @@ class Job(NamedTuple):
 
 
 class Runner:
-    """Sends jobs to schedulers and watches them. Close it, or use it in a `with` statement.
+    """Submits jobs to schedulers and watches them. Close it, or use it in a `with` statement.
 
     Args:
         session: a word in the handles of its jobs.
-        found: settings; those of the files that hold here if None.
+        found: settings; if None, those of the settings files.
         env: the environment; this process's if None.
     """
 
@@ -110,22 +110,22 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        """Give up connections to schedulers. Jobs run on where the scheduler can do that."""
+        """Close the connections to schedulers. Jobs continue if their scheduler supports that."""
         while self._schedulers:
             self._schedulers.popitem()[1].close()
 
     def scheduler_name(self, asked: str = "") -> str:
-        """Return the name of the scheduler that is meant: what was asked for, `auto` included, or
-        that of the settings, or `local`.
+        """Return the name of the scheduler to use: the requested one, with `auto` resolved, or that
+        of the settings, or `local`.
         """
         name = asked or self.settings.command("scheduler") or DEFAULT_SCHEDULER
         return registry.choose() if name == "auto" else name
 
     def scheduler(self, name: str) -> Scheduler:
-        """Return a scheduler; there is one of each name until the runner is closed.
+        """Return a scheduler, the same object for each name until the runner is closed.
 
         Raises:
-            UsageError: there is none of this name.
+            UsageError: no scheduler has this name.
         """
         if name not in self._schedulers:
             self._schedulers[name] = guarded(name, registry.find(name))
@@ -142,19 +142,19 @@ class Runner:
         parent_run_id: str = "",
         launcher: str = "relight",
     ) -> Prepared:
-        """Return the job as it would be sent. Nothing is sent, made or changed.
+        """Return the job as it would be submitted. Nothing is submitted, made or changed.
 
         Args:
             app: an app, or the address of a component.
-            args: the component's: words of a command line, or values by name.
-            scheduler: its name, `auto`, or that of the settings, or `local`.
-            cfg: its options, by name or as `k=v,k2=v2`.
-            workspace: a directory that travels with the job, where the scheduler takes one.
-            parent_run_id: of the run that this one is part of, for trackers.
+            args: the component's arguments: words of a command line, or values by name.
+            scheduler: its name, or `auto`; if empty, that of the settings, or `local`.
+            cfg: the scheduler's options, by name or as `k=v,k2=v2`.
+            workspace: a directory that is copied for the job, if the scheduler supports it.
+            parent_run_id: the id of the run that this one is part of, for trackers.
             launcher: `relight` or `torchrun`, for built-in components.
 
         Raises:
-            RelightError: something of it is wrong.
+            RelightError: an argument is invalid.
         """
         if not isinstance(app, AppDef | str):
             raise UsageError(f"{app!r} is no app, and no address of a component")
@@ -198,11 +198,11 @@ class Runner:
         parent_run_id: str = "",
         launcher: str = "relight",
     ) -> str:
-        """Send a job, one that `dryrun` has prepared or one of the same arguments; return its
+        """Submit a job that `dryrun` has prepared, or one given by the same arguments; return its
         handle.
 
         Raises:
-            RelightError: something of it is wrong; nothing was sent.
+            RelightError: an argument is invalid; nothing was submitted.
         """
         if not isinstance(app, Prepared):
             app = self.dryrun(
@@ -225,7 +225,7 @@ class Runner:
         """Return the status of a job.
 
         Raises:
-            UsageError: there is no such job.
+            UsageError: the job does not exist.
         """
         from relight.job import records
         from relight.runner import submitted
@@ -247,16 +247,16 @@ class Runner:
         return found
 
     def wait(self, handle: str | Handle, timeout: float | None = None) -> AppStatus:
-        """Return the status of a job when it is over.
+        """Wait until a job is over; return its status.
 
         Args:
-            handle: of the job.
+            handle: the job's handle.
             timeout: seconds; None to wait for ever.
 
         Raises:
-            TimeoutError: the job is not over; it runs on.
-            MachineError: its scheduler has forgotten how it ended, or it was deleted.
-            UsageError: there is no such job.
+            TimeoutError: the job is not over; it continues.
+            MachineError: its scheduler no longer knows how it ended, or it was deleted.
+            UsageError: the job does not exist.
         """
         start = time.monotonic()
         found = None
@@ -284,7 +284,7 @@ class Runner:
         """Stop a job, if it is not over; return its status.
 
         Raises:
-            UsageError: there is no such job, or the handle is of a part of one.
+            UsageError: the job does not exist, or the handle names a part of a job.
         """
         from relight.runner import submitted
 
@@ -294,10 +294,10 @@ class Runner:
         return self.status(job)
 
     def delete(self, handle: str | Handle) -> None:
-        """Stop a job and forget all of it: logs, state, record.
+        """Stop a job and remove its logs, state and record.
 
         Raises:
-            UsageError: there is no such job.
+            UsageError: the job does not exist.
         """
         from relight.job import records
         from relight.runner import submitted
@@ -323,21 +323,21 @@ class Runner:
         stream: str = "combined",
         last: int | None = None,
     ) -> Iterator[str]:
-        """Return the lines of one replica, without their ends.
+        """Return the lines of one replica, without line ends.
 
         Args:
-            handle: of the job.
-            role: the first, if not said.
+            handle: the job's handle.
+            role: its name; by default, the first role.
             replica: its number within the role.
-            regex: only lines in which it is found.
-            since: only lines from then on, where the scheduler knows their times.
-            until: only lines up to then.
+            regex: only lines that match it.
+            since: only lines from this time on, if the scheduler knows their times.
+            until: only lines up to this time.
             follow: wait for more until the replica is over.
             stream: stdout, stderr or combined.
-            last: only so many of the lines that are there now.
+            last: only this many of the existing lines.
 
         Raises:
-            UsageError: there is no such job or replica, or the regex is none.
+            UsageError: the job or replica does not exist, or the regex is invalid.
         """
         job = _parsed(handle)
         wanted = compiled(regex)
@@ -357,10 +357,10 @@ class Runner:
         return islice(lines(query), max(0, there - last), None)
 
     def replicas(self, handle: str | Handle) -> list[tuple[str, int]]:
-        """Return the roles and numbers of a job's replicas; those of the handle, if it says.
+        """Return the roles and numbers of a job's replicas, or of those that the handle names.
 
         Raises:
-            UsageError: there is no such job, role or replica.
+            UsageError: the job, role or replica does not exist.
         """
         from relight.runner import submitted
 
@@ -388,19 +388,19 @@ class Runner:
         )
 
     def list(self, scheduler: str = "") -> Sequence[Job]:
-        """Return this user's jobs, newest first: those that were recorded here and, with a
-        scheduler, all that it knows.
+        """Return this user's jobs, newest first: those recorded here and, if a scheduler is given,
+        all that it knows.
         """
         from relight.runner import submitted
 
         return [Job(*each) for each in submitted.listed(self.scheduler, scheduler, self.session)]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
-        """Return the record of a job: what was submitted, where and when, without secrets, and the
-        state that it has now.
+        """Return the record of a job: what was submitted, where and when, without secrets, and its
+        present state.
 
         Raises:
-            UsageError: there is no such job.
+            UsageError: the job does not exist.
         """
         from relight.runner import submitted
 
@@ -411,7 +411,7 @@ class Runner:
             return {"handle": str(job), "state": found.state.name, "app": None}
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
-    # Pieces of a dry run.
+    # Parts of a dry run.
 
     def _cfg(
         self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
@@ -460,16 +460,16 @@ class Runner:
 
 
 class HelpAskedError(RelightError):
-    """The words of a component ask for its help; that is the message."""
+    """Raised for a component's `--help`; the message is the help."""
 
     exit_code = 0
 
 
 def compiled(regex: str) -> "re.Pattern[str] | None":
-    """Return a regular expression, None for an empty one.
+    """Return a compiled regular expression, None for an empty one.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is invalid.
     """
     try:
         return re.compile(regex) if regex else None

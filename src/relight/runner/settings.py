@@ -1,4 +1,4 @@
-"""Files of settings: defaults for what is said on the command line.
+"""Settings files: defaults for the command line.
 
     [local]                  options of a scheduler
     log_dir = /logs
@@ -6,11 +6,12 @@
     j = 1x8
     [cli:run]                component, scheduler, workspace of `relight submit`
     scheduler = slurm
-    [torchx:tracker]         one name a tracker; [tracker:NAME] has its config
+    [torchx:tracker]         one name for each tracker; [tracker:NAME] has its config
 
-`./.relightconfig`, `./.torchxconfig`, `~/.relightconfig`, `~/.torchxconfig`: the first file that
-has a value counts, value by value. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) stands for all of them;
-empty, for none. TorchX puts the home directory first; here a project's file goes before.
+Each value comes from the first of these files that has it: `./.relightconfig`, `./.torchxconfig`,
+`~/.relightconfig`, `~/.torchxconfig`. `RELIGHTCONFIG=FILE` (or TORCHXCONFIG) replaces all of them;
+if empty, no file is read. In TorchX the home directory comes first; here a project's file takes
+precedence.
 """
 
 import os
@@ -40,10 +41,10 @@ class ConfigFile(NamedTuple):
 
 
 def files(env: Environment) -> list[str]:
-    """Return the files that are there, the first of them counting most.
+    """Return the existing files; the first takes precedence.
 
     Raises:
-        UsageError: a variable names a file that is not there.
+        UsageError: a variable names a file that does not exist.
     """
     for variable in VARIABLES:
         if variable in env.variables:
@@ -61,10 +62,10 @@ def files(env: Environment) -> list[str]:
 
 
 def load(env: Environment) -> ConfigFile:
-    """Return the settings that hold here.
+    """Return the merged settings of all files.
 
     Raises:
-        UsageError: a file can't be read or is not of this form.
+        UsageError: a file can't be read or is malformed.
     """
     found = files(env)
     if not found:
@@ -82,7 +83,7 @@ def sections_of(path: str) -> list[str]:
     """Return the names of a file's sections.
 
     Raises:
-        UsageError: it can't be read or is not of this form.
+        UsageError: it can't be read or is malformed.
     """
     return list(_read(path))
 
@@ -100,7 +101,7 @@ def _read(path: str) -> dict[str, dict[str, str]]:
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from None
     found = {name: dict(parser.items(name)) for name in parser.sections()}
-    if path.endswith(".torchxconfig"):  # TorchX takes one '%' for a reference: it is doubled there
+    if path.endswith(".torchxconfig"):  # TorchX reads '%' as a reference, so files write '%%'
         for section in found.values():
             section.update({key: value.replace("%%", "%") for key, value in section.items()})
     return found

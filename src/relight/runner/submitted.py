@@ -1,4 +1,4 @@
-"""Sending a job, and what is kept of it from then on."""
+"""Submits a job, and keeps its record."""
 
 import os
 import socket
@@ -25,20 +25,20 @@ _USER = ("USER", "LOGNAME", "USERNAME")
 
 
 def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
-    """Send a job and record it; return its handle.
+    """Submit a job and record it; return its handle.
 
     Raises:
-        RelightError: it was not sent, and there is no record of it.
+        RelightError: it was not submitted, and it has no record.
     """
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
     record = _record(job, env)
     with records.sending(job.app_id):
         try:
-            records.write(job.app_id, record)  # before: a job that runs is never without its record
+            records.write(job.app_id, record)  # first, so that a running job always has a record
             app_id = scheduler.submit(job.request)
         except BaseException:
-            with suppress(RelightError):  # what is left of it is less than what went wrong
+            with suppress(RelightError):  # the first error matters more than leftovers
                 records.remove(job.app_id)
             raise
         handle = str(Handle(job.scheduler, job.session, app_id))
@@ -48,7 +48,7 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
 
 
 def sent(job: Handle) -> Handle:
-    """Return the handle of a job, which its scheduler knows: wait if it is just being sent.
+    """Return the handle of a job with its scheduler's id; wait while it is being submitted.
 
     Raises:
         MachineError: that takes too long.
@@ -57,11 +57,11 @@ def sent(job: Handle) -> Handle:
     record = record_of(job)
     if record is None or record["app_id"] == job.app_id:
         return job
-    return job._replace(app_id=record["app_id"])  # it has given another
+    return job._replace(app_id=record["app_id"])  # the scheduler's id may differ
 
 
 def record_of(job: Handle) -> Record | None:
-    """Return the record of a job, None if it was not sent from here."""
+    """Return the record of a job, None if it was not submitted from here."""
     for name in (job.scheduler, *_other_names(job.scheduler)):
         record = records.of_handle(name, job.app_id)
         if record is not None:
@@ -70,17 +70,17 @@ def record_of(job: Handle) -> Record | None:
 
 
 def note(record: Record | None, state: AppState) -> None:
-    """Keep the state of a job that is over: its scheduler will forget it."""
+    """Record the state of a job that is over: its scheduler will forget it."""
     if record is not None and state.is_over and record.get("state") != state.name:
         record["state"] = state.name
         try:
             records.write(record["id"], record)
         except RelightError:
-            pass  # the status is known all the same
+            pass  # optional: the caller has the status
 
 
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
-    """Return the state of a recorded job; UNKNOWN if its scheduler can't be asked."""
+    """Return the state of a recorded job; UNKNOWN if its scheduler does not answer."""
     state = _state_in(record, _states(find, [record]))
     note(record, state)
     return state
@@ -93,7 +93,7 @@ def listed(
     scheduler is given, all others that it knows.
 
     Raises:
-        RelightError: the scheduler that was given can't be asked.
+        RelightError: the given scheduler does not answer.
     """
     found = [
         record
@@ -120,7 +120,7 @@ def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:
 
 
 def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:
-    """Return the states of jobs that were not over when they were last looked at."""
+    """Return the states of jobs whose recorded state is not final."""
     open_ones: dict[str, list[Record]] = {}
     for record in found:
         if not AppState[record.get("state", "UNKNOWN")].is_over:
@@ -129,7 +129,7 @@ def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, 
     for name, group in open_ones.items():
         try:
             known = find(name).status([record["app_id"] for record in group])
-        except RelightError:  # not installed any more, out of reach: the others are listed
+        except RelightError:  # no longer installed, or unreachable: list the others
             known = {}
         for record in group:
             status = known.get(record["app_id"])
@@ -180,8 +180,8 @@ def _without_secrets(cfg: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _packages() -> dict[str, str]:
-    """Return the versions of what is installed here, by the names of its directories: reading each
-    package's own file takes a second for a few hundred.
+    """Return the versions of the installed packages, from their directories' names: reading the
+    metadata of a few hundred packages takes a second.
     """
     found: dict[str, str] = {}
     for folder in sys.path:

@@ -1,1 +1,1 @@
-"""Where jobs run: one folder a scheduler, the same verbs (`api`)."""
+"""The schedulers that run jobs: one folder each, all with the interface of `api`."""

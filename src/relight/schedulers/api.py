@@ -1,7 +1,7 @@
-"""What a scheduler is: one file, the same verbs, and a record of what it can.
+"""The interface of a scheduler: its methods, and a record of its capabilities.
 
-`render` is pure but for reading what a request needs (the user's name, a version): it has no side
-effect, and `--dryrun` shows its result. `submit` sends exactly that.
+`render` has no side effect and only reads what a request needs (the user's name, a version);
+`--dryrun` shows its result. `submit` sends exactly that.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ class Option(NamedTuple):
 
 
 class Capabilities(NamedTuple):
-    """What a scheduler does with the parts of an app. What it does not do is refused or noted
-    before anything is sent, never ignored in silence.
+    """Which parts of an app a scheduler supports. Unsupported parts are refused or noted before
+    submission, never ignored silently.
     """
 
     retries: bool = False
@@ -43,8 +43,8 @@ class Capabilities(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What would be sent: `body` is JSON-able and complete; `text` is what people read (a script, a
-    list of commands); `notes` says what of the app has no effect here.
+    """A request to the scheduler: `body` can be written as JSON and is complete; `text` is for
+    people (a script, a list of commands); `notes` list the app's parts that have no effect here.
     """
 
     scheduler: str
@@ -76,44 +76,44 @@ class LogQuery(NamedTuple):
 
 
 class Scheduler(Protocol):
-    """One way to run jobs. All errors for the user are RelightErrors; nothing half done is left."""
+    """Runs jobs. All errors for the user are RelightErrors; a failed call leaves nothing behind."""
 
     name: str
     options: Sequence[Option]
     capabilities: Capabilities
 
     def affinity(self) -> int:
-        """Return how likely jobs are meant for this scheduler here, for `-s auto`: 0 it can't be
-        used (no command, no daemon), 10 it can, 50 we are inside of it. Quick, no network wait
-        above 1 s.
+        """Return how well this scheduler suits this machine, for `-s auto`: 0 if it can't be used
+        (no command, no daemon), 10 if it can, 50 inside one of its jobs. It waits for the network
+        for at most 1 s.
         """
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the request of an app.
 
         Args:
-            app: macros are still in it; this substitutes them.
+            app: the app with its macros, which this substitutes.
             cfg: values for `options`, complete with defaults and of the right types.
-            app_id: a unique name that may be used, `NAME-RANDOM`; some schedulers give their own.
+            app_id: a unique name, `NAME-RANDOM`; some schedulers assign their own.
         """
 
     def submit(self, request: Request) -> str:
-        """Send a request; return the id of the app with this scheduler."""
+        """Send a request; return this scheduler's id of the app."""
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that are known, with one query for all."""
+        """Return the statuses of those jobs that exist, with one query for all."""
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return lines without their ends; with `follow`, until the replica is over."""
+        """Return lines without line ends; with `follow`, until the replica is over."""
 
     def cancel(self, app_id: str) -> None:
-        """Stop a job; nothing if it is over."""
+        """Stop a job; do nothing if it is over."""
 
     def delete(self, app_id: str) -> None:
-        """Stop it and forget all of it, logs included."""
+        """Stop a job and remove all of it, including logs."""
 
     def list(self) -> Sequence[Listed]:
         """Return this user's jobs, newest first."""
 
     def close(self) -> None:
-        """Give up connections. Jobs run on, unless `survives_caller` is false."""
+        """Close connections. Jobs continue, unless `survives_caller` is false."""

@@ -1,4 +1,4 @@
-"""Why a replica failed, in one line, from what it has left behind."""
+"""Finds why a replica failed, in one line, from its error file and stderr."""
 
 import os
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ _TAIL = 8192
 
 def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
     """Return the exception in a replica's error file or, as not every program writes one, the last
-    line of its stderr; empty if there is neither.
+    line of its stderr; empty if neither exists.
 
     Args:
-        error_file: what TORCHELASTIC_ERROR_FILE said.
-        stderr: the file of the stream.
-        exitcode: how it has ended.
+        error_file: the path from TORCHELASTIC_ERROR_FILE.
+        stderr: the path of the stderr file.
+        exitcode: the replica's exit code.
     """
     from relight.host import reports
 
@@ -30,7 +30,7 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
-    """Return the last line that says why; an agent that was killed could not say it."""
+    """Return the last line with a reason; an agent that was killed has written none."""
     said = [line for line in lines if line.strip() and not line.startswith("slurmstepd")]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE
     return "" if not said or (killed and said[-1].startswith("relight: ")) else said[-1]

@@ -1,7 +1,7 @@
-"""What a node of a job asks for, and whether its workers can do with it.
+"""Checks whether the resources that a job requests for a node suffice for its workers.
 
-TorchX's defaults, 2 CPUs, 1024 MiB and no GPU for however many workers, are kept for parity; they
-are too little for nearly every training, which then is killed late, or trains on no GPU.
+TorchX's defaults, 2 CPUs, 1024 MiB and no GPU for any number of workers, are kept for parity; they
+are too little for nearly every training job, which is then killed late, or trains without a GPU.
 """
 
 import re
@@ -10,22 +10,22 @@ from collections.abc import Iterator
 from relight.job.app import AppDef, Role
 
 _WORKER_MIB = 2048
-"""What a worker takes that has imported torch and holds a small model."""
+"""Memory of a worker that has imported torch and a small model."""
 _WORKERS = re.compile(r"--nproc[_-]per[_-]node[= ](\d+)\b")
 
 
 def workers(role: Role) -> int:
-    """Return how many workers a replica starts; 0 if it is no launcher, or decides that itself."""
+    """Return how many workers a replica starts; 0 if it is no launcher, or chooses it itself."""
     match = _WORKERS.search(" ".join(role.args))
     return int(match[1]) if match else 0
 
 
 def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
-    """Say which roles ask for less than their workers take.
+    """Yield a note for each role that requests less than its workers need.
 
     Args:
         app: the job.
-        memory: whether it is asked for, or limited, at all.
+        memory: whether memory is requested or limited at all.
     """
     for role in app.roles:
         number, has = workers(role), role.resource
@@ -45,7 +45,7 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
 
 
 def without_gpus(app: AppDef, partition: str, offered: str) -> Iterator[str]:
-    """Say which roles start workers on nodes with GPUs and ask for none.
+    """Yield a note for each role that starts workers on nodes with GPUs and requests none.
 
     Args:
         app: the job.

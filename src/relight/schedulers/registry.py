@@ -1,4 +1,4 @@
-"""Which schedulers there are, by name. A scheduler's module is imported when it is asked for."""
+"""Finds schedulers by name. A scheduler's module is imported on first use."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -26,7 +26,7 @@ def find(name: str) -> Scheduler:
             is a module with a function `make`, or such a function.
 
     Raises:
-        UsageError: there is none of this name, or it does not load.
+        UsageError: no scheduler has this name, or it does not load.
     """
     module = _MODULES.get(ALIASES.get(name, name))
     if module is not None:
@@ -59,12 +59,12 @@ def names() -> list[str]:
 
 
 def same(one: str, other: str) -> bool:
-    """Return whether two names are of the same scheduler."""
+    """Return whether two names mean the same scheduler."""
     return ALIASES.get(one, one) == ALIASES.get(other, other)
 
 
 def choose() -> str:
-    """Return the name of the scheduler that jobs are most likely meant for here (`-s auto`)."""
+    """Return the name of the scheduler that suits this machine best (`-s auto`)."""
     return max(names(), key=_affinity)
 
 
