@@ -1,9 +1,9 @@
-"""What is wrong with a machine or a network, each thing with its remedy: `relight doctor`.
+"""Finds what is wrong with a machine or a network, and names the remedies: `relight doctor`.
 
-    inspection.py   looks at this machine                   machine.py    what is wrong with it
-    probes.py       tries all pairs of nodes                network.py    who can't talk to whom
-    endpoint.py     looks at the endpoint from here, and says what is wrong there
-    gathering.py    the nodes meet at the endpoint, probe each other, hear the verdict
+    inspection.py   examines this machine                   machine.py    judges the machine
+    probes.py       tries all pairs of nodes                network.py    judges the connections
+    endpoint.py     examines the endpoint from here, and judges it
+    gathering.py    the nodes meet at the endpoint, probe each other, get the verdict
 
 The files on the right are pure: from facts to findings (findings.py).
 """

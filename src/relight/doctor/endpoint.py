@@ -1,6 +1,6 @@
-"""The endpoint as this machine sees it: what its name is, who answers there, who holds its port.
+"""The endpoint as this machine sees it: its addresses, what answers there, who holds its port.
 
-Nothing here needs an event loop, so that an agent can ask before it gives up.
+Nothing here needs an event loop, so that an agent can call it before it gives up.
 """
 
 import os
@@ -25,16 +25,16 @@ SPOKEN = (COORDINATOR, DOCTOR, RELIGHT)
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
 _ANSWER_S = 0.4
-"""The parts of the time that a look-up and an answer may take; connecting has the rest."""
+"""The shares of the time for a look-up and for an answer; connecting gets the rest."""
 _TRACE_PORT = 33434
-"""No program listens there: a machine that lives says so (traceroute(8))."""
+"""No program listens on this port, so a machine that is up refuses (traceroute(8))."""
 
 
 class EndpointAnswer(NamedTuple):
-    """What came from one address.
+    """The answer from one address.
 
-    `what` is one of the words above, or what the program there did, in words. `alive`: the machine
-    answers elsewhere. `ours`: it is this machine, where `holder` has the port.
+    `what` is one of the words above, or describes what the program there did. `alive`: the machine
+    answers on another port. `ours`: it is this machine, and `holder` is the process with the port.
     """
 
     address: str
@@ -45,7 +45,7 @@ class EndpointAnswer(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What this machine sees of an endpoint. No addresses: its name has none."""
+    """What this machine sees of an endpoint; without addresses, its name has none."""
 
     host: str
     port: int
@@ -53,19 +53,19 @@ class Seen(NamedTuple):
 
 
 def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
-    """Return in lines what may be wrong with an endpoint that nobody was met at.
+    """Return lines on what may be wrong with an endpoint at which no other node was met.
 
-    Takes `seconds` at most, and never raises.
+    Takes at most `seconds`, and never raises.
     """
     try:
         found = judge(look(host, port, seconds * 0.9))
         return [line for finding in found for line in lines_of(finding)]
-    except Exception as error:  # the user shall see why the rendezvous failed, whatever this does
+    except Exception as error:  # must not hide why the rendezvous failed
         return [f"the endpoint could not be looked at: {error}"]
 
 
 def look(host: str, port: int, seconds: float) -> Seen:
-    """Return what this machine sees of an endpoint, after at most `seconds`."""
+    """Examine an endpoint from this machine, for at most `seconds`."""
     end = time.monotonic() + seconds
     none: tuple[str, ...] = ()
     numeric = is_numeric(host)
@@ -74,7 +74,7 @@ def look(host: str, port: int, seconds: float) -> Seen:
 
 
 def judge(seen: Seen) -> list[Finding]:
-    """Return what is wrong with an endpoint, or that nothing is."""
+    """Return what is wrong with an endpoint, or that nothing is wrong."""
     where = text_of(seen.host, seen.port)
     if not seen.answers:
         return [
@@ -101,7 +101,7 @@ def judge(seen: Seen) -> list[Finding]:
 
 
 def itself(host: str, port: int, addresses: list[str]) -> Finding | None:
-    """Return that an endpoint leads to this machine from everywhere, if its addresses do."""
+    """Return a finding if every node would reach itself at the endpoint's addresses."""
     if not addresses or not all(map(is_loopback, addresses)):
         return None
     named = not is_numeric(host) and host != "localhost"
@@ -118,7 +118,7 @@ def itself(host: str, port: int, addresses: list[str]) -> Finding | None:
 
 
 def listener_of(port: int, proc: str = "/proc") -> str:
-    """Return which process of this machine listens at a TCP port, as far as we may look."""
+    """Return which process of this machine listens on a TCP port, if we may know."""
     inodes = set()
     for name in ("tcp", "tcp6"):
         for line in content(f"{proc}/net/{name}").splitlines()[1:]:
@@ -134,7 +134,7 @@ def listener_of(port: int, proc: str = "/proc") -> str:
 
 
 def answer_of(data: bytes, *, closed: bool) -> str:
-    """Return who answered a hello with these bytes: a word of `SPOKEN`, or in words what it did."""
+    """Return what answered a hello with these bytes: a word of `SPOKEN`, or a description."""
     decoder = wire.Decoder()
     try:
         for message in decoder.feed(data):
@@ -231,7 +231,7 @@ class _Call:
         return bool(self.what) or self.closed
 
     def connect(self, data: bytes) -> None:
-        """Take note of how the call went, and say hello."""
+        """Note how the connection attempt ended, and send a hello."""
         error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             self._fail(error)
@@ -243,7 +243,7 @@ class _Call:
             self.closed = True
 
     def listen(self) -> None:
-        """Take what was answered."""
+        """Read the answer."""
         try:
             heard = self.sock.recv(4096)
         except BlockingIOError:
@@ -257,7 +257,7 @@ class _Call:
             self.what = answer
 
     def finish(self, port: int) -> EndpointAnswer:
-        """Return what was found, and close."""
+        """Return the result, and close the socket."""
         alive = self.open or self.what == REFUSED
         try:
             self.trace.recv(1)

@@ -1,4 +1,4 @@
-"""A finding: something that was looked at, how bad it is, and what to do."""
+"""A finding: what was examined, how bad it is, and what to do."""
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -10,7 +10,7 @@ _MAX_NAMES = 4
 
 
 class Level(StrEnum):
-    """How bad it is, the worst first."""
+    """How bad a finding is, worst first."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -21,10 +21,10 @@ OK, WARNING, ERROR = Level.OK, Level.WARNING, Level.ERROR
 
 
 class Finding(NamedTuple):
-    """One thing that was found.
+    """One result of the doctor.
 
-    `what` was found in a few words, `where`: a host, hosts, or pairs of them. `why` it matters or
-    how it is known; `remedy`: what to do. The last two may be empty.
+    `what` names the finding in a few words; `where` is a host, hosts, or pairs of hosts. `why` says
+    why it matters or how it is known; `remedy` says what to do. The last two may be empty.
     """
 
     level: Level
@@ -35,13 +35,13 @@ class Finding(NamedTuple):
 
 
 def in_order(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings with the worst first, otherwise in the order that they have."""
+    """Return findings with the worst first, otherwise in the given order."""
     levels = list(Level)
     return sorted(findings, key=lambda finding: levels.index(finding.level))
 
 
 def lines_of(finding: Finding) -> list[str]:
-    """Return a finding for people: a line, and the remedy indented below."""
+    """Return a finding as lines for people, with the remedy indented below."""
     where = f"{finding.where}: " if finding.where else ""
     why = f" ({finding.why})" if finding.why else ""
     lines = [f"{finding.level:<8} {where}{finding.what}{why}"]
@@ -51,12 +51,12 @@ def lines_of(finding: Finding) -> list[str]:
 
 
 def to_object(finding: Finding) -> dict[str, Any]:
-    """Return a finding as an object of JSON."""
+    """Return a finding as a JSON object."""
     return finding._asdict()
 
 
 def names_of(hosts: Iterable[str]) -> str:
-    """Return some hosts as people list them, not all of many."""
+    """Return names of hosts for people, shortened if there are many."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_NAMES:
         return ", ".join(names)
@@ -64,11 +64,11 @@ def names_of(hosts: Iterable[str]) -> str:
 
 
 def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
-    """Return pairs of hosts as people see them: `node2 -> all others`, `node1 -> node3`.
+    """Return pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
 
     Args:
         pairs: from which host to which.
-        hosts: all hosts, so that `all others` can be told.
+        hosts: all hosts, to detect `all others`.
     """
     left = set(pairs)
     parts = []

@@ -1,10 +1,10 @@
-"""The nodes meet at the endpoint as those of a job do: whoever can bind it hosts the meeting. Of
-several hosts of an endpoint it is the first one that counts.
+"""The nodes meet at the endpoint as those of a job do: the node that can bind it hosts the meeting.
+If the endpoint has several hosts, only the first one counts.
 
-seeking     tries in turns to host the endpoint and to reach it
-  | the port is ours            -> hosting (hosting.py)
-  | a doctor answers            -> guest: introduces itself, probes, reports, hears the verdict
-  | neither for `wait_s`        -> what this machine sees of the endpoint (endpoint.py)
+    seeking     tries in turn to host the endpoint and to reach it
+      | the port is ours            -> hosting (hosting.py)
+      | a doctor answers            -> guest: introduces itself, probes, reports, gets the verdict
+      | neither for `wait_s`        -> what this machine sees of the endpoint (endpoint.py)
 """
 
 import socket
@@ -55,10 +55,10 @@ _MOST_MISTAKES = 3
 
 
 class Wish(NamedTuple):
-    """How the nodes shall meet.
+    """How the nodes are to meet.
 
-    `nodes`: how many there are. `wait_s`: how long to wait for more after the last one came.
-    `facts` should be equal on all of them.
+    `nodes`: how many there are. `wait_s`: how long to wait for more nodes after the last one came.
+    `facts` should be equal on all nodes.
     """
 
     meeting: Meeting
@@ -68,11 +68,11 @@ class Wish(NamedTuple):
 
 
 def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
-    """Meet the other nodes, probe all pairs, and return what was found.
+    """Meet the other nodes, probe all pairs, and return the findings.
 
     Args:
         wish: where, and how many.
-        say: is told which nodes have come, each time that this changes.
+        say: called with the nodes that have come, each time that they change.
     """
     loop, mistakes = Loop(), list[Finding]()
 
@@ -96,7 +96,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
 
 
 class _Participant(Seeker):
-    """This node's part."""
+    """This node's part in the meeting."""
 
     def __init__(self, loop: Loop, wish: Wish, say: Callable[[list[str]], None]) -> None:
         self._loop = loop
@@ -122,7 +122,7 @@ class _Participant(Seeker):
 
     @property
     def addresses(self) -> list[str]:
-        """What the endpoint's host is here."""
+        """The addresses of the endpoint's host, as this machine resolves it."""
         return [address for address, _ in self._finder.addresses]
 
     @property
@@ -152,7 +152,7 @@ class _Participant(Seeker):
             self._station.close()
 
     def give_up(self) -> Verdict:
-        """Return what can be said without the others."""
+        """Return the findings without the other nodes."""
         meeting = self._meeting
         hosts = meeting.hosts[:_MAX_HOSTS]
         seen = [endpoint.look(host, port, _LOOK_S / len(hosts)) for host, port in hosts]
@@ -187,14 +187,14 @@ class _Participant(Seeker):
         if self._host is None:
             self._verdict = self._verdict or self.give_up()
 
-    # Seeking: this is the finder's seeker.
+    # Called by the finder.
 
     def _seek(self) -> None:
         if self.verdict is None:
             self._finder.seek(may_host=not self._turned_away)
 
     def found(self, answer: Answer) -> None:
-        """Go where the meeting is."""
+        """Connect to the meeting, or host it, as the finder answered."""
         match answer:
             case There(address):
                 self._dial(address)
@@ -217,7 +217,7 @@ class _Participant(Seeker):
         self._timer = self._loop.call_after(_RETRY_S, self._seek)
 
     def listen(self, sock: socket.socket) -> None:
-        """Host the meeting."""
+        """Host the meeting on this socket."""
         meeting, wish = self._meeting, self._wish
         self._station = Station(self._loop, meeting.port)
         self._host = MeetingHost(
@@ -233,7 +233,7 @@ class _Participant(Seeker):
         )
 
     def _own(self, station: Station, address: str) -> DoctorNode:
-        """Return this node as the others shall see it; it calls the host from `address`."""
+        """Describe this node to the others; it connects to the host from `address`."""
         chosen = self._meeting.local_addr
         if chosen and not is_numeric(chosen):
             chosen = next(iter(addresses_of(chosen)), "")
@@ -252,10 +252,10 @@ class _Participant(Seeker):
             own=address,
         )
 
-    # Guest: the connection's owner.
+    # Called by the connection to the host.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Somebody has answered."""
+        """Introduce this node to the peer, if that hosts the meeting."""
         if fields.record(Hello, hello).sender != DOCTOR:
             connection.fail("what listens there is no doctor")
             return
@@ -265,7 +265,7 @@ class _Participant(Seeker):
         connection.send(fields.to_json(own))
 
     def received(self, connection: Connection, message: Message) -> None:
-        """The host of the meeting says something."""
+        """Handle a message of the meeting's host."""
         match fields.message(FromHost, message):
             case Came(hosts):
                 self._came = hosts
@@ -282,7 +282,7 @@ class _Participant(Seeker):
                 self._verdict = verdict._replace(seconds=self._loop.now() - self._began_at)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """The connection is gone, or could not be made."""
+        """Handle a connection that has ended or could not be made."""
         self._connection = None
         if connection.unfit:
             self._turned_away = reason
@@ -298,7 +298,7 @@ class _Participant(Seeker):
             raise Malformed("a second beginning")
         if not 0 < number < len(nodes):
             raise Malformed("a number that is none")
-        # The host of the meeting can't know where we find it.
+        # The host does not know the address at which we reached it.
         nodes = (nodes[0]._replace(address=self._dialled), *nodes[1:])
         cookie = cookie_from(begin.cookie)
         self._began_at = self._loop.now()
@@ -319,7 +319,7 @@ class _Participant(Seeker):
         connection.send(fields.to_json(Clock(number)))
 
     def _compare_clocks(self, connection: Connection, number: int, time_s: float | None) -> None:
-        """Half of the round trip is what the difference may be wrong by."""
+        """Note the clock difference; its error is at most half of the round trip."""
         if number not in self._asked_at or time_s is None:
             raise Malformed("a time that nobody asked for")
         half_s = (self._loop.now() - self._asked_at[number]) / 2
@@ -332,7 +332,7 @@ class _Participant(Seeker):
             self._send_report()
 
     def _send_report(self) -> None:
-        """Tell what was found, once."""
+        """Send what this node found, once."""
         found, self._report = self._report, None
         if found is None or self._connection is None:
             return

@@ -1,6 +1,6 @@
-"""The node that has the endpoint: takes the others in, lets them probe, says what was found.
+"""The node that has the endpoint: admits the others, lets them probe, and reports the findings.
 
-What they say to each other is in messages.py.
+Their messages are in messages.py.
 """
 
 import socket
@@ -34,28 +34,28 @@ from relight.host.ports import is_loopback
 from relight.values import Nodes
 
 REPORT_S = 3.5
-"""Time for all reports after the start of the probes."""
+"""Seconds for all reports after the probes have started."""
 
 _SEGMENT = 536
-"""Bytes of a packet that every network takes: what is said here must get through where larger ones
-are lost.
+"""Bytes of a packet that every network carries: messages must get through where larger packets are
+lost.
 """
 _MAX_TURNED_AWAY = 4
 _LAST_WORDS_S = 1.0
 
 
 class MeetingHost:
-    """Hosts the meeting.
+    """Hosts the meeting of the nodes.
 
     Args:
         loop: the loop.
         sock: bound to the endpoint and listening.
-        security: what the others must prove.
-        job: the job's id, and `nodes` how many it has; others are not taken in.
+        security: what the other nodes must prove.
+        job: the job's id, and `nodes` how many it has; others are refused.
         own: this node.
         station: its probes.
         wait_s: how long to wait for more nodes after the last one came.
-        say: tells the user how many have come.
+        say: called with lines for the user on which nodes have come.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class MeetingHost:
         self._tell_who_came()
 
     def close(self) -> None:
-        """End."""
+        """Close all connections."""
         self._timer.cancel()
         self._listener.close()
         end = self._loop.call_after(_LAST_WORDS_S, lambda: None)
@@ -102,10 +102,10 @@ class MeetingHost:
         for peer in left:
             peer.close()
 
-    # From the listener.
+    # Called by the listener.
 
     def opened(self, connection: Connection, hello: Message) -> None:
-        """Somebody has come."""
+        """Take the connection of a new node."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
             connection.fail("it is no `relight doctor`, and this is one")
@@ -120,7 +120,7 @@ class MeetingHost:
         connection.close()
 
     def received(self, connection: Connection, message: Message) -> None:
-        """A node says something."""
+        """Handle a message of a node."""
         match fields.message(FromNode, message):
             case DoctorNode() as node:
                 self._take_in(connection, node)
@@ -130,7 +130,7 @@ class MeetingHost:
                 self._take_report(connection, report)
 
     def closed(self, connection: Connection, reason: str) -> None:
-        """A node has gone."""
+        """Handle the end of a node's connection."""
         del reason
         if connection not in self._peers:
             return
@@ -207,7 +207,7 @@ class MeetingHost:
         self._station.start(cookie, 0, targets, self._take_own)
 
     def _address_of(self, node: DoctorNode) -> str:
-        """Return where to reach a node: one that came over loopback is on this machine."""
+        """Return where to reach a node; one that connected over loopback is on this machine."""
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
         return node.address
@@ -265,7 +265,7 @@ class MeetingHost:
 
 
 def absent(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
-    """Return what there is to say of nodes that did not come."""
+    """Return findings on nodes that did not come."""
     missing = wanted.most - len(came)
     if not missing:
         return []

@@ -1,7 +1,7 @@
-"""Looks at this machine: limits, disks, devices, names. What can't be seen counts as no limit.
+"""Examines this machine: limits, disks, devices, names. What can't be read counts as no limit.
 
-Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; what a worker sees of the
-accelerators is `host.devices`.
+Sources: getrlimit(2), statvfs(3), cgroups(7), proc(5) and sysfs of Linux; `host.devices` tells
+which accelerators a worker sees.
 """
 
 import os
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
-    """Return what there is to see on this machine.
+    """Return the facts of this machine.
 
     Args:
         env: the environment of the workers.
@@ -60,9 +60,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
 
 
 def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
-    """Return what a call returns that may block for long, or `otherwise` if it has not returned by
-    then.
-    """
+    """Return the result of a call that may block, or `otherwise` if it takes over `seconds`."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     try:
@@ -74,7 +72,7 @@ def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
 
 
 def addresses_of(host: str) -> tuple[str, ...]:
-    """Return the addresses of a name, none if it has none."""
+    """Return the addresses of a name, none if it can't be resolved."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, ValueError):
@@ -83,7 +81,7 @@ def addresses_of(host: str) -> tuple[str, ...]:
 
 
 def disk(path: str) -> Disk:
-    """Return how much room a directory has, and whether it can be written."""
+    """Return the size and free space of a directory, and whether it is writable."""
     try:
         status = os.statvfs(path)
         with tempfile.NamedTemporaryFile(dir=path, prefix="relight-doctor-") as file:
@@ -95,7 +93,7 @@ def disk(path: str) -> Disk:
 
 
 def gpus(env: Environment, root: str = "/") -> Gpus:
-    """Return the accelerators of this machine, and what a worker sees of them."""
+    """Return the accelerators of this machine, and which of them a worker sees."""
     bare = Environment({})
     present = max(_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
     usable = devices.gpus(bare, root)
@@ -116,7 +114,7 @@ def gpus(env: Environment, root: str = "/") -> Gpus:
 
 
 def driver(root: str = "/") -> str:
-    """Return the version of the driver of the GPUs, or nothing if none is loaded."""
+    """Return the version of the GPU driver, or an empty string if none is loaded."""
     version = content(os.path.join(root, "sys/module/nvidia/version"))
     if version:
         return version
@@ -125,7 +123,7 @@ def driver(root: str = "/") -> str:
 
 
 def open_files(pid: str, proc: str = "/proc") -> list[str]:
-    """Return what a process has open; nothing if it is another user's, or has ended."""
+    """Return the files that a process has open; none if it is another user's, or has exited."""
     files = []
     for fd in entries(f"{proc}/{pid}/fd"):
         try:
@@ -136,7 +134,7 @@ def open_files(pid: str, proc: str = "/proc") -> list[str]:
 
 
 def facts_of(machine: Machine) -> dict[str, str]:
-    """Return what else should be equal on all nodes."""
+    """Return more facts that should be equal on all nodes."""
     found = {"GPUs": str(machine.gpus.visible)}
     if machine.gpus.driver:
         found["GPU driver"] = machine.gpus.driver
@@ -147,7 +145,7 @@ def facts_of(machine: Machine) -> dict[str, str]:
 
 
 def _on_bus(root: str) -> int:
-    """Return how many NVIDIA GPUs the bus has, whether or not a driver knows them."""
+    """Return how many NVIDIA GPUs are on the bus, with or without a driver."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found = 0
     for name in entries(folder):
@@ -158,7 +156,7 @@ def _on_bus(root: str) -> int:
 
 
 def _holders(root: str) -> tuple[str, ...]:
-    """Return other processes that have a GPU open, as far as we may look."""
+    """Return other processes that have a GPU open, as far as we may read that."""
     found = []
     for pid in entries(os.path.join(root, "proc")):
         if not pid.isdecimal() or int(pid) == os.getpid():
@@ -178,7 +176,7 @@ def _limits(kind: int) -> tuple[int, int]:
 
 
 def _tasks_of_user(root: str) -> int:
-    """Return how many more tasks this user may have; root may have any number."""
+    """Return how many more tasks this user may start; root may start any number."""
     limit = _limits(resource.RLIMIT_NPROC)[0]
     if limit == NO_LIMIT or os.geteuid() == 0:
         return NO_LIMIT
@@ -197,7 +195,7 @@ def _tasks_of_cgroup(root: str) -> int:
 
 
 def _memory_of_cgroup(root: str) -> int:
-    """Return what the cgroup leaves, not counting files that are only cached."""
+    """Return the memory that the cgroup leaves; cached files count as free."""
     return _least(
         root,
         "memory",
@@ -212,7 +210,7 @@ def _memory_of_cgroup(root: str) -> int:
 def _least(
     root: str, controller: str, limit2: str, limit1: str, used2: str, used1: str, cache: str = ""
 ) -> int:
-    """Return what is left of a limit, the least of all cgroups from ours up."""
+    """Return what is left of a limit: the least among our cgroup and its ancestors."""
     left = []
     for line in content(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]

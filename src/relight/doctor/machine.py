@@ -1,4 +1,4 @@
-"""What is wrong with one machine, by what it said of itself. Pure: `inspection.py` looks."""
+"""Judges one machine by its facts. Pure: `inspection.py` collects them."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ _MANY_HOLDERS = 6
 
 
 class Disk(NamedTuple):
-    """A directory: bytes that it has and that are free, and why nothing can be written there."""
+    """A directory: its size and free space in bytes, and why it is not writable."""
 
     path: str
     size: int
@@ -22,12 +22,12 @@ class Disk(NamedTuple):
 
 
 class Gpus(NamedTuple):
-    """The accelerators.
+    """The accelerators of a machine.
 
-    `present`: the machine has so many, by its bus or its driver. `usable`: their device files can
-    be opened. `visible`: what a worker sees after the variables in `hiding`, `NAME=VALUE`, which
-    name `named` of them (-1: not known). `driver`: the version, empty if none is loaded. `holders`:
-    other processes that have one open.
+    `present`: their number, by the bus or the driver. `usable`: how many have device files that can
+    be opened. `visible`: how many a worker sees after the variables in `hiding`, `NAME=VALUE`,
+    which name `named` of them (-1: not known). `driver`: the version, empty if none is loaded.
+    `holders`: other processes that have one open.
     """
 
     present: int = 0
@@ -40,12 +40,12 @@ class Gpus(NamedTuple):
 
 
 class Machine(NamedTuple):
-    """What was seen. Sizes are in bytes, limits `NO_LIMIT` where there is none.
+    """The facts of a machine. Sizes are in bytes; a limit that does not exist is `NO_LIMIT`.
 
     `tasks` are threads and processes that may still be started, by RLIMIT_NPROC (`of_user`) and by
     the cgroup. `locked`: RLIMIT_MEMLOCK. `rdma`: names of InfiniBand and RoCE devices. `memory`:
-    what the cgroup leaves. `own_name`: addresses that the host's own name has. `addresses`: those
-    of its interfaces, `eth0 10.0.0.3`.
+    what the cgroup leaves. `own_name`: addresses of the host's own name. `addresses`: those of its
+    interfaces, `eth0 10.0.0.3`.
     """
 
     host: str
@@ -67,10 +67,10 @@ class Machine(NamedTuple):
 
 
 def judge(machine: Machine, *, alone: bool) -> list[Finding]:
-    """Return what was found on a machine.
+    """Return the findings on a machine.
 
     Args:
-        machine: what was seen.
+        machine: its facts.
         alone: no other node takes part, so that names and addresses do not matter.
     """
     found = [

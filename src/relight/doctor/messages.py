@@ -1,8 +1,8 @@
-"""What the nodes that look at the network say to each other: one small immutable type a message.
+"""The messages between the nodes of `relight doctor`: one small immutable type for each.
 
-A message is checked field by field before anything looks at it (`core/fields`).
+Each field of a message is checked before the message is used (`core/fields`).
 
-    node -> host of the meeting    Node, Clock, Report
+    node -> host of the meeting    DoctorNode, Clock, ProbeReport
     host of the meeting -> node    Came, Sorry, Begin, Clock, Verdict
 """
 
@@ -13,11 +13,11 @@ from relight.core.fields import MAX_FINDINGS
 from relight.doctor.findings import Finding, in_order
 
 _MOST_TEXT = 800
-"""So many letters of a text of a finding, that all of them fit into a message."""
+"""Most characters of each text of a finding, so that all findings fit into a message."""
 
 
 class Way(StrEnum):
-    """How something went that was tried."""
+    """The result of an attempt."""
 
     UNTRIED = ""
     PASSED = "ok"
@@ -31,12 +31,13 @@ class Way(StrEnum):
 class DoctorNode(NamedTuple):
     """One node, as it describes itself.
 
-    `address` is where the others try to reach it, at `tcp_port` and `udp_port`, and `own` the one
-    from which it calls the host of the meeting. `resolved`: what the endpoint's host is here.
-    `udp_taken`: it hosts the endpoint, and datagrams to that port go to another program.
+    `address` is where other nodes try to reach it, at `tcp_port` and `udp_port`; `own` is the
+    address from which it connects to the host of the meeting. `resolved`: the addresses of the
+    endpoint's host on this node. `udp_taken`: it hosts the endpoint, and datagrams to that port go
+    to another program.
 
-    The host adds: `seen_as`, the address that its connection comes from, if not `own`; `clock_s`,
-    how much its clock is ahead of the host's, within `clock_error_s`; None if it was not found.
+    The host adds: `seen_as`, the source address of its connection, if not `own`; `clock_s`, how
+    much its clock is ahead of the host's, within `clock_error_s`; None if not known.
     """
 
     name: str
@@ -56,9 +57,9 @@ class DoctorNode(NamedTuple):
 class Probe(NamedTuple):
     """What one node found about another.
 
-    `tcp`: how a connection to a free port went, `large`: how much data over it did. `answered`: the
-    largest packet in bytes that was answered, `heard`: the largest that came from there; 0 for
-    none. `mtu`: the largest that the interface takes.
+    `tcp`: the result of a connection to a free port; `large`: of sending much data over it.
+    `answered`: the largest packet in bytes that was answered; `heard`: the largest that came from
+    there; 0 for none. `mtu`: the largest that the interface takes.
     """
 
     tcp: Way = Way.UNTRIED
@@ -77,27 +78,27 @@ class Target(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What was found about the node with the number `target`."""
+    """The probe of the node with the number `target`."""
 
     target: int
     probe: Probe
 
 
 class Came(NamedTuple):
-    """These nodes are there."""
+    """The nodes that have come."""
 
     hosts: tuple[str, ...]
 
 
 class Sorry(NamedTuple):
-    """The node is not taken in."""
+    """The node is refused."""
 
     why: str
 
 
 class Begin(NamedTuple):
-    """Probe these nodes. `number` is that of the node which gets this; `cookie` is hexadecimal, and
-    known to all of them and nobody else.
+    """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
+    all of these nodes share.
     """
 
     cookie: str
@@ -106,14 +107,14 @@ class Begin(NamedTuple):
 
 
 class Clock(NamedTuple):
-    """What time is it, and the answer: `time_s` since 1970. `number` is that of the question."""
+    """A question for the time, or its answer: `time_s` since 1970. Both have the same `number`."""
 
     number: int
     time_s: float | None = None
 
 
 class ProbeReport(NamedTuple):
-    """What a node found, and how much its clock is ahead of the host's."""
+    """The probes of one node, and how much its clock is ahead of the host's."""
 
     probes: tuple[Tried, ...]
     clock_s: float | None
@@ -121,14 +122,14 @@ class ProbeReport(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What was found between the nodes, which nodes came, and how long the probes took."""
+    """The findings between the nodes, which nodes came, and how long the probes took."""
 
     findings: tuple[Finding, ...]
     came: tuple[str, ...]
     seconds: float = 0.0
 
     def bounded(self) -> "Verdict":
-        """Return it with the worst of many findings, so that it fits into a message."""
+        """Return a copy that fits into a message: of many findings it has the worst."""
         worst = in_order(self.findings)[:MAX_FINDINGS]
         short = (Finding(each.level, *(text[:_MOST_TEXT] for text in each[1:])) for each in worst)
         return self._replace(findings=tuple(short))

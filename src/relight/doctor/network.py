@@ -1,17 +1,17 @@
-"""What all nodes tried with all others -> who can't talk to whom, and why.
+"""Judges the network by the probes of all pairs of nodes: which can't reach which, and why.
 
-For each pair there are two probes, one from each side. A TCP connection that fails in one direction
-alone is a firewall; where both fail, datagrams tell whether packets pass at all, and which way:
+Each pair is probed from both sides. If a TCP connection fails in one direction only, a firewall
+blocks it; if both fail, datagrams show whether packets pass at all, and in which direction:
 
     a -> b    b -> a    datagrams heard        finding
-    ok        ok                               none; large segments that stick: MTU
+    ok        ok                               none; large segments that get stuck: MTU
     silent    ok                               b takes no connections
     silent    silent    by both                TCP is blocked
     silent    silent    only by a              what a sends does not reach b: one way
     silent    silent    by none                nothing passes
-    refused                                    something rejects, or the address is another's
+    refused                                    a device rejects, or the address is another machine's
     no route  silent                           no route from a to b
-    mute                                       something in between takes the connection
+    mute                                       a device in between takes the connection
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +21,10 @@ from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
 from relight.doctor.messages import DoctorNode, Probe, Way
 
 CLOCKS_S = 1.0
-"""Above this the lines of two nodes' logs are no longer in order."""
+"""With a larger clock difference, the lines of two nodes' logs are no longer in order."""
 
 Probes = Mapping[tuple[int, int], Probe]
-"""By the numbers of the two nodes: who tried, and whom."""
+"""Probes by the numbers of two nodes: the one that tried, and its target."""
 
 
 def judge(
@@ -33,10 +33,10 @@ def judge(
     """Return what is wrong between the nodes.
 
     Args:
-        nodes: all that have come; the first one hosts the endpoint.
-        probes: what they tried.
-        port: that of the endpoint.
-        missing: nodes that came and did not say what they found.
+        nodes: all nodes that came; the first one hosts the endpoint.
+        probes: their results.
+        port: the port of the endpoint.
+        missing: nodes that came but did not report.
     """
     findings = _connections(nodes, probes, port, missing)
     if missing:
@@ -59,8 +59,8 @@ def judge(
 
 
 def kind_of(there: Probe, back: Probe) -> str:
-    """Return what is wrong from a to b, a word of `_KINDS`; nothing if all is well, or if the other
-    direction says it.
+    """Return what is wrong from a to b, a word of `_KINDS`; an empty string if nothing is, or if
+    the other direction reports it.
     """
     if there.tcp == Way.PASSED:
         return "mtu" if there.large == Way.STUCK else ""
@@ -69,7 +69,7 @@ def kind_of(there: Probe, back: Probe) -> str:
     if back.tcp == Way.PASSED:
         return "closed"
     if back.tcp == Way.NO_ROUTE:
-        return ""  # what answers has no way either; told for the other direction
+        return ""  # b can't answer a; reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
     if a_hears and b_hears:
@@ -77,7 +77,7 @@ def kind_of(there: Probe, back: Probe) -> str:
     if a_hears:
         return "one way"
     if b_hears and back.tcp == Way.SILENT:
-        return ""  # told for the other direction
+        return ""  # reported for the other direction
     return "nothing"
 
 
@@ -162,7 +162,7 @@ def _connections(
 
 
 def _sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
-    """Return what datagrams told of the largest packet that gets through."""
+    """Return what datagrams show about the largest packet that gets through."""
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
     if not mtus or not least:
@@ -180,7 +180,7 @@ def _port_range(nodes: Sequence[DoctorNode]) -> tuple[str, str]:
 
 
 def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[Finding]:
-    """Heartbeats come to the endpoint as datagrams, too."""
+    """Judge the datagrams to the endpoint, which carry heartbeats as well."""
     if nodes and nodes[0].udp_taken:
         return [
             Finding(
@@ -243,7 +243,7 @@ def _translated(nodes: Sequence[DoctorNode]) -> list[Finding]:
 
 
 def _names(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    """The endpoint's name may lead to different machines."""
+    """Check whether the endpoint's name leads to different machines."""
     by_address: dict[str, list[str]] = {}
     for node in nodes:
         if node.resolved:

@@ -1,4 +1,4 @@
-"""Tries what the workers of a job will do: connections to free ports, much data, large datagrams.
+"""Tries what the workers of a job will do: connect to free ports, send much data, large datagrams.
 
     caller                                     station
     connect, cookie and its number      ->
@@ -8,8 +8,8 @@
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-All that a station takes is counted and dropped. Who does not know the cookie gets no answer. An
-answer is never larger than what it answers. The numbers are those of the nodes.
+A station counts and drops all data that it receives. A peer that does not know the cookie gets no
+answer. An answer is never larger than its request. The numbers are those of the nodes.
 """
 
 import errno
@@ -27,11 +27,11 @@ from relight.host.ports import any_address, is_loopback, listen
 
 COOKIE_BYTES = 16
 LARGE = 14_000
-"""More than one packet of any network; so little that it takes one round trip (RFC 6928)."""
+"""More than one packet of any network, but so little that it takes one round trip (RFC 6928)."""
 LIMIT_S = 2.5
-"""A connection has time for a second attempt after its first packet is lost."""
+"""Long enough for a second attempt to connect after the first packet is lost."""
 MOST_PEERS = 200
-"""More connections at once could be above the limit of open files."""
+"""More connections at once could exceed the limit of open files."""
 
 _SENDS_S = (0.0, 0.3, 0.7, 1.2, 1.7)
 _LADDER = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
@@ -47,8 +47,8 @@ _IP_MTU, _IPV6_MTU = 14, 24
 
 
 def mtu_to(address: str) -> int:
-    """Return the largest packet that this machine sends to a numeric address; 0 if it is not known,
-    or is this machine's own.
+    """Return the largest packet that this machine sends to a numeric address; 0 if that is not
+    known, or the address is this machine's own.
     """
     if is_loopback(address):
         return 0
@@ -66,16 +66,16 @@ def mtu_to(address: str) -> int:
 
 
 class Station:
-    """Where the probes of others come in, and from where ours go out.
+    """Receives the probes of other nodes, and sends ours.
 
     Args:
         loop: the loop.
-        udp_port: for datagrams; 0 for any.
+        udp_port: the port for datagrams; 0 for any.
 
     Attributes:
-        tcp_port: where connections are taken.
-        udp_port: where datagrams are taken, 0 if none are.
-        udp_taken: the port that was asked for belongs to another program.
+        tcp_port: the port for connections.
+        udp_port: the port for datagrams, 0 if there is none.
+        udp_taken: another program has the requested port.
     """
 
     def __init__(self, loop: Loop, udp_port: int = 0) -> None:
@@ -110,13 +110,13 @@ class Station:
         nodes: Sequence[Target],
         done: Callable[[dict[int, Probe]], None],
     ) -> None:
-        """Probe the other nodes; `done` gets what was found within `LIMIT_S`.
+        """Probe the other nodes; call `done` with the results within `LIMIT_S`.
 
         Args:
-            cookie: which all nodes know, and nobody else.
+            cookie: a secret that all nodes share.
             number: of this node.
-            nodes: where they are, this one among them.
-            done: is called once.
+            nodes: where they are, including this one.
+            done: called once.
         """
         self._cookie, self._number, self._done = cookie, number, done
         for caller in list(self._callers):
@@ -142,7 +142,7 @@ class Station:
         self._timers.append(self._loop.call_after(0, self._look))
 
     def close(self) -> None:
-        """Stop."""
+        """Close the sockets, and end all probes."""
         self._done = None
         for timer in self._timers:
             timer.cancel()
@@ -215,10 +215,10 @@ class Station:
     def _largest(self, target: int) -> int:
         return min(self._mtus.get(target, 0) or 1500, _LARGEST)
 
-    # The end.
+    # Finishing.
 
     def _look(self) -> None:
-        """Finish early if there is nothing left to find."""
+        """Finish early if all results are known."""
         if all(
             call.large == Way.PASSED and self._answered.get(target, 0) >= self._largest(target)
             for target, call in self._calls.items()
@@ -266,14 +266,14 @@ class _Call:
         loop.on_writable(self._sock, self._safely(self._connected))
 
     def close(self) -> None:
-        """End the call; what has no answer by now has none."""
+        """End the call; an answer that has not come by now counts as missing."""
         if self._sock is not None:
             self._loop.forget(self._sock)
             self._sock.close()
             self._sock = None
 
     def _safely(self, act: Callable[[], None]) -> Callable[[], None]:
-        """Return a call that ends this connection, and nothing else, if something goes wrong."""
+        """Return a callback that closes only this connection if `act` raises."""
 
         def attempt() -> None:
             if not self._loop.attempt(act, "an answer to a probe"):
@@ -370,7 +370,7 @@ class _Caller:
         self._say(b"+")
 
     def _hear(self) -> None:
-        """Take what has come. What goes wrong then ends this connection, and nothing else."""
+        """Read what has come; an error closes only this connection."""
         if not self._loop.attempt(self._read, "a probe"):
             self.close()
 
@@ -403,15 +403,15 @@ class _Caller:
 
 
 def new_cookie() -> bytes:
-    """Return a cookie that nobody can guess."""
+    """Return a cookie that can't be guessed."""
     return os.urandom(COOKIE_BYTES)
 
 
 def cookie_from(text: str) -> bytes:
-    """Return the cookie in a message.
+    """Return the cookie of a message.
 
     Raises:
-        Malformed: there is none.
+        Malformed: the text is not a cookie.
     """
     try:
         cookie = bytes.fromhex(text)
@@ -423,12 +423,12 @@ def cookie_from(text: str) -> bytes:
 
 
 def _header(where: tuple[Any, ...]) -> int:
-    """Return the bytes of the headers of IP and UDP before a datagram."""
+    """Return the size in bytes of the IP and UDP headers of a datagram."""
     return 48 if ":" in where[0] and not where[0].startswith("::ffff:") else 28
 
 
 def _datagram_socket(port: int) -> socket.socket | None:
-    """Return a socket for datagrams that no router may cut to pieces; None if there is none."""
+    """Return a socket for datagrams that routers must not fragment; None if there is none."""
     address = any_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
