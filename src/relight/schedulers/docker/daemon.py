@@ -1,4 +1,4 @@
-"""The connection to a Docker daemon: where it is, and what its errors mean for people."""
+"""The connection to a Docker daemon: its address, and explanations of its errors."""
 
 import errno
 import os
@@ -15,18 +15,18 @@ _HINT = "is it running? DOCKER_HOST says where it is"
 
 
 class Daemon:
-    """The daemon that DOCKER_HOST names, or this machine's; asked only when it is needed."""
+    """The daemon that DOCKER_HOST names, or this machine's; contacted only when needed."""
 
     def __init__(self) -> None:
         self._client: Any = None
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        """Give the low-level client of the package docker; its errors become ours.
+        """Yield the low-level client of the package docker; its errors become RelightErrors.
 
         Raises:
             UsageError: the package is missing.
-            MachineError: no daemon answers, or it refuses what is asked.
+            MachineError: no daemon answers, or it refuses the request.
         """
         try:
             import docker
@@ -41,7 +41,7 @@ class Daemon:
         try:
             if self._client is None:
                 number = refusal(where)
-                if number:  # the client would leave its socket open
+                if number:  # otherwise the client leaves its socket open
                     denied = number in (errno.EACCES, errno.EPERM)
                     raise MachineError(
                         f"no Docker daemon at {where}: {os.strerror(number)}",
@@ -70,20 +70,20 @@ class Daemon:
             ) from None
 
     def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
 
 def address() -> str:
-    """Return where the daemon is."""
+    """Return the daemon's address."""
     return env.read().get("DOCKER_HOST") or _SOCKET
 
 
 def refusal(where: str) -> int:
-    """Return the errno with which a socket on this machine refuses; 0 if it does not, or is none of
-    this machine's.
+    """Return the errno with which a local socket refuses a connection; 0 if it accepts, or is not
+    on this machine.
     """
     if not where.startswith(("unix://", "/")):
         return 0
@@ -99,12 +99,12 @@ def refusal(where: str) -> int:
 
 
 def explanation(error: Any) -> str:
-    """Return what the daemon said, in one line."""
+    """Return the daemon's error message in one line."""
     return " ".join(str(error.explanation or error).split())
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the reason that a chain of errors began with, in one line."""
+    """Return the first cause in a chain of errors, in one line."""
     while error.__context__ is not None:
         error = error.__context__
     return getattr(error, "strerror", None) or " ".join(str(error).split())

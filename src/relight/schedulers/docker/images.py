@@ -11,7 +11,7 @@ from relight.job import workspaces
 from relight.schedulers.docker.request import Label
 
 _DOCKERFILES = ("Dockerfile.relight", "Dockerfile.torchx")
-"""A workspace may say itself how it becomes an image, of the build arguments IMAGE, WORKSPACE."""
+"""A workspace may have its own Dockerfile, with the build arguments IMAGE and WORKSPACE."""
 _GENERATED = "FROM {base}\nCOPY workspace/ ./\n"
 
 
@@ -19,8 +19,8 @@ class Images:
     """The images that a daemon has.
 
     Args:
-        client: of the daemon.
-        quiet: whether nothing is said of progress, on stderr.
+        client: the daemon's client.
+        quiet: whether to show no progress on stderr.
     """
 
     def __init__(self, client: Any, quiet: bool) -> None:
@@ -28,7 +28,7 @@ class Images:
         self._progress = Progress(quiet)
 
     def get(self, body: Mapping[str, Any]) -> None:
-        """See to it that the daemon has all images of a request.
+        """Pull or build all images of a request.
 
         Raises:
             MachineError: it can't get one.
@@ -48,7 +48,7 @@ class Images:
             try:
                 self._client.remove_image(image["Id"], force=True)
             except docker.errors.APIError as error:
-                if error.status_code not in (404, 409):  # gone, or somebody's base
+                if error.status_code not in (404, 409):  # gone, or the base of another image
                     raise
 
     def _have(self, image: str, policy: str) -> None:
@@ -100,7 +100,7 @@ class Images:
 
 
 class Progress:
-    """Says on stderr how far the daemon is, in one line that changes, or in two on no terminal."""
+    """Shows the daemon's progress on stderr: in one changing line, or in two without a terminal."""
 
     def __init__(self, quiet: bool) -> None:
         self._quiet = quiet
@@ -140,7 +140,7 @@ class Progress:
 
 
 def _repository_and_tag(image: str) -> tuple[str, str]:
-    """Split `HOST:PORT/NAME:TAG` or `NAME@DIGEST`; without a tag it is latest, as with Docker."""
+    """Split `HOST:PORT/NAME:TAG` or `NAME@DIGEST`; the default tag is latest, as in Docker."""
     name, at, digest = image.partition("@")
     if at:
         return name, digest

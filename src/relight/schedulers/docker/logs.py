@@ -1,4 +1,4 @@
-"""What containers wrote, as lines, over all the times that they were started."""
+"""Reads the lines that a container has written, including those before its restarts."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -10,11 +10,11 @@ from relight.schedulers.docker.daemon import Daemon
 
 _LOOK_S = 0.2
 Piece = tuple[str, bytes]
-"""A time of Docker's, and what was written; pieces of one line have the same time."""
+"""Docker's timestamp, and the bytes written; pieces of one line have the same timestamp."""
 
 
 def lines(container_id: str, query: LogQuery) -> Iterator[str]:
-    """Yield the lines of a container; with `follow`, until it won't be started again."""
+    """Yield the lines of a container; with `follow`, until it will not be restarted."""
     daemon = Daemon()  # logs may be read by several threads, which can't share a connection
     try:
         with daemon.client() as client:
@@ -24,14 +24,14 @@ def lines(container_id: str, query: LogQuery) -> Iterator[str]:
 
 
 def seconds(text: str) -> float:
-    """Return the seconds since 1970 of a time of Docker's, which has nanoseconds."""
+    """Return the seconds since 1970 of Docker's timestamp, which has nanoseconds."""
     whole, _, fraction = text.removesuffix("Z").partition(".")
     since_1970 = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
     return since_1970 + float(f"0.{fraction or 0}")
 
 
 def whole_lines(pieces: Iterable[Piece]) -> Iterator[str]:
-    """Put pieces of lines together: those of stdout and stderr may come by turns."""
+    """Join pieces to lines: pieces of stdout and stderr may alternate."""
     begun: dict[str, bytes] = {}
     for written_at, data in pieces:
         *whole, rest = (begun.pop(written_at, b"") + data).split(b"\n")
@@ -62,13 +62,13 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
         yield from whole_lines(seen)
         if not query.follow or not _begins_again(client, container_id, began):
             return
-        # What it wrote before does not come twice, though the daemon may send it.
+        # Skip lines that were already returned; the daemon may send them again.
         last = seen.last
         since = seconds(last) - 1 if last else since
 
 
 class _Pieces:
-    """What a container wrote later than `last`, which goes along with it."""
+    """Yields what a container wrote after `last`, and advances `last`."""
 
     def __init__(self, frames: Iterator[bytes], last: str) -> None:
         self._frames = frames
@@ -85,7 +85,7 @@ class _Pieces:
 
 
 def _begins_again(client: Any, container_id: str, began: str) -> bool:
-    """Wait until a container has begun another time, or never will; return which."""
+    """Wait until a container was restarted, or will not be; return whether it was."""
     while True:
         state = client.inspect_container(container_id)["State"]
         if state["StartedAt"] != began:

@@ -1,6 +1,6 @@
-"""The containers of jobs as a daemon lists them, and what they say of how a job is.
+"""Lists the containers of jobs, and derives the status of a job from them.
 
-Labels can't be changed: that a container was asked to stop is kept in its name.
+Labels can't be changed, so a suffix of a container's name records that it was asked to stop.
 """
 
 import io
@@ -16,7 +16,7 @@ from relight.schedulers.causes import last_words
 from relight.schedulers.docker.request import ERROR_FILE, Label
 
 CANCELLED, STOPPED = ".cancelled", ".stopped"
-"""Ends of the names of containers that somebody, or the failure of another, has stopped."""
+"""Suffixes of the names of containers stopped by a command, or by the failure of another."""
 _LINES, _LINE_LIMIT = 200, 300
 _FILE_LIMIT = 1 << 24
 _STATES = {
@@ -30,7 +30,7 @@ _STATES = {
 
 
 class Container(NamedTuple):
-    """One container. `mark` is the end of its name if it was asked to stop."""
+    """One container. `mark` is the suffix of its name if it was asked to stop."""
 
     id: str
     name: str
@@ -44,7 +44,7 @@ class Container(NamedTuple):
 
     @property
     def role(self) -> str:
-        """The role that it is one of."""
+        """The role of this replica."""
         return self.labels[Label.ROLE]
 
     @property
@@ -67,8 +67,8 @@ def jobs(client: Any, app_ids: Sequence[str] | None, *labels: str) -> dict[str, 
     """Return the containers of jobs, in the order of their replicas, by the jobs' ids.
 
     Args:
-        client: of the daemon.
-        app_ids: of these jobs, with the causes of failures; None for all, without.
+        client: the daemon's client.
+        app_ids: the jobs, returned with the causes of failures; None for all, without causes.
         labels: only containers that have these.
     """
     found: dict[str, list[Container]] = {}
@@ -98,8 +98,8 @@ def status(found: Sequence[Container]) -> AppStatus:
 
 
 def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
-    """Return how a job is or will be: it has failed as soon as a role can't have the replicas that
-    it needs.
+    """Return the state that a job has or will have, and the reason: it has failed as soon as a role
+    can't have the replicas that it needs.
     """
     states = [replica.state for replica in found]
     if any(replica.mark == CANCELLED for replica in found):
@@ -121,14 +121,14 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
 
 
 def ask_to_stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
-    """Send SIGTERM to containers that were not yet sent it; mark first, so that nobody takes the
-    exit code for a failure.
+    """Send SIGTERM to containers that did not get it yet. They are marked first, so that the exit
+    code does not count as a failure.
 
     Args:
-        client: of the daemon.
-        found: of one job; what is over is left alone.
+        client: the daemon's client.
+        found: containers of one job; ended ones are skipped.
         mark: `CANCELLED` or `STOPPED`.
-        kill: send SIGKILL, also to those that were sent SIGTERM.
+        kill: send SIGKILL, also to those that have got SIGTERM.
     """
     import docker
 
@@ -148,7 +148,7 @@ def ask_to_stop(client: Any, found: Sequence[Container], mark: str, *, kill: boo
 
 
 def _replica(client: Any, listed: Mapping[str, Any]) -> Container | None:
-    """Return what is known of a container; None if it has just been removed."""
+    """Return a container; None if it has just been removed."""
     import docker
 
     name = str(listed["Names"][0]).lstrip("/")
@@ -168,7 +168,7 @@ def _replica(client: Any, listed: Mapping[str, Any]) -> Container | None:
     if exitcode is not None:
         ended = AppState.CANCELLED if mark else AppState.FAILED
         state = AppState.SUCCEEDED if exitcode == 0 else ended
-    elif mark and state is AppState.SUBMITTED:  # it was made, and never started
+    elif mark and state is AppState.SUBMITTED:  # created, but never started
         state = AppState.CANCELLED
     return Container(
         listed["Id"], name, mark, labels, state, listed["Created"], exitcode, restarts, error
@@ -184,8 +184,8 @@ def _error(inspected: Mapping[str, Any]) -> str:
 
 
 def _cause(client: Any, replica: Container) -> str:
-    """Return the exception in the error file that was left or, as not every program writes one, the
-    last line of stderr; empty if there is neither.
+    """Return the exception in the replica's error file or, as not every program writes one, the
+    last line of stderr; empty if neither exists.
     """
     import docker
 
@@ -194,10 +194,10 @@ def _cause(client: Any, replica: Container) -> str:
         if report is not None:
             text = f"{report.type}: {report.message}" if report.type else report.message
         else:
-            # Docker counts the lines of both streams, whichever is asked for.
+            # Docker's `tail` counts the lines of both streams, whichever is requested.
             said = client.logs(replica.id, stdout=False, stderr=True, tail=_LINES)
             text = last_words(said.decode(errors="replace").splitlines(), replica.exitcode)
-    except docker.errors.APIError:  # it is being removed, or its logs are elsewhere
+    except docker.errors.APIError:  # it is being removed, or has another log driver
         return ""
     return " ".join(text.split())[:_LINE_LIMIT]
 

@@ -1,8 +1,8 @@
-"""What is sent to a Docker daemon for an app, worked out without one: a container a replica.
+"""Builds the request to a Docker daemon for an app, without contacting one: a container a replica.
 
-A container's `config` is the body of `POST /containers/create` of Docker's own API, so what a dry
-run shows is what is sent. What replicas on one host can't share is given out: GPUs, devices and
-published ports.
+A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
+shows exactly what is sent. GPUs, devices and published ports, which replicas on one host can't
+share, are distributed among them.
 """
 
 import fnmatch
@@ -23,11 +23,11 @@ from relight.schedulers import needs
 
 NETWORK = "relight"
 NO_NAMES = ("host", "none", "bridge", "default")
-"""Docker's own networks, in which containers don't find each other by name."""
+"""Docker's own networks, in which containers can't resolve each other's names."""
 STOP_LIMIT_S = 40
 """From SIGTERM to SIGKILL: more than the agents give their workers."""
 ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
-"""What replicas write, in torch's form, when they fail."""
+"""The file that failed replicas write, in torch's format."""
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _DEVICES = {
     "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
@@ -38,16 +38,16 @@ _GPU_CAPABILITIES = [["compute", "utility"]]
 
 
 class Label:
-    """What containers, images and networks are labelled with."""
+    """The labels of containers, images and networks."""
 
     APP_ID = "relight/app-id"
     APP_NAME = "relight/app-name"
     ROLE = "relight/role"
     REPLICA = "relight/replica"
     REPLICAS = "relight/replicas"
-    """How many the app has."""
+    """The app's number of replicas."""
     LEAST = "relight/min-replicas"
-    """How many of its role the app needs."""
+    """The least number of replicas that the container's role needs."""
     RETRIES = "relight/max-retries"
     GPUS = "relight/gpus"
     USER = "relight/user"
@@ -58,7 +58,7 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
     """Return the request: images to build, the network, and the containers in their order.
 
     Raises:
-        UsageError: a part of the app or an option can't be.
+        UsageError: a part of the app or an option is not supported.
     """
     for role in app.roles:
         if not role.image or role.image.startswith("<"):
@@ -101,8 +101,8 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
 
 
 def container_names(app: AppDef, app_id: str) -> list[list[str]]:
-    """Return the names of the containers of each role. They are hostnames, too: at most 63 letters,
-    digits and hyphens; the end of `app_id` is kept, as that is what is unique.
+    """Return the names of the containers of each role. They are hostnames too: at most 63 letters,
+    digits and hyphens; the end of `app_id` is kept, because it is the unique part.
     """
     parts = [_plain(role.name)[:24].strip("-") or "role" for role in app.roles]
     if len(set(parts)) < len(parts):
@@ -117,7 +117,7 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
 
 
 def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
-    """Say what of an app has no effect, and what may be too little."""
+    """Yield notes on parts of an app that have no effect, and resources that may be too little."""
     yield from needs.too_little(app)
     if cfg.get("image_repo"):
         yield "image_repo has no effect: the daemon that runs the job has the image, none is pushed"
@@ -134,7 +134,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def text_of(body: Mapping[str, Any]) -> str:
-    """Return the request as the commands that somebody would type; secrets are hidden."""
+    """Return the request as docker commands for a shell; secrets are hidden."""
     lines = []
     for build in body["builds"]:
         lines.append(f"# {build['workspace']}, less what its ignore file names, on {build['base']}")
@@ -146,7 +146,7 @@ def text_of(body: Mapping[str, Any]) -> str:
 
 
 class _Given:
-    """What is given to one replica only: GPUs, numbered devices, ports of this machine."""
+    """Distributes what only one replica can have: GPUs, numbered devices, ports of this machine."""
 
     def __init__(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         asked = sum(max(0, role.resource.gpu) * role.num_replicas for role in app.roles)
@@ -260,7 +260,7 @@ def _labels(app: AppDef, role: Role, number: int, app_id: str) -> dict[str, str]
 
 
 def _host_config(role: Role, network: str, cfg: Mapping[str, Any]) -> dict[str, Any]:
-    # A first process without handlers would not hear SIGTERM, and would not reap: hence Init.
+    # A process with pid 1 and no handlers ignores SIGTERM, and does not reap: hence Init.
     config: dict[str, Any] = {"NetworkMode": network, "Init": True}
     if cfg.get("privileged"):
         config["Privileged"] = True
@@ -311,7 +311,7 @@ def _size(text: str) -> int:
 
 
 def _command(name: str, config: Mapping[str, Any]) -> list[str]:
-    """Return `docker run …` as lines that a shell takes for one."""
+    """Return `docker run …` as lines with continuation marks for a shell."""
     host = config["HostConfig"]
     words = ["docker", "run", "--detach", f"--name={name}", f"--network={host['NetworkMode']}"]
     words += [f"--hostname={config['Hostname']}"] if "Hostname" in config else []

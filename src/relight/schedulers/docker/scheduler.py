@@ -1,15 +1,15 @@
-"""Jobs on a Docker daemon: a container a replica, and nothing kept but what the daemon keeps.
+"""Jobs on a Docker daemon: a container a replica, and no state outside of the daemon.
 
-    render   what is sent, without a daemon                                   (`request`)
-    submit   images are pulled and built, all containers made, then all started; what fails half-way
-             is taken back                                                    (`images`)
+    render   builds the request, without a daemon                             (`request`)
+    submit   pulls and builds images, makes all containers, then starts all; a failure undoes
+             everything                                                       (`images`)
     status   from the daemon, by label, so that any machine that reaches it sees the same
                                                                               (`replicas`)
     logs     from the daemon                                                  (`logs`)
 
-A daemon knows nothing of jobs, so the commands that look at one see to it that a job ends as a
-whole: `status`, and what waits for a job with it, stops the replicas that are left when one has
-failed for good. Nobody else watches: the agents of a training job end together by themselves.
+A daemon knows no jobs, so `status`, and commands that wait for a job with it, end a job as a whole:
+when a replica has failed for good, they stop the remaining ones. No other process watches the job,
+but the agents of a training job end together by themselves.
 """
 
 import os
@@ -77,7 +77,7 @@ class Docker:
         self._failed_at: dict[str, float] = {}
 
     def affinity(self) -> int:
-        """Return how likely jobs are meant for Docker: a daemon is named, or answers here."""
+        """Return how well Docker suits this machine: a daemon is configured, or answers here."""
         return 0 if find_spec("docker") is None or refusal(address()) else 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -107,7 +107,7 @@ class Docker:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs; what is left of one that has failed is stopped."""
+        """Return the statuses of jobs; stop the remaining replicas of failed ones."""
         with self._daemon.client() as client:
             jobs = replicas.jobs(client, app_ids)
             for app_id, found in jobs.items():
@@ -158,7 +158,7 @@ class Docker:
         return sorted(listed, key=lambda job: job.submitted, reverse=True)
 
     def close(self) -> None:
-        """Give up the connection to the daemon."""
+        """Close the connection to the daemon."""
         self._daemon.close()
 
 
@@ -181,8 +181,8 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
 
 
 def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give the containers a token of their job's own, so that nothing else on their network, which
-    other jobs are in too, can join it.
+    """Yield the containers with a token of their own job, so that no other process on their
+    network, which is shared with other jobs, can join it.
     """
     token = f"RELIGHT_TOKEN={os.urandom(16).hex()}"
     for container in body["containers"]:
@@ -199,7 +199,7 @@ def _create(client: Any, network: str, container: Mapping[str, Any]) -> str:
 
 
 def _remove(client: Any, app_id: str) -> None:
-    """Remove all that was made for a job, whatever this process knows of it."""
+    """Remove everything that was made for a job, by any process."""
     import docker
 
     from relight.schedulers.docker.images import Images
@@ -214,8 +214,8 @@ def _remove(client: Any, app_id: str) -> None:
 
 
 def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
-    """Ask for something that needs a network. Other commands may make it at the same time, so that
-    there are two of one name, which Docker refuses, or remove it.
+    """Make a request that needs a network. At the same time other commands may remove the network,
+    or make it too: then two have one name, which Docker refuses.
     """
     import docker
 
@@ -232,7 +232,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
 
 
 def _make_network(client: Any, name: str) -> None:
-    """See to it that there is one network of a name, and no other."""
+    """Make a network if it does not exist, and remove others of the same name."""
     import docker
 
     found = _networks(client, name)
@@ -241,7 +241,7 @@ def _make_network(client: Any, name: str) -> None:
         try:
             client.create_network(name, driver="bridge", check_duplicate=True, labels=labels)
         except docker.errors.APIError as error:
-            if error.status_code != 409:  # somebody else was quicker
+            if error.status_code != 409:  # another command was faster
                 raise
         found = _networks(client, name)
     left = len(found)
@@ -256,7 +256,7 @@ def _networks(client: Any, name: str) -> list[Mapping[str, Any]]:
 
 
 def _remove_network(client: Any, network_id: str) -> bool:
-    """Remove a network if nothing runs in it; return whether it is gone."""
+    """Remove a network if no container runs in it; return whether it is gone."""
     import docker
 
     try:
@@ -267,14 +267,14 @@ def _remove_network(client: Any, network_id: str) -> bool:
 
 
 def _remove_networks(client: Any) -> None:
-    """Remove the networks that were made for jobs and that no container is in."""
+    """Remove the networks that were made for jobs and have no container."""
     for network in client.networks(filters={"label": [Label.USER]}):
         if not client.containers(all=True, filters={"network": network["Id"]}):
             _remove_network(client, network["Id"])
 
 
 def _check_gpus(client: Any, body: Mapping[str, Any]) -> None:
-    """Refuse GPUs that a running job has."""
+    """Refuse GPUs that a running job uses."""
     configs = [container["config"] for container in body["containers"]]
     wanted = {g for c in configs for g in c["Labels"].get(Label.GPUS, "").split(",") if g}
     if not wanted:

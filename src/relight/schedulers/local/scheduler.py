@@ -30,7 +30,7 @@ def make() -> "Local":
     Raises:
         UsageError: no workers can run on this system.
     """
-    from relight.host import system  # noqa: F401  # which is not to be had everywhere
+    from relight.host import system  # noqa: F401  # raises on systems without support
 
     return Local()
 
@@ -57,7 +57,7 @@ class Local:
         self._jobs = ProcessJobs(self.name)
 
     def affinity(self) -> int:
-        """Return how likely jobs are meant for this machine: it can always be used."""
+        """Return that this machine can always be used."""
         return 10
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -76,7 +76,7 @@ class Local:
         return Request(self.name, app, cfg, body, _text(body), tuple(notes))
 
     def submit(self, request: Request) -> str:
-        """Start the job and return its id, when its processes exist."""
+        """Start the job; return its id once its processes exist."""
         replicas = tuple(
             Replica(role=role, replica=number, **{**replica, "args": tuple(replica["args"])})
             for role, each in request.body["role_params"].items()
@@ -137,7 +137,7 @@ def _replica(
     role = macros.substitute(role, values)
     variables = dict(role.env)
     first, last = ([cwd], []) if cfg.get("prepend_cwd") else ([], [cwd])
-    # The last is for `relight` itself, whose directory may be on nobody's PATH.
+    # The last is for `relight` itself, whose directory may not be on any PATH.
     parts = [*first, variables.get("PATH"), environment.get("PATH", os.defpath), *last]
     parts.append(os.path.dirname(sys.executable))
     variables["PATH"] = ":".join(part for part in parts if part)
@@ -165,7 +165,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> list[str] | None:
-    """Return the GPUs to give out, or None where there are not enough."""
+    """Return the GPUs to distribute, or None if there are not enough."""
     from relight.host import devices
 
     asked = sum(role.num_replicas * max(0, role.resource.gpu) for role in app.roles)
@@ -182,7 +182,7 @@ def _devices(app: AppDef, environment: env.Environment, notes: list[str]) -> lis
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """Return the commands as somebody would type them."""
+    """Return the commands for a shell."""
     lines = []
     for role, replicas in body["role_params"].items():
         for number, replica in enumerate(replicas):

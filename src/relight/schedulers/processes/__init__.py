@@ -1,1 +1,1 @@
-"""Jobs whose replicas are processes of this machine: `local` jobs, and `ssh` jobs as seen here."""
+"""Jobs whose replicas are processes of this machine: `local` jobs, and this side of `ssh` jobs."""

@@ -2,11 +2,11 @@
 
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
-It is an agent without a group: the same state machine (core/supervision) and the same spawner, with
-replicas for workers, so nothing of a job outlives its executor. Its order is one line of JSON on
-stdin. A detached executor lives in the background; any other stops the job when stdin ends, that is
-when the process that submitted it is gone, for whatever reason. On stdout it says `started`, or why
-not.
+It works like an agent without a group: the same state machine (core/supervision) and the same
+spawner, with replicas as workers, so no process of a job outlives its executor. Its order is one
+line of JSON on stdin. A detached executor runs in the background; any other stops the job when
+stdin ends, that is when the submitting process is gone, for any reason. It writes `started`, or an
+error, to stdout.
 """
 
 import errno
@@ -36,18 +36,18 @@ _LINE_LIMIT = 65536
 
 
 class LogCopy:
-    """Copies what a replica writes to the file of the stream, and whole lines to that of both."""
+    """Copies a replica's output to the stream's file, and whole lines to the combined file."""
 
     def __init__(self, path: str, combined: int) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self.reader, self.writer = os.pipe()
         self.lost = ""
-        """Why some of it is not in the files."""
+        """Why a part of the output is not in the files."""
         self._combined = combined
         self._line = b""
 
     def copy(self) -> bool:
-        """Copy what is there; return whether there may be more."""
+        """Copy the available output; return whether more may follow."""
         data = os.read(self.reader, 65536)
         if not data:
             self.end_line()
@@ -62,12 +62,12 @@ class LogCopy:
         return True
 
     def end_line(self) -> None:
-        """Copy what has no end of line yet to the file of both as well."""
+        """Copy a last line without a newline to the combined file as well."""
         self._write(self._combined, self._line)
         self._line = b""
 
     def _write(self, fd: int, data: bytes) -> None:
-        """Write all of it; what a full disk has no room for is lost, and the job goes on."""
+        """Write all data; if the disk is full, the rest is lost and the job continues."""
         try:
             while data:
                 data = data[os.write(fd, data) :]
@@ -75,23 +75,23 @@ class LogCopy:
             self.lost = self.lost or error.strerror or "error"
 
     def is_ready(self) -> bool:
-        """Return whether `copy` would not wait."""
+        """Return whether `copy` would not block."""
         poll = select.poll()  # not select: there may be more than 1024 open files
         poll.register(self.reader, select.POLLIN)
         return bool(poll.poll(0))
 
     def close(self) -> None:
-        """Close what is open of it."""
+        """Close its descriptors."""
         for fd in (self.file, self.reader):
             os.close(fd)
 
 
 class Executor:
-    """One job, from its first try to its last.
+    """Runs one job, from its first try to its last.
 
     Args:
-        order: what to run.
-        hold: a descriptor that ends when the job must, or None.
+        order: the job.
+        hold: a descriptor whose end of file stops the job, or None.
     """
 
     def __init__(self, order: Order, hold: int | None) -> None:
@@ -100,11 +100,11 @@ class Executor:
         self._hold = hold
         self._record = LocalRecord(order.directory)
         self._loop = Loop()
-        # With it nobody else on this machine joins the job, and jobs of one user share an endpoint.
+        # It keeps other users of this machine out, and lets jobs of one user share an endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
         self._supervisor: Supervisor | None = None
-        """There during a try."""
+        """Set during a try."""
         self._stopped = self._lost = ""
         self._streams: list[tuple[LogCopy, LogCopy]] = []
         self._first: int | None = None
@@ -120,7 +120,7 @@ class Executor:
             self._loop.on_signal(number, self._on_signal)
         if self._hold is not None:
             self._loop.on_readable(self._hold, self._let_go)
-        self._record.write(self._state("RUNNING", ""))  # a job without a state is not begun
+        self._record.write(self._state("RUNNING", ""))  # a job without a state does not start
         while True:
             failed = self._try_once()
             if not failed or self._stopped or self._restarts >= self._order.max_retries:
@@ -141,7 +141,7 @@ class Executor:
         for number, replica in enumerate(self._replicas):
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
-                os.unlink(error_file)  # of the try before
+                os.unlink(error_file)  # of the previous try
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             files.append(os.open(replica.combined, flags, 0o600))
             pair = [LogCopy(path, files[-1]) for path in (replica.stdout, replica.stderr)]
@@ -165,7 +165,7 @@ class Executor:
         self._loop.run_until(lambda: supervisor.has_ended)
         supervisor.workers.close()
         for stream in streams:
-            # All that could write to it is gone, but on macOS a daemon may have stayed.
+            # All writers are gone, except perhaps a daemon on macOS.
             while stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)
             self._loop.forget(stream.reader)
@@ -188,7 +188,7 @@ class Executor:
         if not stream.copy():
             self._loop.forget(stream.reader)
 
-    # What happens.
+    # Events.
 
     def _on_process(self, event: ProcessEvent) -> None:
         if isinstance(event, WorkerStarted):
@@ -203,10 +203,10 @@ class Executor:
         state, unasked = self._states[number], supervisor.ended_unasked(number)
         name = "SUCCEEDED" if exitcode == 0 else "FAILED" if unasked else "CANCELLED"
         state.update(state=name, exitcode=exitcode)
-        for stream in self._streams[number]:  # who follows it reads no further once it is over
+        for stream in self._streams[number]:  # readers stop once the replica is over
             if stream.reader in self._loop and stream.is_ready():
                 self._copy(stream)  # a pipe holds no more than is read at once
-            stream.end_line()  # also if something that it has started may go on with that
+            stream.end_line()  # even if a process that it started may continue the line
         if name == "FAILED":
             self._first = number if self._first is None else self._first
             replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
@@ -219,7 +219,7 @@ class Executor:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _let_go(self) -> None:
-        """The process that submitted the job can say one thing: that it is gone."""
+        """Handle the only message of the submitting process: the end of its pipe."""
         assert self._hold is not None
         if not os.read(self._hold, 4096):
             self._loop.forget(self._hold)
@@ -230,7 +230,7 @@ class Executor:
         if self._supervisor is not None:
             self._supervisor.step(SignalReceived(signal.SIGTERM))
 
-    # What others see.
+    # State for other processes.
 
     def _blank(self, number: int) -> dict[str, Any]:
         keys = ("role", "replica", "stdout", "stderr", "combined")
@@ -248,7 +248,7 @@ class Executor:
     def _write(self, state: str, message: str = "") -> None:
         try:
             self._record.write(self._state(state, message))
-        except OSError as error:  # the job goes on
+        except OSError as error:  # the job continues
             sys.stderr.write(f"{time.strftime('%F %T')} the state was not written: {error}\n")
 
     def _state(self, state: str, message: str) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class Executor:
 
 
 def _tell(line: str) -> None:
-    """Say one line to the process that submitted the job, and leave its pipe."""
+    """Send one line to the submitting process, and close the pipe to it."""
     try:
         os.write(1, line.encode() + b"\n")
     except OSError:

@@ -1,10 +1,10 @@
-"""The jobs of one scheduler whose replicas are processes of this machine.
+"""Manages the jobs of one scheduler whose replicas are processes of this machine.
 
-    start    a process is started (`executor`), which starts the replicas; it writes the job's state
-             and logs below the job's directory, where any other process finds them (`record`)
+    start    starts a process (`executor`), which starts the replicas; it writes the job's state and
+             logs below the job's directory, where any other process finds them (`record`)
 
-Without `detach` a job ends with the process that started it; with it, it runs on. Logs, where no
-`log_dir` says otherwise, are in `ROLE/REPLICA/` below the job's directory: stdout.log, stderr.log,
+Without `detach` a job ends with the process that started it; with it, the job continues. Unless
+`log_dir` is set, logs are in `ROLE/REPLICA/` below the job's directory: stdout.log, stderr.log,
 combined.log, and error.json with the cause if the replica failed.
 """
 
@@ -24,22 +24,22 @@ from relight.schedulers.processes.orders import Order, Replica, to_text
 from relight.schedulers.processes.record import LocalRecord
 
 GRACE_S = 40.0
-"""More than the agents give their workers."""
+"""Longer than the agents' grace time for their workers."""
 _STREAMS = ("stdout", "stderr", "combined")
 WORKSPACE = "workspace"
 _CLOSE_S = GRACE_S + 20
 
 
 def layout(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
-    """Return the body of a request whose `role_params`, the replicas, are still to come.
+    """Return the body of a request, still without `role_params`, the replicas.
 
     Args:
         app: the job.
-        cfg: `log_dir`, `workspace` and `detach` count.
+        cfg: `log_dir`, `workspace` and `detach` are used.
         app_id: its id, the name of its directory.
 
     Raises:
-        UsageError: a role has a name that can't be a directory's of its own.
+        UsageError: a role's name can't be the name of its own directory.
     """
     names = [role.name for role in app.roles]
     for name in names:
@@ -71,10 +71,10 @@ def streams(folder: str) -> dict[str, str]:
 
 
 class ProcessJobs:
-    """What can be done with these jobs.
+    """Starts, lists and stops these jobs.
 
     Args:
-        scheduler: whose they are.
+        scheduler: the name of their scheduler.
     """
 
     def __init__(self, scheduler: str) -> None:
@@ -82,14 +82,14 @@ class ProcessJobs:
         self._held: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, request: Request, replicas: tuple[Replica, ...]) -> str:
-        """Start a job and return its id, when its processes exist.
+        """Start a job; return its id once its processes exist.
 
         Args:
-            request: its body has what `layout` gave.
-            replicas: what is run, with streams in the folders that `layout` named.
+            request: its body is that of `layout`.
+            replicas: the processes to run, with streams in the folders that `layout` named.
 
         Raises:
-            UsageError: the job is there already, or its logs can't be written.
+            UsageError: the job exists already, or its logs can't be written.
             MachineError: the processes can't be started.
         """
         body, app_id = request.body, str(request.body["app_id"])
@@ -129,7 +129,7 @@ class ProcessJobs:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs, one with each that is known."""
+        """Return the statuses of those jobs that exist."""
         found = {}
         for app_id in app_ids:
             state = _read(app_id)
@@ -168,7 +168,7 @@ class ProcessJobs:
         if state is None and records.of_handle(self._scheduler, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_held():
                 raise MachineError(f"{app_id} has lost its state, but runs")
-            return  # who has the record removes it
+            return  # the owner of the record removes it
         self.cancel(app_id)
         assert state is not None
         _remove(state["log_dir"])
@@ -204,7 +204,7 @@ class ProcessJobs:
         self._held.clear()
 
     def _execute(self, order: Order, record: LocalRecord) -> None:
-        # -P: what lies in the working directory is none of ours.
+        # -P: modules in the working directory must not be imported.
         command = [sys.executable, "-P", "-m", "relight.schedulers.processes.executor"]
         with open(record.executor_log, "ab") as log:
             process = subprocess.Popen(
@@ -212,7 +212,7 @@ class ProcessJobs:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # ctrl-C is for whoever waits
+                start_new_session=True,  # ctrl-C is for the waiting command
             )
         assert process.stdin is not None and process.stdout is not None
         try:

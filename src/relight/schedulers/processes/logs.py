@@ -1,4 +1,4 @@
-"""The lines that a replica of these jobs has written, and those that it still writes."""
+"""Reads the lines that a replica of these jobs has written, and follows new ones."""
 
 import os
 import select
@@ -12,13 +12,13 @@ from relight.schedulers.processes.record import LocalRecord
 
 _LOOK_S = 0.25
 _AT_LEAST_S = 3.0
-"""How often to look also where the system tells: not that the executor was killed."""
+"""How often to check even with inotify, which does not report that the executor was killed."""
 
 
 def lines(record: LocalRecord, path: str, query: LogQuery) -> Iterator[str]:
     """Return the lines of a log file; with `follow`, until the replica is over."""
     rest = b""
-    # Before anything is looked at: what changes later is seen.
+    # Before anything is read, so that no later change is missed.
     watch = _watch(path, record.directory) if query.follow else -1
     try:
         with _opened(path) as file:
@@ -50,7 +50,7 @@ def _opened(path: str) -> BinaryIO:
 
 
 def _is_over(record: LocalRecord, query: LogQuery) -> bool:
-    """Return whether the replica writes no more. One that has ended may be tried again."""
+    """Return whether the replica has stopped writing. An ended one may be retried."""
     state = record.latest()
     if state is None or state["state"] != "RUNNING":
         return True
@@ -61,8 +61,8 @@ def _is_over(record: LocalRecord, query: LogQuery) -> bool:
 
 
 def _watch(path: str, directory: str) -> int:
-    """Return a descriptor that tells when a file grows, or one in a directory is replaced; -1 if
-    the system does not tell.
+    """Return a descriptor that becomes readable when a file grows, or one in a directory is
+    replaced; -1 if the system does not support that.
     """
     from relight.host import system
 
@@ -75,7 +75,7 @@ def _watch(path: str, directory: str) -> int:
 
 
 def _wait_for_more(watch: int) -> None:
-    """Wait until something has changed, or it is time to look all the same."""
+    """Wait until a file has changed, or the next regular check is due."""
     if watch < 0:
         time.sleep(_LOOK_S)
         return

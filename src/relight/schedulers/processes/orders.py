@@ -1,4 +1,4 @@
-"""What `executor` is told by the process that starts it: JSON, read by `core/fields`."""
+"""The order that the process that starts `executor` sends it: JSON, read by `core/fields`."""
 
 import json
 
@@ -20,7 +20,7 @@ class Replica(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A job of this machine. `detach`: it outlives the process that has sent it."""
+    """A job of this machine. `detach`: whether it outlives the process that has submitted it."""
 
     scheduler: str
     app_id: str

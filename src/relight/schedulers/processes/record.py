@@ -1,11 +1,11 @@
-"""What is on disk of a job of this machine: its state, and a lock that its executor holds.
+"""The files of a job of this machine: its state, and a lock that its executor holds.
 
 In the directory of the job, below `local/`:
 
-    state.json   written by the executor whenever something changes, replaced as a whole; blanks at
-                 its end are room for what is still to come, should the disk be full by then
-    lock         locked as long as the executor lives (flock), so a pid is never taken on trust
-    executor.log what the executor itself had to say, normally nothing
+    state.json   written by the executor at each change, replaced atomically; blanks at its end
+                 reserve room for later states, in case the disk is full by then
+    lock         locked as long as the executor lives (flock), so a pid is never trusted alone
+    executor.log the executor's own messages, normally none
 """
 
 import json
@@ -34,13 +34,13 @@ def _private(path: str, flags: int) -> int:
 
 
 def _date(fd: int) -> None:
-    """Give a state a time of its own: the system's clock for files ticks every few ms only."""
+    """Set a unique modification time: the kernel's clock for files ticks only every few ms."""
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
 
 class ReplicaState(NamedTuple):
-    """A replica: where it is, why it failed, and the files of its streams."""
+    """A replica: its state, why it failed, and the files of its streams."""
 
     role: str
     replica: int
@@ -54,7 +54,7 @@ class ReplicaState(NamedTuple):
 
 
 class JobState(NamedTuple):
-    """A job: where it is, and its executor's pid."""
+    """A job: its state, and its executor's pid."""
 
     scheduler: str
     app_id: str
@@ -84,10 +84,10 @@ class LocalRecord:
         self._room = 0
 
     def make(self) -> None:
-        """Make the directory of a job that is not there yet.
+        """Make the directory of a new job.
 
         Raises:
-            UsageError: there is such a job, or the directory can't be written.
+            UsageError: the job exists already, or the directory can't be written.
         """
         try:
             os.mkdir(self.directory, 0o700)
@@ -113,7 +113,7 @@ class LocalRecord:
         except OSError:
             return False
         try:
-            # Shared: two that look at the same time must not take each other for the executor.
+            # Shared: two simultaneous checks must not take each other for the executor.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
             return True
@@ -122,7 +122,7 @@ class LocalRecord:
         return False
 
     def write(self, state: dict[str, Any]) -> None:
-        """Replace the state. On a disk that is full there is the room that the first one took.
+        """Replace the state. On a full disk, the room that the first state reserved is used.
 
         Raises:
             OSError: the disk can't be written at all.
@@ -147,8 +147,8 @@ class LocalRecord:
                 _date(file.fileno())
 
     def read(self) -> dict[str, Any] | None:
-        """Return the state, or None if there is no such job."""
-        held = self.is_held()  # before the state: what is written last is written under the lock
+        """Return the state, or None if the job does not exist."""
+        held = self.is_held()  # before the state: the last state is written under the lock
         state = self._load()
         if state is None:
             return None
@@ -161,7 +161,7 @@ class LocalRecord:
         return state
 
     def latest(self) -> dict[str, Any] | None:
-        """Return what `read` does. It is parsed once for all threads: nobody may change it."""
+        """Return the result of `read`, parsed once for all threads: it must not be changed."""
         with _ONE:
             held = self.is_held()
             try:
