@@ -76,7 +76,7 @@ DIFFERENCES = {
         ((r"workers .* parent death signal", "[02]", "9"),),
     ),
     "temporary-directory": Difference(
-        "nothing is left behind that nobody asked for",
+        "no files stay that the user did not request",
         (
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
@@ -202,7 +202,7 @@ DIFFERENCES = {
         (("stdout", r".*'\[default0\]:(ï¿½){2}', .*", r".*'\[default0\]:éÿ', .*"),),
     ),
     "exit-code": Difference(
-        "whoever started the job can act on it",
+        "the program that started the job can act on it",
         (("exit_code", "1", "[3-7]"),),
     ),
     "exit-code-of-signal": Difference(
@@ -222,7 +222,7 @@ DIFFERENCES = {
         ((_ENV + "MASTER_PORT", r"\{any port\}", r"\{another port\}"),),
     ),
     "error-file-always": Difference(
-        "whoever started the job learns why it failed, without a decorator in the script",
+        "the program that started the job learns why it failed, without a decorator in the script",
         (("files outer.json .*", NOTHING, ".*"),),
     ),
 }
@@ -238,7 +238,7 @@ DIFFERENCES |= {
     ),
     "own-traceback": Difference("the launcher's own code tells a user nothing", (_OWN_CODE,)),
     "usage-exit-code": Difference(
-        "a wrong command line is told from a failed job", (("exit_code", "1", "2"),)
+        "a script can tell a wrong command line from a failed job", (("exit_code", "1", "2"),)
     ),
     "missing-script": Difference(
         "nothing is started; the nearest file is named",
