@@ -1,12 +1,12 @@
 """Jobs for Slurm: one batch script, one step a role, one agent a node.
 
-    render   the script (`script`), and where it and the logs will be
+    render   the script (`script`), its path and that of the logs
     submit   sbatch
-    status   one squeue for all, sacct for what it has forgotten (`states`); which replica
-             failed is in what srun has said, in the directory of the job
+    status   one squeue for all, sacct for jobs that it no longer knows (`states`); srun's messages
+             in the directory of the job tell which replica failed
     logs     ROLE/REPLICA/stdout.log and stderr.log there; batch.log is the script's own
 
-The directory must be one that all nodes see: below the user's home by default, or `job_dir`.
+All nodes must share the directory: below the user's home by default, or `job_dir`.
 """
 
 import json
@@ -37,11 +37,11 @@ from relight.schedulers.slurm.states import Part
 _SUBMITTED = "slurm.json"
 _WORKSPACE = "workspace"
 _ASK_S = 5.0
-"""How old an answer of Slurm may be for who follows logs."""
+"""How old Slurm's answer may be while logs are followed."""
 _LOOK_S = 0.25
 _GONE_S = 60.0
 Folder = tuple[str, dict[str, int]]
-"""The directory of a job, and how many replicas each of its roles has at most."""
+"""The directory of a job, and the maximum number of replicas of each role."""
 
 
 def make() -> "Slurm":
@@ -93,7 +93,7 @@ class Slurm:
         self._lock = threading.Lock()
 
     def affinity(self) -> int:
-        """Return how likely jobs are meant for Slurm here."""
+        """Return how well Slurm suits this machine."""
         import shutil
 
         if shutil.which("sbatch") is None:
@@ -141,7 +141,7 @@ class Slurm:
         return Request(self.name, app, cfg, body, text, tuple(notes))
 
     def submit(self, request: Request) -> str:
-        """Submit the script; return Slurm's number of the job."""
+        """Submit the script; return Slurm's job id."""
         body = request.body
         folder = str(body["directory"])
         record = os.path.join(records.directory(str(body["name"])), _SUBMITTED)
@@ -172,7 +172,7 @@ class Slurm:
         return app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that Slurm knows, or that have told how they ended."""
+        """Return the statuses of jobs that Slurm knows, or whose script has written its result."""
         jobs = states.query(app_ids)
         found = {}
         folders = _folders([app_id for app_id in app_ids if app_id not in jobs])
@@ -185,9 +185,7 @@ class Slurm:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written; stdout before stderr, where both are
-        there.
-        """
+        """Return the lines that a replica has written; stdout before stderr if both have some."""
         jobs = states.query([app_id])
         if app_id in jobs:
             folder = _folder(app_id, jobs[app_id][0].name)
@@ -240,7 +238,7 @@ class Slurm:
         return sorted(found, key=lambda each: (each.submitted, int(each.app_id)), reverse=True)
 
     def close(self) -> None:
-        """Nothing is held: jobs run on."""
+        """Do nothing: jobs continue."""
 
     def _sbatch(self, command: Sequence[str]) -> str:
         process = states.run(command)
@@ -280,7 +278,7 @@ class Slurm:
                 tail.close()
 
     def _is_over(self, app_id: str, directory: str) -> bool:
-        """Return whether a job writes no more; Slurm is asked rarely, once for all who wait."""
+        """Return whether a job has stopped writing; one rare query of Slurm serves all readers."""
         if os.path.exists(os.path.join(directory, "ended")):
             return True
         with self._lock:
@@ -292,7 +290,7 @@ class Slurm:
 
 
 class _Tail:
-    """A file that grows, and may not be there yet."""
+    """A file that grows, and may not exist yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -300,7 +298,7 @@ class _Tail:
         self._rest = b""
 
     def lines(self) -> Iterator[str]:
-        """Return the whole lines that have come."""
+        """Return the new complete lines."""
         if self._fd < 0:
             try:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -314,7 +312,7 @@ class _Tail:
                 yield line.decode(errors="replace")
 
     def rest(self) -> Iterator[str]:
-        """Return what is left of a last line without an end."""
+        """Return a last line without a newline."""
         if self._rest:
             yield self._rest.decode(errors="replace")
 
@@ -329,15 +327,15 @@ def _unknown(app_id: str) -> UsageError:
 
 
 def _folder(app_id: str, name: str) -> Folder | None:
-    """Return where a job is that has this name in Slurm."""
+    """Return the folder of the job with this name in Slurm."""
     try:
         return _load(os.path.join(records.path(name), _SUBMITTED), app_id)
-    except UsageError:  # a name that is none of ours
+    except UsageError:  # not the name of a relight job
         return None
 
 
 def _folders(app_ids: Sequence[str]) -> dict[str, Folder]:
-    """Return where jobs are by their numbers alone, which Slurm has forgotten."""
+    """Return the folders of jobs that Slurm no longer knows, by their job ids."""
     found: dict[str, Folder] = {}
     if not app_ids:
         return found
@@ -399,7 +397,7 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
 def _replicas(
     part: Part, role: str, number: int, said: str, folder: Folder | None, failed: str
 ) -> list[ReplicaStatus]:
-    """Return the replicas of a role: what srun has said of each, and what follows for the others.
+    """Return the replicas of a role: from srun's message about each, else from the job's state.
 
     `failed` is `EXITCODE ROLE` of the role that failed first, or empty.
     """
@@ -440,7 +438,7 @@ def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None)
 
 
 def _forgotten(folder: Folder) -> AppStatus:
-    """Return what is known of a job that Slurm has forgotten: what its script wrote at the end."""
+    """Return the status of a job that Slurm no longer knows, from its script's result file."""
     directory, roles = folder
     text = _read(directory, "ended").strip()
     cause = _read(directory, "failed").partition("\n")[0]

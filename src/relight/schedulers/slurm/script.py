@@ -1,15 +1,15 @@
-"""The batch script of an app for Slurm, for people to read as well: a pure function.
+"""Renders the batch script of an app for Slurm, readable for people too: a pure function.
 
-    #SBATCH lines         what is asked for; several roles are a heterogeneous job
+    #SBATCH lines         the requested resources; several roles are a heterogeneous job
     variables             those that all roles share
-    run_ROLE              what one replica does, on its node; exported to the tasks of the step
+    run_ROLE              runs one replica, on its node; exported to the tasks of the step
     step                  one `srun` a role, one task a node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
     the end               another try if there is one left, else the exit code of the cause
 
-The values of variables stand in the script, whose file is the user's alone, and in no command line.
-What srun says (one file a role) tells which task failed first and how: without accounting nothing
-else does.
+The values of variables are in the script, whose file only the user can read, and in no command
+line. srun's messages (one file a role) show which task failed first and how: without accounting,
+they are the only source.
 
 Sources: sbatch(1), srun(1), scancel(1); wording of srun's errors: Slurm 22.05 to 25.05.
 """
@@ -42,15 +42,15 @@ def render(
     """Return the script.
 
     Args:
-        app: with macros.
+        app: the app with its macros.
         cfg: the options of the scheduler.
         app_id: the name of the job.
-        directory: where logs go.
+        directory: the directory for logs.
         here: the working directory.
-        programs: a directory with `relight`, which may be on nobody's PATH.
+        programs: the directory of `relight`, which may not be on any PATH.
 
     Raises:
-        UsageError: the app or an option is something that can't be written down for Slurm.
+        UsageError: the app or an option can't be expressed for Slurm.
     """
     roles = app.roles
     _check(app, directory)
@@ -104,13 +104,13 @@ def is_ours(role: Role) -> bool:
 
 
 def is_elastic(role: Role) -> bool:
-    """Return whether a role may have fewer replicas than it has at most."""
+    """Return whether a role may run with fewer replicas than its maximum."""
     return role.min_replicas is not None and role.min_replicas < role.num_replicas
 
 
 def minutes(text: str) -> float | None:
-    """Return the minutes of a time limit as sbatch reads it (`90`, `1:30:00`, `2-12`), None for
-    what is no number.
+    """Return the minutes of a time limit in sbatch's format (`90`, `1:30:00`, `2-12`); None if it
+    is no number.
     """
     match = _TIME.fullmatch(text)
     if match is None:
@@ -221,21 +221,21 @@ def _check(app: AppDef, directory: str) -> None:
 
 
 def _common(cfg: Mapping[str, Any], seconds: int) -> dict[str, Any]:
-    """Return the flags that all roles share."""
+    """Return the sbatch flags that all roles share."""
     names = ("account", "partition", "qos", "time", "constraint", "nodelist", "exclude")
     flags: dict[str, Any] = {name: cfg[name] for name in names if cfg.get(name)}
     if cfg.get("exclusive"):
         flags["exclusive"] = True
     flags["requeue" if cfg.get("requeue", True) else "no-requeue"] = True
     if seconds:
-        flags["signal"] = f"B:USR1@{seconds}"  # for this script, which passes on what is asked for
+        flags["signal"] = f"B:USR1@{seconds}"  # for the script, which signals the workers
     return flags
 
 
 def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     """Return the signal that workers get before the time limit, and the seconds; or nothing."""
     text = cfg.get("signal")
-    if text is None:  # others than relight may die of it
+    if text is None:  # it may kill programs other than relight
         text = DEFAULT_SIGNAL if all(map(is_ours, app.roles)) else "none"
     if text in ("", "none"):
         return "", 0
@@ -247,7 +247,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     seconds = int(match[2] or 60)
     limit = minutes(str(cfg.get("time") or ""))
     if limit:
-        seconds = min(seconds, int(limit * 60 / 4))  # a short job shall not be told at its start
+        seconds = min(seconds, int(limit * 60 / 4))  # not at the start of a short job
     return match[1], max(seconds, 1)
 
 
@@ -300,7 +300,7 @@ def _functions(roles: Sequence[Role]) -> list[str]:
 
 
 def _run(role: Role, function: str, here: str, programs: str) -> list[str]:
-    """Return the function that is one replica."""
+    """Return the shell function that runs one replica."""
     values = {
         "img_root": here,
         "app_id": _APP_ID,
@@ -326,16 +326,16 @@ def _start(role: Role, function: str, group: int | None) -> list[str]:
     """Return the lines that start the step of a role."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]
-    if role.resource.cpu > 0:  # which srun does not take from sbatch
+    if role.resource.cpu > 0:  # srun does not inherit it from sbatch
         flags += [f"--cpus-per-task={role.resource.cpu}"]
-    # Agents of ours decide themselves what a lost one means.
+    # relight's agents react to a lost agent themselves.
     flags += [f"--kill-on-bad-exit={0 if is_ours(role) else 1}"]
     flags += ["--no-kill"] if is_elastic(role) else []
     return [f'step {role.name} "{nodes}" {" ".join(flags)} bash -c {function} &', "steps+=($!)"]
 
 
 def word(text: str) -> str:
-    """Return a text as one word of the shell, with what Slurm alone knows as variables."""
+    """Return a text as one shell word, with variables for the values that only Slurm knows."""
     if not _MARK.search(text) and "'" not in text:
         return shlex.quote(text)
     quoted = re.sub(r'([\\"$`])', r"\\\1", text)

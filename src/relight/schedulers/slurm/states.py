@@ -1,8 +1,8 @@
-"""What Slurm knows of jobs: asked with one command for many, read from forms that stay the same.
+"""Queries Slurm for the states of many jobs with one command, in stable output formats.
 
 squeue's and sacct's JSON changes with each version; `squeue -O` with given widths and
 `sacct --parsable2` do not. squeue knows a job until some minutes after its end (MinJobAge), sacct
-for ever, where accounting is on. Sources: squeue(1), sacct(1), "JOB STATE CODES".
+for ever if accounting is on. Sources: squeue(1), sacct(1), "JOB STATE CODES".
 """
 
 import re
@@ -58,13 +58,13 @@ _UNAVAILABLE = (
         "scontrol ping says on which host it should run",
     ),
 )
-"""What Slurm's commands say that can't do anything: what that means, and what to do."""
+"""Messages of Slurm's commands that can't reach Slurm: what each means, and what to do."""
 _SACCT = "JobID,State,ExitCode,Submit,NodeList,JobName"
 
 
 class Part(NamedTuple):
     """A job, or one component of a heterogeneous one. `exitcode` is negative for a signal;
-    `restarts` is None if not known.
+    `restarts` is None if unknown.
     """
 
     app_id: str
@@ -79,11 +79,11 @@ class Part(NamedTuple):
 
     @property
     def app_state(self) -> AppState:
-        """Where it is, in the words of all schedulers."""
+        """The state in the terms of all schedulers."""
         return STATES.get(self.state, AppState.UNKNOWN)
 
     def explain(self) -> str:
-        """Return what is worth saying about its state, or nothing."""
+        """Return a message about its state, or nothing."""
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
             return f"it waits: {said}" if said else "it waits"
@@ -98,7 +98,7 @@ Jobs = dict[str, list[Part]]
 
 
 def query(app_ids: Sequence[str]) -> Jobs:
-    """Return what Slurm knows of these jobs; the parts of each in order.
+    """Return these jobs from Slurm; the parts of each in order.
 
     Raises:
         MachineError: Slurm does not answer.
@@ -112,7 +112,7 @@ def query(app_ids: Sequence[str]) -> Jobs:
 
 
 def of_user(user: int) -> Jobs:
-    """Return what Slurm knows of a user's jobs: those of the last week, where accounting is on.
+    """Return a user's jobs from Slurm, including those of the last week if accounting is on.
 
     Raises:
         MachineError: Slurm does not answer.
@@ -122,10 +122,10 @@ def of_user(user: int) -> Jobs:
 
 
 class Partition(NamedTuple):
-    """What the nodes of a partition, or of several, have to ask for.
+    """The resources that jobs can request on the nodes of a partition, or of several.
 
-    `memory`: where none was configured each has 1 MB, and no job that asks for more is accepted.
-    `gpus` is how Slurm lists them, `gpu:a100:8`, or empty.
+    `memory`: whether it is configured; if not, each node has 1 MB, and a job that requests more is
+    refused. `gpus` is in Slurm's format, `gpu:a100:8`, or empty.
     """
 
     memory: bool
@@ -133,8 +133,8 @@ class Partition(NamedTuple):
 
 
 def partition(name: str) -> Partition:
-    """Return what a partition has, the default one without a name; where Slurm can't be asked, it
-    has memory.
+    """Return the resources of a partition, of the default one if the name is empty. If Slurm does
+    not answer, memory counts as configured.
     """
     command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m %G"]
     try:
@@ -154,7 +154,7 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
     """Run a command of Slurm's.
 
     Raises:
-        MachineError: it is not there, or does not end.
+        MachineError: the command does not exist, or does not end.
     """
     try:
         return subprocess.run(
@@ -177,14 +177,14 @@ def run(command: Sequence[str], limit_s: float = _LIMIT_S) -> "subprocess.Comple
 
 
 def reason_of(process: "subprocess.CompletedProcess[str]") -> str:
-    """Return what a command of Slurm's said last, without its prefixes."""
+    """Return the last message of a Slurm command, without its prefixes."""
     said = [line for line in process.stderr.splitlines() if line.strip()]
     last = said[-1] if said else f"{process.args[0]} ended with exit code {process.returncode}"
     return re.sub(r"^(?:\w+: )?(?:error|fatal): |^slurm_load_jobs error: ", "", last.strip())
 
 
 def unavailable(process: "subprocess.CompletedProcess[str]") -> MachineError | None:
-    """Return the error if a command of Slurm's has failed because there is no Slurm to talk to."""
+    """Return the error if a Slurm command has failed because it could not reach Slurm."""
     reason = reason_of(process)
     for said, meaning, hint in _UNAVAILABLE:
         if said in reason:
@@ -224,7 +224,7 @@ def from_squeue(text: str) -> Jobs:
         if not values["JobID"].isdecimal():
             continue
         het = values["HetJobID"] not in ("", "N/A", "0")
-        status = _number(values["exit_code"]) or 0  # as wait(2) has it
+        status = _number(values["exit_code"]) or 0  # in the format of wait(2)
         part = Part(
             app_id=values["HetJobID"] if het else values["JobID"],
             offset=(_number(values["HetJobOffset"]) or 0) if het else 0,
@@ -265,7 +265,7 @@ def from_sacct(text: str) -> Jobs:
 
 
 class TaskEnd(NamedTuple):
-    """How a task of a step ended that did not end well, as srun says. `lost`: with its node."""
+    """How a failed task of a step ended, according to srun. `lost`: its node was lost."""
 
     task: int
     host: str
@@ -282,7 +282,7 @@ _SIGNALS = {"Hangup": 1, "Interrupt": 2, "Quit": 3, "Aborted": 6, "Bus error": 7
 
 
 def task_ends(text: str) -> list[TaskEnd]:
-    """Return how tasks ended, the first to fail first, from what srun wrote to stderr."""
+    """Return how tasks ended, in the order of their failures, from srun's stderr."""
     ends: list[TaskEnd] = []
     lost: set[str] = set()
     for line in text.splitlines():

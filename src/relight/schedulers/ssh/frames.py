@@ -1,12 +1,12 @@
-"""What the two sides of an ssh connection say to each other, over its stdin and stdout.
+"""The protocol between the two sides of an ssh connection, over its stdin and stdout.
 
-A frame is its kind (1 byte), a length (4 bytes, big-endian) and so many bytes:
+A frame is its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
     here to there   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO; BEAT,
-                    every few seconds: whoever hears nothing has lost the connection; STOP
-    there to here   OUT, ERR: what the replica has written; END, JSON, the last
+                    every few seconds: without them the connection counts as lost; STOP
+    there to here   OUT, ERR: output of the replica; END, JSON, the last
 
-That side first says GREETING; what comes before it was printed by a shell's start-up files.
+The remote side first sends GREETING; earlier output comes from a shell's start-up files.
 """
 
 import json
@@ -22,7 +22,7 @@ NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
 ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
 PLENTY = 1 << 20
-"""Bytes that wait to be written; a sender waits rather than go above it."""
+"""The limit of bytes that wait to be written; a sender waits when it is reached."""
 _LARGEST = 1 << 26
 _MOST_NOISE = 1 << 20
 _HEAD = struct.Struct(">cI")
@@ -31,11 +31,11 @@ Frame = tuple[bytes, bytes]
 
 
 class ReplicaEnded(NamedTuple):
-    """The content of END: how an order was carried out.
+    """The content of END: the result of an order.
 
-    `exitcode` is that of the replica, negative for a signal, None if there was none; `error` says
-    what the system has said of it, and `error_file` is what it has left there. `message`, `hint`
-    and the exit `code` are of an order that could not be obeyed.
+    `exitcode` is that of the replica, negative for a signal, None if it has none; `error` is the
+    system's error about it, and `error_file` the content of its error file. `message`, `hint` and
+    the exit `code` describe an order that could not be executed.
     """
 
     exitcode: int | None = None
@@ -50,13 +50,13 @@ class ReplicaEnded(NamedTuple):
         """Return the content of a frame.
 
         Raises:
-            Malformed: it is something else.
+            Malformed: the payload is invalid.
         """
         ended: ReplicaEnded = fields.record(cls, fields.decode(payload))
         return ended
 
     def to_payload(self) -> bytes:
-        """Return the content of a frame, which `of` takes."""
+        """Return the payload of a frame, for `of`."""
         return json.dumps(fields.plain(self)).encode()
 
 
@@ -66,24 +66,24 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 class FrameDecoder:
-    """Cuts bytes into frames.
+    """Splits bytes into frames.
 
     Args:
-        greeting: what the other side says first, or empty.
+        greeting: the first bytes of the other side, or empty.
     """
 
     def __init__(self, greeting: bytes = b"") -> None:
         self.greeted = not greeting
         self.noise = b""
-        """What came instead of the greeting."""
+        """The bytes that came instead of the greeting."""
         self._greeting = greeting
         self._left = b""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Return the frames that are complete with this.
+        """Return the frames that this data completes.
 
         Raises:
-            ValueError: these are no frames.
+            ValueError: the data is no frame.
         """
         self._left += data
         if not self.greeted:
@@ -108,16 +108,16 @@ class FrameDecoder:
 
 
 class FrameChannel:
-    """Frames in both directions, in a loop; nothing here ever blocks.
+    """Frames in both directions, in a loop, without blocking.
 
     Args:
-        loop: calls back.
+        loop: the event loop.
         reader: a descriptor.
         writer: a descriptor.
-        on_frame: gets each frame.
+        on_frame: called with each frame.
         on_end: called once, when no more frames can come.
-        on_room: called when what was waiting has been written for the most part.
-        greeting: what the other side says first, or empty.
+        on_room: called when most of the waiting bytes have been written.
+        greeting: the first bytes of the other side, or empty.
     """
 
     def __init__(
@@ -149,17 +149,17 @@ class FrameChannel:
         return len(self._waiting)
 
     def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """Send a frame; where nobody can get it any more, nothing."""
+        """Send a frame; drop it if the channel is broken."""
         self.send_raw(frame(kind, payload))
 
     def send_raw(self, data: bytes) -> None:
-        """Send bytes as they are."""
+        """Send bytes without a frame."""
         if not self.broken:
             self._waiting += data
             self._write()
 
     def give_up(self) -> None:
-        """Neither read nor write any more."""
+        """Stop reading and writing."""
         self._break()
         self._on_room()
         self._end()

@@ -1,4 +1,4 @@
-"""Hosts, the ssh command that reaches one, and what is wrong where it does not."""
+"""Hosts, the ssh command for a host, and explanations of its failures."""
 
 import os
 import shlex
@@ -24,7 +24,7 @@ _SSH_FAILED = 255
 
 
 class SshHost(NamedTuple):
-    """One host. `user` is empty and `port` 0 where ssh's own settings say it."""
+    """One host. An empty `user` and a `port` of 0 leave the choice to ssh's own settings."""
 
     name: str
     user: str = ""
@@ -40,7 +40,7 @@ def parse(text: str) -> SshHost:
     """Return the host of `name`, `user@name`, `name:port`, `[address]:port`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text has none of these forms.
     """
     user, at, rest = text.rpartition("@")
     if rest.startswith("["):
@@ -53,7 +53,7 @@ def parse(text: str) -> SshHost:
         name, colon, port = rest.partition(":")
     number = int(port) if port.isdecimal() else 0
     plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
-    # What begins with a dash would be a flag of ssh.
+    # ssh would read a leading dash as a flag.
     begins_well = not name.startswith("-") and not user.startswith("-")
     port_is_well = (colon == ":" and 0 < number < 65536) or (not colon and not port)
     if not name or bool(at) != bool(user) or not plain or not begins_well or not port_is_well:
@@ -62,10 +62,10 @@ def parse(text: str) -> SshHost:
 
 
 def read(path: str) -> list[SshHost]:
-    """Return the hosts of a file as mpirun takes it: a host a line, then `slots=8` or nothing.
+    """Return the hosts of an mpirun hostfile: a host on each line, then `slots=8` or nothing.
 
     Raises:
-        UsageError: it can't be read, or a line is not of this form.
+        UsageError: the file can't be read, or a line is malformed.
     """
     try:
         with open(os.path.expanduser(path)) as file:
@@ -96,7 +96,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
     """Return the hosts that the options name, in their order.
 
     Raises:
-        UsageError: there are none, or both options are there.
+        UsageError: no host is named, or both options are given.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
         raise UsageError("hosts and hostfile are both there: one says where the job runs")
@@ -111,12 +111,12 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
 
 
 def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
-    """Return the ssh command that starts the process which holds a replica.
+    """Return the ssh command that starts the process which runs a replica.
 
     Args:
-        host: where.
+        host: the host.
         cfg: the options of the scheduler.
-        python: the interpreter that is tried first where the options name none.
+        python: the interpreter that is tried first if the options name none.
 
     Raises:
         UsageError: `ssh_args` has a quote that is not closed.
@@ -130,7 +130,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
         "ConnectTimeout": _CONNECT_S,
         "ServerAliveInterval": alive_s,
         "ServerAliveCountMax": 3,
-        "LogLevel": "INFO",  # it says when it gives a connection up
+        "LogLevel": "INFO",  # ssh reports a lost connection
         # A shared connection would end with the job that opened it.
         "ControlMaster": "no",
         "ControlPath": "none",
@@ -146,7 +146,7 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
 
 
 def _there(wanted: str | None, python: str) -> str:
-    """Return the command for the login shell there, whichever shell that is."""
+    """Return the command for the remote login shell, whichever shell that is."""
     if wanted:
         script = f"exec {shlex.quote(wanted)} -P -m {_MODULE}"
         if wanted.startswith("~/"):
@@ -158,13 +158,13 @@ def _there(wanted: str | None, python: str) -> str:
 
 
 def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -> RelightError:
-    """Return why the process on a host did not do what it was asked to.
+    """Return the error for a process on a host that failed.
 
     Args:
-        host: where.
+        host: the host.
         code: exit code of ssh.
-        said: what came on ssh's stderr.
-        decoder: of what came on its stdout.
+        said: ssh's stderr.
+        decoder: the decoder of ssh's stdout.
     """
     last = _last_line(said)
     if decoder.greeted:
@@ -188,7 +188,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
 
 
 def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield a text of ssh, what it means, and what to do."""
+    """Yield a message of ssh, its meaning, and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
            f"if that is right: ssh-keygen -R {_known_as(host)}")  # fmt: skip
     yield ("Host key verification failed", f"the key of {host} is not known here",
@@ -207,7 +207,7 @@ def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _absences(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
-    """Yield a text of the shell or the Python there, what it means, and what to do."""
+    """Yield a message of the remote shell or Python, its meaning, and what to do."""
     another = "-cfg python=FILE names one that has it"
     yield ("No module named", f"relight is not installed on {host}: {_after_colon(last)}", another)
     yield ("Unknown option: -P", f"the Python of {host} is older than 3.11", another)
@@ -234,7 +234,7 @@ def _last_line(text: str) -> str:
 
 
 def problem(host: SshHost, end: ReplicaEnded) -> RelightError | None:
-    """Return the error that a host has answered with, None if it has none."""
+    """Return the error in a host's answer, None if there is none."""
     if not end.message:
         return None
     kind = {EXIT_MACHINE: MachineError, EXIT_INTERNAL: InternalError}.get(end.code, UsageError)

@@ -1,12 +1,12 @@
-"""The process on this machine that stands for a replica on another: `ssh`, and what it is told.
+"""The link: the local process that represents a replica on another host, and runs `ssh`.
 
     executor --> spawner --> this --> ssh ~~> sshd --> replica --> the replica
 
-To the process that runs the job (`processes.executor`) it is the replica: its output, its exit code
-or the signal that it ended by, its error file. SIGTERM is passed on as STOP. ssh has a session of
-its own, so no signal for this process reaches it; whatever ends this process closes ssh's stdin,
-and with that the replica ends there. The order comes in a variable, which like any other of a
-process only its owner can read.
+To the process that runs the job (`processes.executor`) it looks like the replica: it has the same
+output, exit code or signal, and error file. SIGTERM is passed on as STOP. ssh has its own session,
+so no signal for this process reaches it; when this process ends in any way, ssh's stdin closes, and
+then the replica ends on its host. The order comes in an environment variable, which only the
+process's owner can read.
 """
 
 import json
@@ -35,21 +35,21 @@ from relight.schedulers.ssh.orders import LinkOrder
 
 VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
-"""What a stopped replica may take beyond its grace time before the connection is cut."""
+"""How much longer than its grace time a stopped replica may take before the connection is cut."""
 _PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
 _BEATS = 4
 _ERRORS_LIMIT = 1 << 16
 
 
-class _Gone(Exception):  # noqa: N818  # not an error: there is nobody to send the rest to
-    """The replica is over while it is sent its workspace."""
+class _Gone(Exception):  # noqa: N818  # not an error: the rest need not be sent
+    """The replica has ended while its workspace is being sent."""
 
 
 class ReplicaLink:
     """One replica.
 
     Args:
-        order: what it is told.
+        order: the order.
         variables: the environment of this process.
     """
 
@@ -87,7 +87,7 @@ class ReplicaLink:
             self._loop.on_signal(number, lambda _: self._stop())
 
     def run(self) -> frames.ReplicaEnded:
-        """Run the replica; return how it has ended: an `exitcode`, or nothing if it was stopped.
+        """Run the replica; return how it has ended: with an `exitcode`, or none if it was stopped.
 
         Raises:
             RelightError: it could not be run, or the connection was lost.
@@ -95,7 +95,7 @@ class ReplicaLink:
         channel = self._channel
         self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)
         if channel.decoder.greeted and not self._stopped:
-            self._errors = b""  # a banner, or what a shell has said
+            self._errors = b""  # a banner, or a shell's messages
             self._beat()
             channel.send(frames.ORDER, to_text(self._order.order))
             try:
@@ -152,7 +152,7 @@ class ReplicaLink:
         self._loop.call_after(self._order.order.silence_s / _BEATS, self._beat)
 
     def _stop(self) -> None:
-        """Stop the replica; a second time at once."""
+        """Stop the replica; a second call does so at once."""
         if self._channel.decoder.greeted:
             self._channel.send(frames.STOP)
         if not self._stopped:
@@ -162,7 +162,7 @@ class ReplicaLink:
             self._loop.call_after(wait_s, self._ssh.kill)
 
     def _close(self) -> int:
-        """Let ssh go, take what it still says, and return its exit code."""
+        """Close ssh's stdin, read its last messages, and return its exit code."""
         assert self._ssh.stdin and self._ssh.stdout and self._ssh.stderr
         limit = self._loop.call_after(MARGIN_S, self._ssh.kill)
         self._loop.run_until(lambda: self._stderr not in self._loop)
@@ -179,7 +179,7 @@ def _write(fd: int, data: bytes) -> None:
         while data:
             data = data[os.write(fd, data) :]
     except OSError:
-        pass  # whoever kept it is gone, and so will we be
+        pass  # the executor is gone, and this process will end too
 
 
 def _report(path: str, text: str) -> None:
@@ -187,11 +187,11 @@ def _report(path: str, text: str) -> None:
     try:
         files.replace(path, text)
     except OSError:
-        pass  # the exit code says it as well
+        pass  # the exit code is reported as well
 
 
 def _end_as(exitcode: int) -> NoReturn:
-    """End as the replica has: with its exit code, or by the signal."""
+    """End as the replica has ended: with its exit code, or by its signal."""
     if exitcode < 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         try:

@@ -1,8 +1,8 @@
-"""What the processes of an ssh job are told: JSON, read by `core/fields`.
+"""The orders to the processes of an ssh job: JSON, read by `core/fields`.
 
 processes.executor -> link    LinkOrder, in a variable
 here -> replica               Run, Check, Remove
-here -> whoever is asked for the job later, in its file ssh.json    Known
+here -> later commands on the job, in its file ssh.json    Known
 """
 
 from relight.schedulers.ssh.hosts import SshHost
@@ -10,7 +10,7 @@ from relight.typed import NamedTuple
 
 
 class Run(NamedTuple):
-    """Run a replica. `copy`: its working directory is in a copy of the workspace."""
+    """Run a replica. `copy`: whether its working directory is in a copy of the workspace."""
 
     app_id: str
     role: str
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Say what would go wrong: whether the directory and the commands are there."""
+    """Check whether the directory and the commands exist."""
 
     cwd: str
     copy: bool
@@ -34,7 +34,7 @@ class Check(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Forget the copy of a workspace."""
+    """Remove the copy of a workspace."""
 
     app_id: str
     role: str
@@ -44,8 +44,8 @@ class Remove(NamedTuple):
 
 
 class LinkOrder(NamedTuple):
-    """Hold a replica on a host: the command of ssh, a directory to copy or nothing, where to write
-    why it failed, and what it is told there.
+    """Run a replica on a host: the ssh command, a workspace to copy or nothing, the path for its
+    error file, and the order for the host.
     """
 
     host: SshHost
@@ -56,7 +56,7 @@ class LinkOrder(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What is written down of a replica on another host, so that its copy can be removed there."""
+    """The record of a replica on another host, with which its copy can be removed there."""
 
     host: SshHost
     command: tuple[str, ...]

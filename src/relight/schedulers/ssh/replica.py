@@ -1,20 +1,20 @@
-"""The process on a host that holds one replica: what `ssh` starts there.
+"""The process that `ssh` starts on a host, and that runs one replica there.
 
     sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
 
-It gets its order on stdin (`frames`): nothing of it is in a command line. It is to a replica
-what an agent is to its workers, the same state machine and the same spawner, so that nothing
-outlives it, and it ends the replica (SIGTERM, the grace time, SIGKILL for it and all that it has
-started) as soon as
+It gets its order on stdin (`frames`), and no part of it in a command line. It treats a replica as
+an agent treats its workers, with the same state machine and the same spawner, so that no process
+outlives it. It ends the replica (SIGTERM, the grace time, SIGKILL for it and all its descendants)
+as soon as
 
     STOP comes                     the job was cancelled, or another replica failed
-    stdin ends                     ssh, or whoever ran it, was killed, or the connection was closed
-    nothing comes for `silence_s`  the other machine or the network is gone
+    stdin ends                     ssh or its parent was killed, or the connection was closed
+    nothing comes for `silence_s`  the other machine or the network is down
     it gets SIGTERM, SIGINT, SIGHUP
 
-If this process itself is killed, its spawner kills the rest. Other orders: `check` says what would
-go wrong, `remove` forgets the copy of a workspace. Invariant: END is sent once, as the last frame,
-and after it there is no process left.
+If this process itself is killed, its spawner kills the rest. Other orders: `check` reports what
+would fail, `remove` removes the copy of a workspace. Invariant: END is sent once, as the last
+frame, when no process is left.
 """
 
 import os
@@ -39,7 +39,7 @@ from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.orders import Check, Remove, Run
 
 _SILENCE_S = 30.0
-"""Before an order says how long it may be."""
+"""The limit of silence until an order sets it."""
 _FLUSH_S = 10.0
 _ORDERS = Run | Check | Remove
 _REPORT_LIMIT = 1 << 20
@@ -49,7 +49,7 @@ class Session:
     """One connection, from its order to its end.
 
     Args:
-        reader: a descriptor that orders come from.
+        reader: a descriptor for orders.
         writer: a descriptor for output.
     """
 
@@ -74,7 +74,7 @@ class Session:
         self._scratch = Scratch(self._loop, "")
 
     def run(self) -> None:
-        """Do what is ordered."""
+        """Execute the order."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.on_signal(number, lambda _: self._stop())
         self._hear()
@@ -84,7 +84,7 @@ class Session:
             self._supervisor.workers.close()
             if not self._over:  # otherwise it was refused
                 self._note_end(self._supervisor)
-            # All that could write is gone: what it has written is finite.
+            # All writers are gone, so the remaining output is finite.
             self._loop.run_until(lambda: not self._streams or self._channel.ended)
             self._note_report()
         if self._archive is not None:
@@ -95,7 +95,7 @@ class Session:
         self._loop.run_until(lambda: not self._channel.waiting)
         limit.cancel()
 
-    # What is heard.
+    # Frames from the other side.
 
     def _take(self, kind: bytes, payload: bytes) -> None:
         self._hear()
@@ -118,12 +118,12 @@ class Session:
             self._refuse(f"a mistake in relight: {mistake(error)}", "", EXIT_INTERNAL)
 
     def _refuse(self, message: str, hint: str, code: int) -> None:
-        """Say why an order can't be obeyed, and end."""
+        """Report why an order can't be executed, and end."""
         self._end = frames.ReplicaEnded(message=message, hint=hint, code=code)
         self._over = True
 
     def _hear(self) -> None:
-        """Somebody is there: begin to wait anew for silence."""
+        """Restart the timer for silence: the other side is alive."""
         if self._silence is not None:
             self._silence.cancel()
         silence_s = self._order.silence_s if self._order is not None else _SILENCE_S
@@ -135,7 +135,7 @@ class Session:
         else:
             self._supervisor.step(SignalReceived(signal.SIGTERM))
 
-    # What is ordered.
+    # Orders.
 
     def _obey(self, order: Run | Check | Remove) -> None:
         if isinstance(order, Check):
@@ -197,7 +197,7 @@ class Session:
             self._streams[reader] = kind
             self._loop.on_readable(reader, lambda r=reader: self._copy(r))  # type: ignore[misc]
 
-    # What the replica does.
+    # The replica.
 
     def _copy(self, reader: int) -> None:
         data = os.read(reader, 65536)
@@ -222,7 +222,7 @@ class Session:
         return self._supervisor is not None and self._supervisor.has_ended
 
     def _note_end(self, supervisor: Supervisor) -> None:
-        """Note how the replica ended, if it did."""
+        """Record how the replica ended, if it has."""
         evidence = supervisor.workers.evidence.get(0, "")
         for end in supervisor.ends:
             self._end = frames.ReplicaEnded(end.exitcode, evidence)
@@ -242,7 +242,7 @@ class Session:
                 text = file.read(_REPORT_LIMIT).decode(errors="replace")
                 self._end = self._end._replace(error_file=text)
         except OSError:
-            pass  # it has written none
+            pass  # it has not written one
 
 
 def _ignore(event: ProcessEvent) -> None:
@@ -250,10 +250,10 @@ def _ignore(event: ProcessEvent) -> None:
 
 
 def _place(order: Run | Remove) -> str:
-    """Return where the copy of a workspace is; each replica has its own, as hosts may share a disk.
+    """Return the path of a workspace's copy; each replica has its own, as hosts may share a disk.
 
     Raises:
-        UsageError: the id is none.
+        UsageError: the id is invalid.
     """
     job = records.path(order.app_id)
     top = os.path.join(os.path.dirname(os.path.dirname(job)), "copies", os.path.basename(job))
@@ -269,13 +269,13 @@ def _unpack(file: IO[bytes], place: str) -> None:
             with tarfile.open(fileobj=file) as tar:
                 if hasattr(tarfile, "tar_filter"):  # Python 3.11.4
                     tar.extraction_filter = tarfile.tar_filter
-                tar.extractall(place)  # noqa: S202  # from whoever may run programs here anyway
+                tar.extractall(place)  # noqa: S202  # its sender may run programs here anyway
         except tarfile.TarError as error:
             raise MachineError(f"the workspace can't be unpacked in {place}: {error}") from None
 
 
 def _directory(path: str) -> str:
-    """Return a directory of this host by its full path; it is relative to the home directory."""
+    """Return the absolute path of a directory, which is relative to the home directory."""
     home = path if path.startswith("~") else os.path.join("~", path)
     full = os.path.abspath(os.path.expanduser(home))
     if not os.path.isdir(full):
@@ -289,7 +289,7 @@ def _directory(path: str) -> str:
 
 
 def _path(wanted: str) -> str:
-    """Return PATH: a role's own, then the host's, with the Python that relight has there."""
+    """Return PATH: the role's own, then the host's, with the Python of relight on this host."""
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
     parts = [wanted, *([own] if own not in path.split(":") else []), path]
@@ -303,7 +303,7 @@ def _find(command: str, path: str) -> None:
 
 
 def main() -> NoReturn:
-    """Do what is ordered on stdin."""
+    """Execute the order on stdin."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1):

@@ -1,12 +1,12 @@
 """Jobs on a list of hosts, over ssh: one replica a host, started and ended together.
 
-To this machine such a job is one of processes (`processes`), its replicas are ssh commands, so its
-state, its logs, its retries and its end are those of local jobs, below the job's directory here.
+On this machine such a job is a job of processes (`processes`) whose replicas are ssh commands, so
+its state, logs, retries and end are those of local jobs, below the job's directory here.
 
-    here    submit: all hosts are looked at; one that can't do its part is an error, and nothing
-                    has been started
+    here    submit: checks all hosts; if a host can't run its part, that is an error, and nothing
+                    is started
             `processes.executor` --> a link a replica (`link`) --> ssh
-    there   sshd --> the process that holds the replica (`replica`) --> the replica
+    there   sshd --> the process that runs the replica (`replica`) --> the replica
 
     states of a replica, as here    what is there
     PENDING                         nothing yet
@@ -14,11 +14,11 @@ state, its logs, its retries and its end are those of local jobs, below the job'
     SUCCEEDED FAILED CANCELLED      nothing any more: END came, or the connection is gone and the
                                     host ends the rest by itself
 
-Invariants: nothing outlives the caller on either side, whatever ends it. Here, the executor ends
-with the process that submitted the job (unless `detach`), and the links and ssh with it. There,
-`replica` ends all when stdin ends, or when nothing was heard for `silence` seconds. Values of
-variables travel on stdin, never in a command line. No question is ever asked (BatchMode). The first
-replica of the first role is on the first host, and that is where the others meet.
+Invariants: no process outlives the caller on either side, however the caller ends. Here, the
+executor ends with the process that submitted the job (unless `detach`), and the links and ssh with
+it. There, `replica` ends all when stdin ends, or when nothing has arrived for `silence` seconds.
+Values of variables are sent on stdin, never in a command line. ssh never asks questions
+(BatchMode). The first replica of the first role is on the first host, where the others meet.
 """
 
 import json
@@ -82,7 +82,7 @@ class Ssh:
         self._jobs = ProcessJobs(self.name)
 
     def affinity(self) -> int:
-        """Return how likely jobs are meant for other hosts: only where the user says which."""
+        """Return how well ssh suits this machine: it needs hosts that the user names."""
         return 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
@@ -125,10 +125,10 @@ class Ssh:
         return Request(self.name, app, cfg, body, _text(body), notes)
 
     def submit(self, request: Request) -> str:
-        """Start the job and return its id, when all hosts have said that they can do their part.
+        """Start the job and return its id, once all hosts have confirmed that they can run it.
 
         Raises:
-            RelightError: a host can't, or nothing can be started here.
+            RelightError: a host can't run it, or no process can be started here.
         """
         body, app_id = request.body, str(request.body["app_id"])
         orders = {
@@ -153,7 +153,7 @@ class Ssh:
             raise
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
-        """Return the statuses of jobs that were sent from this machine."""
+        """Return the statuses of jobs that were submitted from this machine."""
         found = {}
         marks = {app_id: known for app_id in app_ids if (known := _known(app_id))}
         for app_id, status in self._jobs.status(list(marks)).items():
@@ -178,16 +178,16 @@ class Ssh:
         """Stop a job, remove its state and logs here, and its copies of the workspace there.
 
         Raises:
-            MachineError: a host can't be asked; what is there has to be removed by hand.
+            MachineError: a host does not answer; its copy has to be removed by hand.
         """
         known = _known(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
-            self._must_know(app_id)  # says that there is none
+            self._must_know(app_id)  # raises if the job does not exist
         self._jobs.delete(app_id)
         _ask([(each.host, each.command, each.order) for each in known if each.order.copy])
 
     def list(self) -> Sequence[Listed]:
-        """Return the jobs that were sent from this machine, newest first."""
+        """Return the jobs that were submitted from this machine, newest first."""
         return [each for each in self._jobs.list() if _known(each.app_id)]
 
     def close(self) -> None:
@@ -208,7 +208,7 @@ def _copied(cfg: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _substituted(role: Role, number: int, app_id: str) -> Role:
-    """Return the role with its macros replaced, but for the directory, which the host knows."""
+    """Return the role with its macros replaced, except the directory, which only the host knows."""
     known = {"app_id": app_id, "replica_id": str(number), "rank0_env": "RELIGHT_RANK0_HOST"}
     return macros.substitute(role, known)
 
@@ -216,7 +216,7 @@ def _substituted(role: Role, number: int, app_id: str) -> Role:
 def _order(
     body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]
 ) -> LinkOrder:
-    """Return what a link is told."""
+    """Return the order for a link."""
     log_dir = body["log_dir"]
     return LinkOrder(
         host=hosts.parse(replica["host"]),
@@ -240,7 +240,7 @@ def _order(
 def _links(
     body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
 ) -> tuple[Replica, ...]:
-    """Return the processes that stand for the replicas here."""
+    """Return the local processes that represent the replicas."""
     path = env.read().get("PATH", os.defpath)
     return tuple(
         Replica(
@@ -260,9 +260,9 @@ def _links(
 
 
 def _check(order: Run) -> Check:
-    """Return the question whether a replica could run, without what is secret in its order."""
+    """Return the order that checks whether a replica could run, without its order's secrets."""
     command = order.args[0]
-    # What is relative to the working directory may only come with it.
+    # A path relative to the working directory may exist only after the copy.
     commands = (command,) if os.path.isabs(command) or "/" not in command else ()
     path = order.env.get("PATH", "")
     return Check(order.cwd, order.copy, commands, path, order.silence_s)
@@ -273,10 +273,10 @@ def _removal(order: Run) -> Remove:
 
 
 def _ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> None:
-    """Ask all hosts at the same time, each question once.
+    """Send all hosts their orders at the same time, each order once.
 
     Raises:
-        RelightError: the first one that has failed; the others are named.
+        RelightError: the first error; its message names the other hosts that failed.
     """
     running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
     errors: list[tuple[SshHost, RelightError]] = []
@@ -340,7 +340,7 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
 
 
 def _known(app_id: str) -> list[Known]:
-    """Return what is known of the replicas of an ssh job; nothing if it is none."""
+    """Return the records of an ssh job's replicas; empty if it is no ssh job."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
         return [fields.record(Known, each) for each in (known if isinstance(known, list) else ())]
@@ -364,7 +364,7 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
 
 
 def _text(body: Mapping[str, Any]) -> str:
-    """Return the commands: those here, and what they are told to run there."""
+    """Return the commands: the local ones, and those that they run on the hosts."""
     lines = []
     if body["workspace"]:
         lines += [f"# {body['workspace']} is copied to each host", ""]
