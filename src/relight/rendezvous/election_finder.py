@@ -221,7 +221,7 @@ class Elector:
             names, me, incarnation, loop.now(), vote_s=meeting.lease_s, alone=meeting.alone
         )
         self._out: dict[int, Connection] = {}
-        self._in: set[Connection] = set()
+        self._in: dict[Connection, None] = {}  # no set: the simulation needs their order
         self._ballots = Ballots(loop)
         self._turn = 0
         self._elected_at = 0.0
@@ -256,7 +256,7 @@ class Elector:
             connection.fail(waiting.other_patience(settings.lost_after_s, self._settings))
             return
         connection.owner = self
-        self._in.add(connection)
+        self._in[connection] = None
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
@@ -298,7 +298,7 @@ class Elector:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
             self._log(f"{connection.peer}: {reason}")  # other ends are normal: that host is not up
-        self._in.discard(connection)
+        self._in.pop(connection, None)
         self._out = {i: known for i, known in self._out.items() if known is not connection}
 
     def _ping(self) -> None:
