@@ -252,10 +252,11 @@ class WorkerGroup:
 
     def _start(self) -> Supervisor:
         equipment, preload = self._equipment, self._equipment.preload
+        first_rank = self.form.place.first_rank
         return Supervisor(
             equipment.loop,
             self._plans,
-            [assignment.rank for assignment in ranks.assign(self.form.place)],
+            range(first_rank, first_rank + len(self._plans)),
             equipment.scratch.path,
             self._job.grace_s,
             self._on_process,

@@ -119,15 +119,15 @@ MUTANTS = (
     Mutant(
         "a holder that no longer holds stops the workers of its own node",
         "core/link.py",
-        "self._lease(now)  # the next one may be at work",
-        "pass",
+        "            self._lease(now)  #",
+        "            pass  #",
         "register",
     ),
     Mutant(
         "the group goes on without a node that it gives up when the lease of its workers is over",
         "core/membership.py",
-        "self._recover_until = now + self.settings.rejoin_s  # when",
-        "self._recover_until = now  # when",
+        "self._recover_until = now + self.settings.rejoin_s  #",
+        "self._recover_until = now  #",
     ),
 )
 

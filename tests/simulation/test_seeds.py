@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from .__main__ import play
+from .mutants import MUTANTS
 from .watch import Watch
 
 ROOT = Path(__file__).parent.parent.parent
@@ -52,3 +53,10 @@ def test_a_seed_that_fails_shows_its_log(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "seed 1: " in wrong
     assert "it is Monday" in wrong
     assert "all trouble ends" in wrong
+
+
+def test_each_mutant_breaks_a_line_that_is_there_once() -> None:
+    """A rule that was rewritten needs its mutant rewritten."""
+    for mutant in MUTANTS:
+        text = (ROOT / "src" / "relight" / mutant.module).read_text()
+        assert text.count(mutant.line) == 1, mutant.rule

@@ -368,8 +368,8 @@ class Membership:
         had_ended_well = node in self.roster.done
         self.roster.remove(node)
         if had_ended_well:
-            pass  # the others don't need it
-        elif self.state is GroupState.RECOVERING and not orderly:
+            return  # the others don't need it
+        if self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
             self._ending.changed = True
