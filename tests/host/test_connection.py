@@ -378,8 +378,8 @@ def test_small_messages_are_not_held_back(ends: Ends) -> None:
     ends.listen()
     connection, _, other = ends.pair()
     for end in (connection, other):
-        assert end._sock is not None
-        assert end._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert end._stream._sock is not None
+        assert end._stream._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_peer_whose_bytes_come_one_by_one_is_understood(ends: Ends) -> None:
@@ -415,9 +415,9 @@ def test_an_event_of_an_earlier_socket_does_not_connect(ends: Ends) -> None:
         ends.address = full.getsockname()
         dialled = [ends.dial() for _ in range(6)]
         for connection, _ in dialled:
-            connection._ready()
+            connection._stream._wake()
         ends.settle()
-        waiting = [c for c, _ in dialled if c._act == c._finish_connecting]
+        waiting = [c for c, _ in dialled if c._stream.connecting]
         assert waiting
         assert not any(log.reasons for _, log in dialled)
 

@@ -229,8 +229,8 @@ def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
     connection, _, other = ends.pair(TOKEN)
     connection.send({"type": "beat"})
     ends.until(lambda: ends.server.messages)
-    assert connection._sock is not None
-    connection._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
+    assert connection._stream._sock is not None
+    connection._stream._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
     ends.until(lambda: ends.server.reasons)
     assert "not come from the peer that proved itself" in ends.server.reasons[0]
     assert ends.server.messages == [{"type": "beat"}]

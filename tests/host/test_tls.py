@@ -106,8 +106,8 @@ def test_nothing_is_readable_on_the_wire(ends: Ends, node: Node) -> None:
     ends.listen(node("a"))
     connection, log = ends.dial(node("b"))
     ends.until(lambda: connection.is_open and ends.server.connections)
-    assert connection._tls is not None
-    assert connection._tls.sock.version() == "TLSv1.3"
+    assert connection._stream._tls is not None
+    assert connection._stream._tls.sock.version() == "TLSv1.3"
     (other,) = ends.server.connections
     other.send({"type": "last"})
     other.close()
@@ -262,16 +262,16 @@ def test_tls_that_must_write_before_it_reads_waits_for_that(
     connection, _ = ends.dial(node("b"))
     ends.until(lambda: connection.is_open and ends.server.connections)
     (other,) = ends.server.connections
-    assert other._tls is not None
+    assert other._stream._tls is not None
     ends.settle()
 
     def full(size: int) -> bytes:
         raise ssl.SSLWantWriteError
 
     with monkeypatch.context() as patch:
-        patch.setattr(other._tls.sock, "recv", full)
-        other._ready()
-    assert other._watching_writable
+        patch.setattr(other._stream._tls.sock, "recv", full)
+        other._stream._wake()
+    assert other._stream._watching_writable
     connection.send({"type": "x"})
     ends.until(lambda: ends.server.messages)
-    assert not other._watching_writable
+    assert not other._stream._watching_writable

@@ -102,9 +102,16 @@ class Listener:
     def _admit(self, sock: socket.socket) -> None:
         if len(self._strangers) >= self.places:
             self._drop_oldest()
-        connection = Connection(self._loop, sock, self, self.hello, self._security, dialled=False)
+        connection = Connection(
+            self._loop,
+            sock,
+            self,
+            self.hello,
+            self._security,
+            dialled=False,
+            divert=self._pass_on if self._divert is not None else None,
+        )
         self._strangers[connection] = None
-        connection._divert = self._pass_on if self._divert is not None else None
 
     def _pass_on(self, connection: Connection, sock: socket.socket) -> None:
         assert self._divert is not None
