@@ -56,7 +56,7 @@ from relight.worker_group import Equipment, Outcome, WorkerGroup
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.checkpoint_flag import CheckpointFlag
-    from relight.host.warm_spawner import Preload
+    from relight.host.preloading import Preload
     from relight.link import RemoteLink
 
 _FOR_EVER = float("inf")
@@ -386,6 +386,6 @@ def _flag(job: NodeJob) -> "CheckpointFlag | None":
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
     if job.workplace is None:
         return None
-    from relight.host.warm_spawner import Preload
+    from relight.host.preloading import Preload
 
     return Preload(loop, job.workplace, job.command.spec.preload, journal.record, journal.say)

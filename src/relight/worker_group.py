@@ -36,8 +36,8 @@ from relight.typed import NamedTuple
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.checkpoint_flag import CheckpointFlag
+    from relight.host.preloading import Preload
     from relight.host.tcp_store import Reservation, TCPStore
-    from relight.host.warm_spawner import Preload
 
 _ARRIVED_AFTER_S = 60
 

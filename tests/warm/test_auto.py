@@ -15,7 +15,8 @@ from conftest import Start, clean_environment
 Script = Callable[..., Path]
 SOON = (
     sys.executable, "-c",
-    "from relight.host import warm_spawner as warm; warm._LEARN_S, warm._QUIET_S = 0.3, 0.5\n"
+    "from relight.host import watched_worker as watched\n"
+    "watched._LEARN_S, watched._QUIET_S = 0.3, 0.5\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 

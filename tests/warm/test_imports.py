@@ -22,8 +22,9 @@ sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')
 """
 IMPATIENT = (
     sys.executable, "-c",
-    "from relight.host import warm_spawner; warm_spawner._ANSWER_S = warm_spawner._SILENT_S = 1.0\n"
-    "warm_spawner._waits = lambda workplace: True\n"
+    "from relight.host import preloading, warm_spawner\n"
+    "warm_spawner.ANSWER_S = preloading.ANSWER_S = preloading._SILENT_S = 1.0\n"
+    "preloading._waits = lambda workplace: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 ONE_PROCESSOR = f"exec taskset -c {min(os.sched_getaffinity(0))} {sys.executable}"

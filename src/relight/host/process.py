@@ -35,7 +35,7 @@ class Workers:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if the agent is killed, or empty.
         on_event: called with each start and exit, and its time (monotonic seconds).
-        fork: starts a spawner, or uses the warm one (`host/warm_spawner.py`).
+        fork: starts a spawner, or uses the warm one (`host/preloading.py`).
 
     Raises:
         MachineError: the machine has no process or descriptor left.

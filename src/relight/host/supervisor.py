@@ -25,7 +25,7 @@ class Supervisor:
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
         on_event: called with each start and exit, after its consequences were executed.
-        fork: starts a spawner, or uses the warm one (`host/warm_spawner.py`).
+        fork: starts a spawner, or uses the warm one (`host/preloading.py`).
         patient: whether a process without a handler for its stop signal gets the grace time too;
             otherwise it is killed at once, unless the signal came from outside.
 

@@ -1,0 +1,294 @@
+"""Decides when the warm spawner starts, and which modules and variables it imports with.
+
+`Preload.fork` replaces `spawner.fork`: the warm spawner forks the workers of a generation if it is
+ready; otherwise they start cold. There is at most one warm spawner.
+
+    named modules   with three workers or more for two processors, the warm spawner starts first,
+                    and the first generation waits for it. Otherwise the first worker of the first
+                    generation, which starts cold, is watched; when it imports the first of these
+                    modules, the warm spawner starts beside it at the lowest priority
+    auto            that worker is watched; when it has imported nothing new for a while, the
+                    warm spawner starts at the lowest priority
+    lost            it starts again, at the lowest priority, when the next generation has begun
+
+Environment variables that the script sets before it imports are adopted: the warm spawner imports
+with them. A worker that sets other values restarts itself cold (`worker/deferred.py`), and the next
+warm spawner imports with these.
+"""
+
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+
+from relight.errors import MachineError
+from relight.events import (
+    Event,
+    PreloadReady,
+    PreloadStarted,
+    PreloadUnfit,
+    PreloadWithout,
+    WorkersWarm,
+)
+from relight.host import linux, spawner
+from relight.host.loop import Loop
+from relight.host.spawner import WorkerPlan
+from relight.host.warm_spawner import ANSWER_S, WarmSpawner, Workplace
+from relight.host.watched_worker import WatchedWorker
+
+AUTO = "auto"
+_END_LIMIT_S = 1.0
+_SILENT_S = 10.0
+_PATIENCE_S = 120.0
+"""How long the first generation waits for named modules. Cold workers import them as well."""
+_TRIES = 3
+
+
+class Preload:
+    """Starts, uses and restarts the warm spawner.
+
+    Args:
+        loop: the agent's loop.
+        workplace: the workers' program and variables.
+        modules: the modules to import, or AUTO.
+        record: called with events.
+        say: called with messages for the user.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        workplace: Workplace,
+        modules: Sequence[str],
+        record: Callable[[Event], None],
+        say: Callable[[str], None],
+    ) -> None:
+        linux.become_subreaper()  # a process that an import has started must not outlive this one
+        self._loop = loop
+        self._workplace = workplace
+        self._learned = tuple(modules) == (AUTO,)
+        self._modules = [] if self._learned else list(modules)
+        self._record = record
+        self._say = say
+        self._spawner: WarmSpawner | None = None
+        self._guard = 0  # of a stopped warm spawner, which is to be waited for
+        self._lent = False
+        self._cold = 0
+        self._why_not = "its modules are not known yet" if self._learned else ""
+        self._writes: dict[str, str | None] = {}
+        self._written: dict[str, str | None] = {}
+        self._tries = _TRIES
+        self._generations = 0
+        self._watched: WatchedWorker | None = None
+        if self._learned or not _waits(workplace):
+            try:
+                self._watched = WatchedWorker(loop)
+            except OSError as error:
+                raise MachineError(
+                    f"can't make memory for the names of preloaded modules: {error.strerror}",
+                    hint="look at `ulimit -n`",
+                ) from None
+            self._why_not = self._why_not or "the first workers import as fast as it could"
+        else:
+            self._start(gently=False)
+
+    def settled(self) -> bool:
+        """Return whether the first generation can start without waiting."""
+        return self._spawner is None or self._spawner.is_ready or bool(self._generations)
+
+    def wait(self, otherwise: Callable[[], bool]) -> None:
+        """Wait, with a limit, until the warm spawner is ready for the first generation."""
+        if self.settled():
+            return
+        end = self._loop.now() + _PATIENCE_S
+        timer = self._loop.call_at(end, lambda: None)
+        silent = self._loop.call_after(_SILENT_S, self._tell_slow)
+        self._loop.run_until(
+            lambda: self.settled() or otherwise() or self._loop.now() >= end,
+        )
+        timer.cancel()
+        silent.cancel()
+
+    def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
+        """Return the variables that make a worker report its imports, if it is to be watched."""
+        if self._watched is None or local_rank or self._generations:
+            return {}
+        return self._watched.variables(variables)
+
+    def fork(self, plans: Sequence[WorkerPlan], scratch: str) -> tuple[int, socket.socket]:
+        """Start the workers; return the spawner's pid and the agent's end of the socket to it.
+
+        Raises:
+            OSError: no process can be forked, or no descriptor is left.
+        """
+        self._take_leave()
+        self._take_over()
+        self._generations += 1
+        warm = self._spawner
+        if warm is not None and warm.is_ready:
+            connection = self._fork_warm(warm, plans, scratch)
+            if connection is not None:
+                self._lent = True
+                self._record(WorkersWarm(True, ""))
+                return warm.guard, connection
+        why_not = self._why_not
+        if self._spawner is not None and not why_not:
+            why_not = self._spawner.so_far("it is not ready")
+        self._record(WorkersWarm(False, why_not))
+        held = spawner.fork(plans, scratch)
+        self._cold = held[0]
+        if self._watched is not None and self._generations == 1:
+            if self._learned:
+                self._watched.when_quiet(lambda: self._generations == 1, self._learn)
+            else:
+                self._watched.when_imports(self._modules, self._learn)
+        elif self._modules:
+            self._start_again()
+        return held
+
+    def close(self) -> None:
+        """End the warm spawner and return when it is gone. Its workers must be gone by now."""
+        self._stop()
+        self._take_leave()
+        linux.end_children(_END_LIMIT_S)
+        if self._watched is not None:
+            self._watched.close()
+            self._watched = None
+
+    def ready(self, event: PreloadReady) -> None:
+        """Note that the warm spawner can fork workers."""
+        self._tries = _TRIES
+        self._record(event)
+
+    def without(self, module: str, reason: str, seconds: float) -> None:
+        """Report a module that the warm spawner does not keep."""
+        self._record(PreloadWithout(module, reason, seconds, not self._learned))
+
+    def wrote(self, name: str, value: str | None) -> None:
+        """Note a variable that a worker's script has set before an import."""
+        if self._written.setdefault(name, value) != value:
+            self._writes.setdefault(name, None)  # workers set different values
+
+    def lost(self, reason: str, *, retry: bool) -> None:
+        """End a warm spawner that is unusable; the next generation starts another if `retry`."""
+        self._why_not = reason
+        self._record(PreloadUnfit(reason, not self._learned))
+        self._stop()
+        if not self._lent:
+            self._take_leave()
+            linux.end_children(_END_LIMIT_S, keep=self._cold)  # processes that imports have started
+        if not retry:
+            self._tries = 0
+
+    def _tell_slow(self) -> None:
+        if self._spawner is not None and not self.settled():
+            importing = self._spawner.importing
+            what = f"{importing} is being imported" if importing else "it is starting"
+            left = _PATIENCE_S - _SILENT_S
+            self._say(
+                f"preload: {what} (pid {self._spawner.pid}); the workers start when that is done, "
+                f"or in {left:.0f} s without it"
+            )
+
+    def _fork_warm(
+        self, warm: WarmSpawner, plans: Sequence[WorkerPlan], scratch: str
+    ) -> socket.socket | None:
+        """Have the workers forked; return the agent's end of the socket, or None if that fails."""
+        try:
+            connection = warm.send(plans, scratch)
+        except OSError as error:
+            self.lost(f"it can't be told what to do: {error.strerror}", retry=True)
+            return None
+        if warm.forks(connection):
+            return connection
+        if not warm.is_stopped:
+            self.lost(f"it has not forked the workers in {ANSWER_S:.0f} s", retry=False)
+        connection.close()  # not before: it would conclude that this process has ended
+        self._tries = 0
+        return None
+
+    def _learn(self) -> None:
+        """Start the warm spawner with what the watched worker has imported."""
+        assert self._watched is not None
+        if self._learned:
+            self._modules = self._watched.imports()
+        if self._modules:
+            self._start_again()
+        else:
+            self._why_not = "no worker could be watched"
+
+    def _take_over(self) -> None:
+        """End a warm spawner that has imported with other variables than the script sets."""
+        again = sorted(self._written.keys() & self._writes.keys())
+        names = ", ".join(again or sorted(self._written))
+        if self._written:
+            self._writes.update(self._written)
+            self._written.clear()
+            values = "not always to the same value" if again else "and imports with that next time"
+            self.lost(f"the script sets {names} before it imports, {values}", retry=not again)
+
+    def _start_again(self) -> None:
+        if self._spawner is None and self._tries:
+            self._start(gently=True)
+
+    def _start(self, *, gently: bool) -> None:
+        if self._watched is not None:
+            self._writes.update(self._watched.stop())
+        self._tries -= 1
+        self._why_not = ""
+        place = self._workplace
+        instructions = {
+            "agent": os.getpid(),
+            "program": place.program,
+            "argv": place.argv,
+            "modules": self._modules,
+            "learned": self._learned,
+            "gently": gently,
+            "own": place.own,
+            "writes": {n: v for n, v in self._writes.items() if n not in place.own},
+            "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        }
+        try:
+            self._spawner = WarmSpawner(self._loop, place, instructions, self)
+        except OSError as error:
+            self._why_not = f"it can't be started: {error.strerror}"
+            self._record(PreloadUnfit(self._why_not, not self._learned))
+            return
+        names = f"{len(self._modules)} modules" if self._learned else ",".join(self._modules)
+        self._record(PreloadStarted(self._spawner.pid, names))
+
+    def _stop(self) -> None:
+        if self._spawner is not None:
+            self._spawner.stop()
+            self._guard = self._spawner.guard
+            self._spawner = None
+
+    def _take_leave(self) -> None:
+        """Reap a stopped warm spawner, unless the generation that used it has done so."""
+        self._lent = False
+        if self._guard:
+            try:
+                os.waitpid(self._guard, 0)
+            except ChildProcessError:
+                pass
+            self._guard = 0
+
+
+def _waits(place: Workplace) -> bool:
+    """Return whether the warm spawner is ready sooner than all workers would import by themselves.
+
+    Checking whether modules are fit for it takes a third of the time of their import.
+    """
+    crowded = 2 * place.workers >= 3 * len(os.sched_getaffinity(0))
+    return crowded and not _sets_variables(place.argv[2])
+
+
+def _sets_variables(script: str) -> bool:
+    """Return whether a script seems to write to its environment; the values are known later."""
+    try:
+        with open(script, "rb") as file:
+            text = file.read()
+    except OSError:
+        return False
+    ends = [part.partition(b"]")[2].lstrip()[:2] for part in text.split(b"environ[")[1:]]
+    calls = (b"environ.setdefault(", b"environ.update(", b"putenv(")
+    return any(x[:1] == b"=" != x[1:] for x in ends) or any(call in text for call in calls)
