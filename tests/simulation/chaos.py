@@ -81,6 +81,8 @@ class Run:
             kinds += random.choice((
                 (), ("silent", "silent for some"), ("late", "silent for some"), ("shut in",),
             ))  # fmt: skip
+        if world.lively:
+            kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
         strict, refused_s = self.mode == "hosts", 0.0
         if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
@@ -238,6 +240,10 @@ class Run:
                 world.log(f"{host.name}: only small packets get through")
                 world.holes.add(host.number)
                 world.after(5 + soon, self._heal, host, [])  # long enough to be given up
+            case "foreign signals":
+                for each in alive:
+                    if each.workers is not None:
+                        each.workers.signalled_by_others()
             case "stuck console":
                 agent.read_console(reads=False)
                 world.after(soon, agent.read_console)

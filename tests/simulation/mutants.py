@@ -129,6 +129,24 @@ MUTANTS = (
         "self._recover_until = now + self.settings.rejoin_s  #",
         "self._recover_until = now  #",
     ),
+    Mutant(
+        "frozen workers are looked at again and again, as others may continue them",
+        "host/freezer.py",
+        "return now + LOOK_EVERY_S",
+        "return None",
+    ),
+    Mutant(
+        "a process that is started while others are frozen is frozen as well",
+        "host/freezer.py",
+        "for _ in range(_ROUNDS):",
+        "for _ in range(1):",
+    ),
+    Mutant(
+        "a process that another program has stopped is not continued, and all others are",
+        "host/freezer.py",
+        "            if pid in self._stopped:\n",
+        "            if pid == min(self._stopped):\n",
+    ),
 )
 
 

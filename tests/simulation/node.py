@@ -8,11 +8,18 @@ from relight.agent import Agent
 from relight.core.exits import Failure
 from relight.core.messages import Form, FromCoordinator, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
+from relight.host.freezer import Freezer
 
+from .processes import Processes
+from .world import Failure as Violation
 from .world import Process, Timer
 
 if TYPE_CHECKING:
     from relight.node_job import NodeJob
+
+
+_FREEZE_AGAIN_S = 0.05
+"""How long processes that another program has continued may run on, as the documents say."""
 
 
 class Node(Agent):
@@ -107,12 +114,11 @@ class Workers:
         self.memory = None
         self.frozen = False
         """As the agent knows."""
-        self.standing = False
-        """In truth."""
+        self.processes = Processes(self.world.extras, len(plans), lively=self.world.lively)
         self._loop = loop
         self._on_event = on_event
         self._alive = dict.fromkeys(self.pids)
-        self._until = float("inf")
+        self._freezer = Freezer()
         self._timer: Timer | None = None
         self._ending = False
         node.workers = self
@@ -121,6 +127,11 @@ class Workers:
         for local_rank, rank in enumerate(self.ranks):
             self._tell(WorkerStarted(local_rank, rank, local_rank))
         self.world.watch.runs(self)
+
+    @property
+    def standing(self) -> bool:
+        """Whether their processes are stopped."""
+        return self._freezer.frozen
 
     @property
     def run(self) -> bool:
@@ -145,7 +156,7 @@ class Workers:
             self._end_in(0.01, local_rank, -signal.SIGKILL)
 
     def lease(self, until: float) -> None:
-        self._until = until or float("inf")
+        self._freezer.until = until
         self.look()
 
     def close(self) -> None:
@@ -154,25 +165,51 @@ class Workers:
     # What happens.
 
     def look(self) -> None:
-        """Freeze or thaw, as the lease says."""
+        """Freeze or thaw, as the shipped freezer decides."""
         if not self._alive or self.process.host.paused:
             return
         now = self.process.host.now()
-        over = now >= self._until
-        if over != self.standing:
-            self.standing = over
-            self.world.log(f"{self.node.name} {'freezes' if over else 'thaws'}")
-            self._tell_frozen(over)
+        with self.processes.are_seen():
+            changed = self._freezer.look(now)
+        self._check_processes()
+        if changed:
+            self.world.log(f"{self.node.name} {'freezes' if self.standing else 'thaws'}")
+            self._tell_frozen(self.standing)
             self.world.watch.runs(self)
-        if not over and self._until < float("inf") and self._timer is None:
-            self._timer = Timer(self._until, lambda: None)
-            self.world.at(self.process.host.in_world(self._until), self._on_lease, self._timer)
+        look_at = self._freezer.next_look(now)
+        if not self.standing and look_at is not None and self._timer is None:
+            self._timer = Timer(look_at, lambda: None)
+            self.world.at(self.process.host.in_world(look_at), self._on_lease, self._timer)
+
+    def _check_processes(self) -> None:
+        if self.standing and self.processes.running:
+            raise Violation(f"{self.node.name} is frozen, but {self.processes.running} run")
+        if not self.standing and self.processes.left_stopped:
+            raise Violation(f"{self.node.name}: {self.processes.left_stopped} are still stopped")
+
+    def signalled_by_others(self) -> None:
+        """Another program stops a process, or continues all. While they are frozen, the freezer
+        looks in a moment.
+        """
+        if not self._alive:
+            return
+        self.world.log(f"{self.node.name}: another program signals its workers")
+        if not self.standing:
+            self.processes.stop_one()
+            return
+        self.processes.continue_all()
+        now = self.process.host.now()
+        look_at = self._freezer.next_look(now)
+        if look_at is None or look_at > now + _FREEZE_AGAIN_S:
+            raise Violation(f"{self.node.name}: {self.processes.running} were continued, and run")
+        self.world.after(self.world.extras.uniform(0, look_at - now), self.look)
 
     def _on_lease(self, timer: Timer) -> None:
         if timer is self._timer:
             self._timer = None
             self.process.host.at_least(timer.when)
             if self.process.alive:
+                self.processes.live()
                 self.look()
 
     def fail(self) -> None:

@@ -223,6 +223,10 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.random = random.Random(seed)
+        self.extras = random.Random(f"{seed}, extras")
+        """Decides what came later into the plays, so that the others stay as they were."""
+        self.lively = self.extras.random() < 0.2
+        """Whether workers start processes, and other programs send those signals."""
         self.now = 0.0
         self.clocks = self.random.choice((0.0, 0.0, 0.001, 0.01))
         """By how much clocks run too fast or too slow, at most."""

@@ -1,9 +1,9 @@
 """Stops workers and all their descendants while their lease has expired.
 
-A worker's children may be in sessions of their own, and may have lost their parents; other
-programs send SIGCONT as well, for instance one that continues all processes after a machine was
-suspended. So the freeze is repeated while it lasts. A process that was already stopped by another
-program is not continued afterwards.
+A lease is a time until which the workers may run; the agent renews it. A worker's children may be
+in sessions of their own, and may have lost their parents; other programs send SIGCONT as well, for
+instance one that continues all processes after a machine was suspended. So the freeze is repeated
+while it lasts. A process that was already stopped by another program is not continued afterwards.
 """
 
 import os
@@ -12,27 +12,60 @@ import signal
 from relight.host import system
 
 _ROUNDS = 100
-"""Limit for a process that forks faster than it can be stopped: the next call continues."""
+"""Limit for a process that forks faster than it can be stopped: the next look continues."""
+LOOK_EVERY_S = 0.05
+"""How often frozen processes are checked: another program may continue them."""
 
 
 class Freezer:
-    """The descendants of this process that it has stopped."""
+    """The lease of this process's descendants, and those that it has stopped.
+
+    Attributes:
+        until: the end of the lease, on the clock of `look`; 0 for no limit.
+        frozen: whether the descendants are stopped.
+    """
 
     def __init__(self) -> None:
-        self._stopped: dict[int, None] = {}
+        self.until = 0.0
+        self.frozen = False
+        self._stopped: set[int] = set()
 
-    def hold(self) -> None:
+    def next_look(self, now: float) -> float | None:
+        """Return the time of the next `look`, None if no lease ends."""
+        if self.frozen:
+            return now + LOOK_EVERY_S
+        return self.until or None
+
+    def look(self, now: float) -> bool:
+        """Stop the descendants if the lease has expired, continue them if it was renewed.
+
+        Returns:
+            Whether `frozen` has changed.
+        """
+        expired = bool(self.until) and now >= self.until
+        if expired:
+            self._stop_all()
+        elif self.frozen:
+            self._continue_all()
+        changed = expired != self.frozen
+        self.frozen = expired
+        return changed
+
+    def _stop_all(self) -> None:
         """Stop all running descendants, also those that they start meanwhile."""
+        signalled: set[int] = set()
         for _ in range(_ROUNDS):
-            running = [pid for pid in system.tree(os.getpid()) if system.is_running(pid)]
+            descendants = [pid for pid in system.tree(os.getpid()) if pid not in signalled]
+            running = [pid for pid in descendants if system.is_running(pid)]
+            if not running:
+                return
             for pid in running:
                 _send(pid, signal.SIGSTOP)
-            if self._stopped.keys() >= set(running):
-                return
-            self._stopped.update(dict.fromkeys(running))
+            signalled.update(running)
+            self._stopped.update(running)
 
-    def release(self) -> None:
-        """Continue the processes that `hold` has stopped.
+    def _continue_all(self) -> None:
+        """Continue the processes that were stopped here.
 
         Children go first: a shell would take a stopped child for a suspended job.
         """

@@ -44,8 +44,6 @@ from relight.typed import NamedTuple, NoReturn
 _IGNORED_BY_PYTHON = (int(signal.SIGPIPE), int(signal.SIGXFSZ))
 """Python ignores these for itself; as in subprocess, the workers get the default action."""
 
-_LOOK_EVERY_S = 0.05
-"""How often frozen workers are checked: another program may continue them."""
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.freezer import Freezer
@@ -89,9 +87,8 @@ class Spawner:
         self.local_rank_of: dict[int, int] = {}
         self.pid_of: dict[int, int] = {}
         self.buffer = b""
-        self.lease = 0.0
         self.freezer: Freezer | None = None
-        self.frozen = False
+        """Keeps the workers' lease; None before the first one."""
         self.abandoned = True
 
     def run(self, mask: Collection[int]) -> None:
@@ -121,22 +118,14 @@ class Spawner:
 
     def _until_lease_ends(self) -> float | None:
         """Return the milliseconds until the lease needs a check; None if there is none."""
-        if self.frozen:
-            return _LOOK_EVERY_S * 1000
-        return max(0.0, self.lease - time.monotonic()) * 1000 if self.lease else None
+        now = time.monotonic()
+        look_at = self.freezer.next_look(now) if self.freezer is not None else None
+        return None if look_at is None else max(0.0, look_at - now) * 1000
 
     def _keep_lease(self) -> None:
         """Freeze the workers while their lease has expired, thaw them once it is renewed."""
-        if self.freezer is None:
-            return
-        over = bool(self.lease) and time.monotonic() >= self.lease
-        if over:
-            self.freezer.hold()
-        elif self.frozen:
-            self.freezer.release()
-        if over != self.frozen:
-            self.frozen = over
-            self.tell("frozen" if over else "thawed")
+        if self.freezer is not None and self.freezer.look(time.monotonic()):
+            self.tell("frozen" if self.freezer.frozen else "thawed")
 
     def _prepare(self) -> int:
         """Leave the agent's session and signals behind; return the descriptor that wakes on
@@ -223,18 +212,19 @@ class Spawner:
             elif words[0] == b"kill":
                 self._end_everything()
             elif words[0] == b"lease":
-                self.lease = float(words[1])
-                self._get_freezer()
+                self._set_lease(float(words[1]))
             elif words[0] == b"end":
                 self.abandoned = False
         return True
 
-    def _get_freezer(self) -> None:
+    def _set_lease(self, until: float) -> None:
         """Load the freezer before it is needed: the disk with its code may be lost later."""
-        if self.lease and self.freezer is None:
+        if until and self.freezer is None:
             from relight.host.freezer import Freezer
 
             self.freezer = Freezer()
+        if self.freezer is not None:
+            self.freezer.until = until
 
     def _signal(self, local_rank: int, number: int) -> None:
         pid = self.pid_of.get(local_rank)
