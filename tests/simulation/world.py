@@ -6,11 +6,12 @@ killed or stand still, packets that are late, lost, refused or cut off in one di
 
 import heapq
 import random
-import threading
 import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+from greenlet import getcurrent, greenlet
 
 if TYPE_CHECKING:
     from .node import Node
@@ -25,7 +26,7 @@ class Failure(Exception):
 
 
 class Killed(BaseException):
-    """Unwinds the thread of a process that was killed."""
+    """Unwinds the program of a process that was killed."""
 
 
 class Host:
@@ -73,8 +74,8 @@ class Timer:
 
 
 class Process:
-    """A process with an event loop. Callbacks run in the world's thread; the main program has one
-    of its own, which runs only while the world waits for it.
+    """A process with an event loop. Its main program is a coroutine, as it waits in the middle of
+    calls; callbacks run where the world runs.
     """
 
     def __init__(self, world: "World", host: Host, name: str) -> None:
@@ -91,9 +92,7 @@ class Process:
         self._inbox: deque[Call] = deque()
         self._late: list[Timer] = []
         self._done: Callable[[], bool] | None = None
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
-        self._thread: threading.Thread | None = None
+        self._program: greenlet | None = None
         host.processes.append(self)
 
     # Its main program.
@@ -102,7 +101,6 @@ class Process:
         """Run a program until it waits for the first time."""
 
         def run() -> None:
-            self._go.acquire()
             try:
                 self.exit_code = main()
             except Killed:
@@ -110,11 +108,9 @@ class Process:
             except BaseException as error:
                 self.error = error
             self._done = None
-            self._thread = None
-            self._back.release()
+            self._program = None
 
-        self._thread = threading.Thread(target=run, daemon=True)
-        self._thread.start()
+        self._program = greenlet(run)
         self._resume()
 
     def wait_until(self, done: Callable[[], bool]) -> None:
@@ -125,21 +121,30 @@ class Process:
             if done():
                 return
             self._done = done
-            self._back.release()
-            self._go.acquire()
+            self._switch_back()
 
     def _resume(self) -> None:
-        self._done, before = None, self.world.current
-        self.world.current = self
-        self._go.release()
-        self._back.acquire()
-        self.world.current = before
+        self._done = None
+        self._switch_in()
         if self.error is not None:
             error, self.error = self.error, None
             raise error
-        if self._thread is None and self.alive:
+        if self._program is None and self.alive:
             self.world.log(f"{self.name} exits with {self.exit_code}")
             self.end()
+
+    def _switch_in(self) -> None:
+        """Run the program until it waits or ends."""
+        assert self._program is not None
+        before, self.world.current = self.world.current, self
+        self._program.parent = getcurrent()
+        self._program.switch()
+        self.world.current = before
+
+    def _switch_back(self) -> None:
+        assert self._program is not None
+        assert self._program.parent is not None
+        self._program.parent.switch()
 
     # What happens to it.
 
@@ -210,11 +215,8 @@ class Process:
                 self.host.ports.pop(port, None)
         self._inbox.clear()
         self._late.clear()
-        if self._thread is not None:
-            before, self.world.current = self.world.current, self
-            self._go.release()
-            self._back.acquire()
-            self.world.current = before
+        if self._program is not None:
+            self._switch_in()
 
 
 class World:
