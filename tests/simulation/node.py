@@ -10,7 +10,7 @@ from relight.core.messages import Form, FromCoordinator, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
 
-from .processes import Processes
+from .processes import BELOW, Processes
 from .world import Failure as Violation
 from .world import Process, Timer
 
@@ -169,8 +169,8 @@ class Workers:
         if not self._alive or self.process.host.paused:
             return
         now = self.process.host.now()
-        with self.processes.are_seen():
-            changed = self._freezer.look(now)
+        BELOW.processes = self.processes
+        changed = self._freezer.look(now)
         self._check_processes()
         if changed:
             self.world.log(f"{self.node.name} {'freezes' if self.standing else 'thaws'}")

@@ -5,14 +5,8 @@ The shipped freezer stops and continues them. A process that is not stopped yet 
 one between any two steps of the freezer.
 """
 
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from random import Random
-from unittest.mock import patch
-
-from relight.host import freezer
 
 _SPAWNER = 0
 _MOST = 12
@@ -45,13 +39,7 @@ class Processes:
         """Those that are stopped, and not by another program."""
         return self._stopped - self._stopped_by_others
 
-    @contextmanager
-    def are_seen(self) -> Iterator[None]:
-        """Let the freezer see these processes."""
-        with patch.object(freezer, "system", self), patch.object(os, "kill", self.kill):
-            yield
-
-    # What the freezer uses of `relight.host.system` and `os`.
+    # What the freezer uses of `relight.host.system`, and `os.kill`.
 
     def tree(self, pid: int) -> list[int]:
         """Return all processes, each after its parent; orphans are the spawner's."""
@@ -105,3 +93,26 @@ class Processes:
             pid = self._random.choice(running)
             self._stopped.add(pid)
             self._stopped_by_others.add(pid)
+
+
+class Below:
+    """As `relight.host.system`: what is below the process that looks."""
+
+    processes: Processes
+
+    def tree(self, pid: int) -> list[int]:
+        return self.processes.tree(pid)
+
+    def is_running(self, pid: int) -> bool:
+        return self.processes.is_running(pid)
+
+
+BELOW = Below()
+
+
+def send(pid: int, number: int) -> None:
+    """As the freezer's `_send`."""
+    try:
+        BELOW.processes.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -23,7 +23,7 @@ from relight.rendezvous.meeting import Meeting
 from relight.spec import FLAGS, RunSpec
 from relight.values import Nodes
 
-from . import node, sockets
+from . import node, processes, sockets
 from .sockets import Loop, Socket
 from .world import World
 
@@ -101,6 +101,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     },
     "relight.worker_group": {"Logs": node.Logs},
     "relight.host.supervisor": {"Workers": node.Workers},
+    "relight.host.freezer": {"system": processes.BELOW, "_send": processes.send},
     "relight.host.journal": {"EventLog": node.EventLog},
     "relight.coordinator": {
         "Heartbeats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
