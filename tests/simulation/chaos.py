@@ -81,6 +81,14 @@ class Run:
             kinds += random.choice((
                 (), ("silent", "silent for some"), ("late", "silent for some"), ("shut in",),
             ))  # fmt: skip
+        extras = world.extras
+        self._unequal = extras.random() < 0.1 and not ordered
+        """Whether some users start their nodes with other settings."""
+        self._odd: list[Process] = []
+        commands = extras.random() < 0.15 and self.mode != "hosts" and not ordered
+        self._commands = extras.choice((1, 1, 2)) if commands else 0
+        """How many machines are to run `relight coordinator`."""
+        self._commanded: dict[Host, Process] = {}
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
@@ -88,7 +96,8 @@ class Run:
         if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
             refused_s = REFUSALS_S
         firewall = "reject" in kinds and self.mode == "endpoint"
-        self.watch = Watch(world, settings, strict=strict, refused_s=refused_s, firewall=firewall)
+        longest = settings._replace(lost_after_s=settings.lost_after_s * (1 + self._unequal))
+        self.watch = Watch(world, longest, strict=strict, refused_s=refused_s, firewall=firewall)
         self.watch.on_coordinator = self._begins
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0
@@ -112,6 +121,7 @@ class Run:
 
     def _run(self) -> None:
         world, random = self.world, self._random
+        self._start_commands()
         for host in world.hosts:
             world.after(random.uniform(0, self._spread_s), self._start, host)
         world.after(random.uniform(0, 5), self._trouble)
@@ -178,7 +188,14 @@ class Run:
             hosts = tuple((each.name, PORT) for each in self.world.hosts[: self._listed])
         node_rank = host.number if settings.ordered else -1
         address = host.address if random.random() < 0.5 else ""
+        if self._is_odd():
+            self._odd.append(process)
+            lost_after_s = settings.lost_after_s * self.world.extras.choice((0.5, 2.0))
+            settings = settings._replace(lost_after_s=lost_after_s, rejoin_s=lost_after_s + 0.5)
+            self.world.log(f"{process.name} gives up who is silent for {lost_after_s} s")
         meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
+        if self._commands and self.mode == "endpoint":
+            meeting = meeting._replace(hosted=False)
         job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0)
         stop_s = random.choice((0.01, 0.05, 0.3, 2.0))
 
@@ -188,6 +205,39 @@ class Run:
             return node.run()
 
         process.start(main)
+
+    def _is_odd(self) -> bool:
+        calm = self.world.now >= self._trouble_s
+        return self._unequal and not calm and self.world.extras.random() < 0.2
+
+    def _start_commands(self) -> None:
+        """Have `relight coordinator` run where it should: on the endpoint, or on two machines."""
+        for host in self.world.hosts[: self._commands if self.mode == "register" else 1]:
+            before = self._commanded.get(host)
+            if self._commands and not (before and before.alive) and host.up and not host.paused:
+                self._start_command(host)
+
+    def _start_command(self, host: Host) -> None:
+        process = self._commanded[host] = Process(self.world, host, f"command{self._numbers}")
+        self._numbers += 1
+        self.world.log(f"{process.name} starts on {host.name}")
+        hosts: tuple[tuple[str, int], ...] = ()
+        bind = f"{host.address}:{PORT}"
+        register: Any = None
+        if self.mode == "register":
+            register = process.register = Client(self.service, process)
+            bind = host.address
+        else:
+            hosts = ((host.name, PORT),)
+        meeting = stage.meeting(self.settings, hosts, register, self._ttl_s, "", -1)
+        process.start(lambda: stage.coordinate(bind, meeting, self.settings))
+
+    def _start_again(self, process: Process) -> None:
+        """Start what a process has been, on its machine."""
+        if process in self._commanded.values():
+            self._start_commands()
+        else:
+            self._start(process.host)
 
     def _trouble(self) -> None:
         world, random = self.world, self._random
@@ -212,7 +262,7 @@ class Run:
                 world.after(soon, self._boot, host)
             case "hosts":
                 self._kill(coordinator)
-                world.after(soon, self._start, coordinator.host)
+                world.after(soon, self._start_again, coordinator)
             case "twin" if not self.settings.ordered:
                 self._start(world.hosts[0])
             case "stop":
@@ -288,7 +338,7 @@ class Run:
         if self._short_s and self.world.now < self._trouble_s:
             seconds = self._random.expovariate(1 / self._short_s)
             self.world.after(seconds, self._kill, coordinator)
-            self.world.after(seconds + 0.01, self._start, coordinator.host)
+            self.world.after(seconds + 0.01, self._start_again, coordinator)
 
     def _answered(self) -> None:
         """A coordinator has answered an agent: it may be killed before it says more."""
@@ -300,7 +350,7 @@ class Run:
         ):
             coordinator = coordinating.process
             self.world.after(0, self._kill, coordinator)
-            self.world.after(1, self._start, coordinator.host)
+            self.world.after(1, self._start_again, coordinator)
 
     def _stop_past_its_lease(self, process: Process, coordinator: Process) -> None:
         """An agent beside the coordinator stands still until the others have gone on without it;
@@ -310,7 +360,7 @@ class Run:
         process.sigstop()
         self.world.after(seconds, self._kill, coordinator)
         self.world.after(seconds + self._random.uniform(0, 0.5), process.sigcont)
-        self.world.after(seconds + 5, self._start, coordinator.host)
+        self.world.after(seconds + 5, self._start_again, coordinator)
 
     def _shut_in(self, coordinating: Host) -> None:
         """The coordinator does not reach the register, and a firewall keeps all machines from it
@@ -338,6 +388,7 @@ class Run:
     def _boot(self, host: Host) -> None:
         host.up = True
         self._start(host)
+        self._start_commands()
 
     def _crash_loop(self, host: Host, times: int) -> None:
         if self.world.now >= self._trouble_s or not times:
@@ -432,8 +483,11 @@ class Run:
             self._go_on(host)
             for process in host.processes:
                 process.sigcont()
+        for process in self._odd:  # their users see what is wrong
+            self._kill(process)
         lost_after_s = self.settings.lost_after_s
         for seconds in (0, 3, 6, lost_after_s + 1, 2 * lost_after_s + 6):  # some may be leaving
+            world.after(seconds, self._start_commands)
             for host in world.hosts:
                 world.after(seconds, self._man, host)
 

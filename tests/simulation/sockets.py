@@ -425,6 +425,19 @@ def call(loop: Loop, work: Callable[[], Any], done: Callable[[Any], None]) -> No
     world.after(world.delay(), attempt)
 
 
+def refuses(world: World, address: tuple[str, int]) -> bool:
+    """As `relight.cli.coordinator._refuses`, at once.
+
+    Raises:
+        OSError: there is no answer.
+    """
+    here = world.me().host
+    there = world.host_of(address[0], here)
+    if there is None or not (world.passes(here, there) and world.passes(there, here)):
+        raise TimeoutError
+    return world.refuses(here, there) or address[1] not in there.ports
+
+
 def timer_of(process: Process, seconds: float, callback: Callable[[], None]) -> Timer:
     """Call back in a process in a while."""
     host = process.host

@@ -7,9 +7,12 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+from relight.cli import coordinator
 from relight.core.commands import Command
 from relight.core.election import Election
 from relight.core.group_types import GroupSettings
@@ -116,6 +119,9 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Beats,
         "Election": CheckedElection,
     },
+    "relight.cli.coordinator": {
+        "Consoles": node.Consoles, "time": SimpleNamespace(strftime=lambda _: ""),
+    },
     "relight.doctor": {"at_timeout": lambda *_: []},
     "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
 }  # fmt: skip
@@ -142,7 +148,12 @@ def on(world: World) -> Iterator[None]:
         for name in ("endpoint_finder", "election_finder", "register_finder"):
             stack.enter_context(patch(f"relight.rendezvous.{name}.is_ours", is_ours))
             stack.enter_context(patch(f"relight.rendezvous.{name}.listen", listen))
-        stack.enter_context(patch("relight.agent.Loop", lambda: Loop(world)))
+        for module in ("relight.agent", "relight.cli.coordinator"):
+            stack.enter_context(patch(f"{module}.Loop", lambda: Loop(world)))
+        stack.enter_context(patch("relight.cli.coordinator.listen", listen))
+        stack.enter_context(
+            patch("relight.cli.coordinator._refuses", partial(sockets.refuses, world))
+        )
         stack.enter_context(patch("relight.group.Membership", membership))
         link = type("WatchedLink", (WatchedLink,), {"world": world})
         stack.enter_context(patch("relight.link.Link", link))
@@ -159,6 +170,12 @@ def job(settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float) -
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
         facts={}, workplace=None,
     )  # fmt: skip
+
+
+def coordinate(bind: str, meeting: Meeting, settings: GroupSettings) -> int:
+    """Run `relight coordinator`."""
+    with patch("relight.cli.coordinator._meeting", lambda *_: (meeting, settings, [])):
+        return coordinator.main(["--bind", bind])
 
 
 def meeting(
