@@ -23,6 +23,7 @@ from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.tcp_store import TCPStore
 from relight.rendezvous.election_finder import Elector
+from relight.rendezvous.finder import Finder
 from relight.rendezvous.meeting import Meeting
 
 BROKEN = """
@@ -244,8 +245,9 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
     elector = Elector(
         loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, said.append
     )
-    coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
-    coordinator.on_elector = elector.take
+    finder = Finder()
+    finder.take = elector.take  # type: ignore[method-assign]
+    coordinator = Coordinator(loop, sock, Security(), finder, socket.socket.close, said.append)
     there = Owner(AssertionError())
     there.closed = lambda connection, reason: there.reasons.append(reason)  # type: ignore[method-assign]
     connection = dial(loop, host, there, {"sender": "elector"}, Security())
@@ -264,7 +266,8 @@ def test_who_says_hello_and_joins_nothing_makes_room() -> None:
     """Without a token, strangers that only say hello and beat take no more than their places."""
     loop, said = Loop(), list[str]()
     sock = socket.create_server(("127.0.0.1", 0))
-    coordinator = Coordinator(loop, sock, Security(), socket.socket.close, said.append)
+    coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, said.append)
+    coordinator.turned_away = said.append  # type: ignore[method-assign]
     coordinator._listener.places = 20
     hello = to_json(Hello("", "another", GroupSettings(1, 2, 0)))
     owner = Owner(AssertionError())

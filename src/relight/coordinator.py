@@ -9,7 +9,7 @@ the two ends of the connection can compute.
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
@@ -32,9 +32,12 @@ from relight.host.heartbeats import Address, Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback
+from relight.rendezvous.finder import Finder
 
 _HEARD = FromAgent | Beat
-_JOBS_TOLD = 16
+_MOST_JOBS_NAMED = 16
+_SAY_EVERY_S = 10.0
+"""Least time between two messages about peers that were turned away."""
 _IDLE_LOOK_S = 0.5
 """How often to check for silent nodes while there is no job, and so no node to lose."""
 _STALL_S = 0.5
@@ -48,8 +51,10 @@ class Coordinator:
         loop: the agent's loop.
         sock: bound to the endpoint and listening.
         security: what agents must prove.
+        finder: says whether this process coordinates now, and elects the coordinator if the
+            endpoint has several hosts.
         divert: called with clients of torch's TCPStore that connect to the endpoint's port.
-        log: called with a line for each peer that was turned away.
+        say: prints a line to the user, about peers that were turned away.
     """
 
     def __init__(
@@ -57,20 +62,13 @@ class Coordinator:
         loop: Loop,
         sock: socket.socket,
         security: Security,
+        finder: Finder,
         divert: Callable[[socket.socket], None],
-        log: Callable[[str], None],
+        say: Callable[[str], None],
     ) -> None:
         self.groups: dict[str, Group] = {}
         self.seen_address = ""
         """The address at which other nodes reach this machine; empty until one has connected."""
-        self.holds: Callable[[], bool] = lambda: True
-        """Whether this host is the coordinator now; an endpoint with several hosts elects one."""
-        self.on_elector: Callable[[Connection, GroupSettings | None], None] = _close
-        """Called with connections from the electors of the endpoint's other hosts."""
-        self.whereabouts: Callable[[], int] = lambda: -1
-        """Returns which host of the endpoint is the coordinator, if this one is not."""
-        self.on_ballot: Callable[[bytes], None] = _ignore
-        """Called with datagrams that are not an agent's heartbeats."""
         self.longest_patience_s = float("inf")
         """Longest `lost_after_s` accepted: longer leases would outlast this process's hold on a
         register.
@@ -79,14 +77,13 @@ class Coordinator:
         """Called when the first node of a job arrives, and when its last node has gone."""
         raise_limit()
         self._loop = loop
-        self._peers: dict[Connection, _Peer] = {}
-        self._unjoined: dict[Connection, None] = {}
+        self._finder = finder
+        self._say = say
+        self._quiet_until = 0.0
+        self._peers = _Peers()
         self._beats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
-        self._by_key: dict[bytes, Connection] = {}
-        self._by_node: dict[tuple[Group, str], _Peer] = {}
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
-        self._log = log
         self._stalled_at = float("-inf")
         self._looked_at = loop.now()
         self._timer = loop.call_after(0, self._look)
@@ -105,20 +102,28 @@ class Coordinator:
             self._listener.hello = self._hello()
         return self.groups[job]
 
-    def say(self, text: str) -> None:
+    def holds(self) -> bool:
+        """Return whether this process is the coordinator now."""
+        return self._finder.holds(self._is_torn)
+
+    def tell_all(self, text: str) -> None:
         """Print a message to the users of all agents."""
-        for connection in self._peers:
-            connection.send(fields.to_json(Note(text)))
-            connection.drain()
+        for peer in self._peers:
+            peer.connection.send(fields.to_json(Note(text)))
+            peer.connection.drain()
+
+    def turned_away(self, line: str) -> None:
+        """Print who was turned away; if there are many, only some."""
+        now = self._loop.now()
+        if now >= self._quiet_until:
+            self._quiet_until = now + _SAY_EVERY_S
+            self._say(f"turned away {line}")
 
     def resign(self) -> None:
         """Disconnect all agents and forget their groups; go on listening."""
-        for connection in list(self._peers):
-            connection.close()
-        self._peers.clear()
-        self._unjoined.clear()
-        self._by_key.clear()
-        self._by_node.clear()
+        for peer in list(self._peers):
+            peer.connection.close()
+        self._peers = _Peers()
         for group in self.groups.values():
             group.close()
         self.groups.clear()
@@ -137,10 +142,10 @@ class Coordinator:
         """Take the connection of a new agent, of any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
-            self.on_elector(connection, settings)
+            self._finder.take(connection, settings)
             return
         if not self.holds():
-            connection.send(fields.to_json(Redirect(self.whereabouts())))
+            connection.send(fields.to_json(Redirect(self._finder.whereabouts())))
             connection.close()
             return
         if sender or settings is None or settings.least > settings.most:
@@ -158,48 +163,45 @@ class Coordinator:
         own = connection.own_address()
         if own and (not self.seen_address or is_loopback(self.seen_address)):
             self.seen_address = own
-        self._peers[connection] = _Peer(connection, group)
-        self._by_key[self._beats.key_of(connection.session_key)] = connection
-        self._unjoined[connection] = None
-        if len(self._unjoined) > self._listener.places // 2:  # anyone gets here without a token
-            oldest = next(iter(self._unjoined))
-            self._forget(oldest)
+        self._peers.add(_Peer(connection, group))
+        if len(self._peers.unjoined) > self._listener.places // 2:  # no token is needed to get here
+            oldest = next(iter(self._peers.unjoined)).connection
+            self._peers.remove(oldest)
             oldest.close()
-            self._log(f"{oldest.peer}: dropped for a newer one: too many join no job")
+            self.turned_away(f"{oldest.peer}: dropped for a newer one: too many join no job")
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of an agent."""
-        peer, told = self._peers[connection], fields.message(_HEARD, message)
-        if isinstance(told, Beat):
+        peer, heard = self._peers[connection], fields.message(_HEARD, message)
+        if isinstance(heard, Beat):
             if self.holds():
-                peer.is_new(told.number)
+                peer.is_new(heard.number)
                 connection.send(message)  # the echo renews the agent's lease
             return
-        if isinstance(told, Join):
-            if peer.node not in ("", told.node):
+        if isinstance(heard, Join):
+            if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
-            older = self._by_node.get((peer.group, told.node))
+            older = self._peers.of_node(peer.group, heard.node)
             if older is not None and older is not peer:
-                self._forget(older.connection)  # the agent has reconnected
+                self._peers.remove(older.connection)  # the agent has reconnected
                 older.connection.close()
-            peer.node = told.node
-            self._unjoined.pop(connection, None)
-            self._by_node[peer.group, told.node] = peer
-            peer.group.sinks[told.node] = self._sink(connection)
+            self._peers.join(peer, heard.node)
+            peer.group.sinks[heard.node] = self._sink(connection)
         if peer.node:
-            peer.group.step(Told(peer.node, told))
+            peer.group.step(Told(peer.node, heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of an agent's connection."""
-        if connection in self._peers:
-            patient_until = self._patient_until(self._peers[connection])
+        peer = self._peers.get(connection)
+        if peer is not None:
+            patient_until = self._patient_until(peer)
             if self._loop.now() < patient_until:
                 # The agent gave us up while we were suspended; it will reconnect.
                 self._loop.call_at(patient_until, lambda: self._lose(connection, reason))
             else:
                 self._lose(connection, reason)
         else:
-            self._log(f"{connection.peer}: {reason}")
+            self.turned_away(f"{connection.peer}: {reason}")
 
     def sink_of_own(self, deliver: Sink) -> Sink:
         """Return the sink of the agent in this process."""
@@ -233,18 +235,18 @@ class Coordinator:
         end = JobEnded(EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None)
         connection.send(fields.to_json(end))
         connection.close()
-        self._log(f"{connection.peer}: {reason}")
+        self.turned_away(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
         """Log a refused peer, but not one that says nothing: standbys and port probes do that."""
         if not line.endswith("without a word"):
-            self._log(line)
+            self.turned_away(line)
 
     def _lose(self, connection: Connection, reason: str) -> None:
         peer = self._peers.get(connection)
         if peer is None:
             return
-        self._forget(connection)
+        self._peers.remove(connection)
         if peer.node:
             peer.group.sinks.pop(peer.node, None)
             peer.group.step(NodeLost(peer.node, reason))
@@ -252,22 +254,18 @@ class Coordinator:
     def _drop(self, group: Group, node: str) -> None:
         """Disconnect a node that the group gave up: without echoes, its workers' lease expires."""
         group.sinks.pop(node, None)
-        peer = self._by_node.get((group, node))
+        peer = self._peers.of_node(group, node)
         if peer is not None:
-            self._forget(peer.connection)
+            self._peers.remove(peer.connection)
             peer.connection.close()
 
-    def _forget(self, connection: Connection) -> None:
-        peer = self._peers.pop(connection)
-        self._unjoined.pop(connection, None)
-        if self._by_node.get((peer.group, peer.node)) is peer:
-            del self._by_node[peer.group, peer.node]
-        self._by_key.pop(self._beats.key_of(connection.session_key), None)
+    def _is_torn(self) -> bool:
+        return any(group.membership.lost() for group in self.groups.values())
 
     def _forget_empty_groups(self) -> None:
         """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
         empty = [job for job, group in self.groups.items() if not group.sinks]
-        used = {peer.group for peer in self._peers.values()} if empty else set()
+        used = {peer.group for peer in self._peers} if empty else set()
         for job in empty:
             if self.groups[job] not in used:
                 self.groups.pop(job).close()
@@ -279,21 +277,23 @@ class Coordinator:
         whether it has reached its own job.
         """
         hello: Message = {"sender": "coordinator"}
-        if len(self.groups) > _JOBS_TOLD:  # on a head node each agent would have to read them all
+        if (
+            len(self.groups) > _MOST_JOBS_NAMED
+        ):  # on a head node each agent would have to read them all
             return hello
-        told: Message = {**hello, "jobs": list(self.groups)}
-        return told if len(wire.body_of(told)) <= wire.MAX_HELLO // 2 else hello
+        longer: Message = {**hello, "jobs": list(self.groups)}
+        return longer if len(wire.body_of(longer)) <= wire.MAX_HELLO // 2 else hello
 
     # Heartbeats and silence.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
-        connection = self._by_key.get(data[:8])
-        if connection is None:
-            self.on_ballot(data)
+        peer = self._peers.of_key(data[:8])
+        if peer is None:
+            self._finder.take_ballot(data)
             return
-        number = self._beats.number_of(data, connection.session_key)
-        if number is not None and self.holds() and self._peers[connection].is_new(number):
-            connection.heard_at = self._loop.now()
+        number = self._beats.number_of(data, peer.connection.session_key)
+        if number is not None and self.holds() and peer.is_new(number):
+            peer.connection.heard_at = self._loop.now()
             self._beats.send(data, sender)
 
     def _look(self) -> None:
@@ -305,23 +305,18 @@ class Coordinator:
         self._looked_at = now
         self._timer = self._loop.call_after(interval, self._look)
         self._forget_empty_groups()
-        for connection, peer in list(self._peers.items()):
-            silent_s = now - connection.heard_at
+        for peer in list(self._peers):
+            silent_s = now - peer.connection.heard_at
             if silent_s > peer.patience_s and now >= self._patient_until(peer):
-                connection.close()
-                self._lose(connection, f"no word for {silent_s:.1f} s")
+                peer.connection.close()
+                self._lose(peer.connection, f"no word for {silent_s:.1f} s")
 
     def _patient_until(self, peer: "_Peer") -> float:
         return self._stalled_at + 2 * peer.patience_s
 
 
-def _close(connection: Connection, settings: GroupSettings | None) -> None:
-    del settings
-    connection.close()
-
-
-def _ignore(*what: object) -> None:
-    del what
+def _ignore(job: str, what: str) -> None:
+    del job, what
 
 
 class _Peer:
@@ -330,6 +325,8 @@ class _Peer:
     def __init__(self, connection: Connection, group: Group) -> None:
         self.connection = connection
         self.group = group
+        self.key = Heartbeats.key_of(connection.session_key)
+        """What its datagrams begin with."""
         self.patience_s = group.membership.settings.lost_after_s
         self.node = ""
         self._beat = -1
@@ -339,3 +336,56 @@ class _Peer:
         is_new = number > self._beat
         self._beat = max(self._beat, number)
         return is_new
+
+
+class _Peers:
+    """The agents of other nodes that are connected.
+
+    Those that have not joined yet are in `unjoined`, the oldest first. A node has one connection.
+    """
+
+    def __init__(self) -> None:
+        self.unjoined: dict[_Peer, None] = {}
+        self._by_connection: dict[Connection, _Peer] = {}
+        self._by_key: dict[bytes, _Peer] = {}
+        self._by_node: dict[tuple[Group, str], _Peer] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_connection)
+
+    def __iter__(self) -> Iterator[_Peer]:
+        return iter(self._by_connection.values())
+
+    def __getitem__(self, connection: Connection) -> _Peer:
+        return self._by_connection[connection]
+
+    def get(self, connection: Connection) -> _Peer | None:
+        """Return the agent of a connection, if it is still connected."""
+        return self._by_connection.get(connection)
+
+    def of_key(self, key: bytes) -> _Peer | None:
+        """Return the agent whose datagrams begin with `key`."""
+        return self._by_key.get(key)
+
+    def of_node(self, group: Group, node: str) -> _Peer | None:
+        """Return the agent of a node that has joined a group."""
+        return self._by_node.get((group, node))
+
+    def add(self, peer: _Peer) -> None:
+        """Add an agent that has not joined yet."""
+        self._by_connection[peer.connection] = self._by_key[peer.key] = peer
+        self.unjoined[peer] = None
+
+    def join(self, peer: _Peer, node: str) -> None:
+        """Note that an agent has joined its group as a node."""
+        peer.node = node
+        self.unjoined.pop(peer, None)
+        self._by_node[peer.group, node] = peer
+
+    def remove(self, connection: Connection) -> None:
+        """Remove the agent of a connection."""
+        peer = self._by_connection.pop(connection)
+        self.unjoined.pop(peer, None)
+        if self._by_node.get((peer.group, peer.node)) is peer:
+            del self._by_node[peer.group, peer.node]
+        self._by_key.pop(peer.key, None)

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from relight.rendezvous.finder import Answer
     from relight.rendezvous.meeting import Meeting
 
-_LOG_EVERY_S = 10.0
 _HEARD = FromCoordinator | Beat | Redirect
 
 
@@ -103,7 +102,6 @@ class RemoteLink(finders.Seeker):
         self._beats: Heartbeats | None = None
         self._target: Address = ()
         self._timer: Timer | None = None
-        self._quiet_until = 0.0
         self._others_run = False
         """Whether this node is done while other nodes are not."""
         self._closed = False
@@ -120,7 +118,7 @@ class RemoteLink(finders.Seeker):
         if self._group is not None:
             self._group.step(Told(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
-                self._coordinator.say(
+                self._coordinator.tell_all(
                     f"{self.join.host}, which coordinates, left: {message.reason}"
                 )
         elif self._connection is not None and self._connection.is_open:
@@ -238,13 +236,9 @@ class RemoteLink(finders.Seeker):
         """Accept other nodes on this socket."""
         from relight.coordinator import Coordinator
 
-        coordinator = self._coordinator = Coordinator(
-            self._loop, sock, self._meeting.security, self._divert, self.turned_away
+        self._coordinator = Coordinator(
+            self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
         )
-        coordinator.holds = partial(self._finder.holds, self._is_torn)
-        coordinator.on_elector = self._finder.take
-        coordinator.on_ballot = self._finder.take_ballot
-        coordinator.whereabouts = self._finder.whereabouts
 
     def found(self, answer: "Answer") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""
@@ -293,10 +287,8 @@ class RemoteLink(finders.Seeker):
 
     def turned_away(self, line: str) -> None:
         """Print who was turned away; if there are many, only some."""
-        now = self._loop.now()
-        if now >= self._quiet_until:
-            self._quiet_until = now + _LOG_EVERY_S
-            self.say(f"turned away {line}")
+        if self._coordinator is not None:
+            self._coordinator.turned_away(line)
 
     # The coordinator in this process.
 
@@ -318,9 +310,6 @@ class RemoteLink(finders.Seeker):
         """Handle a message of the coordinator in this process."""
         self._step(Heard(self._lets_run(message)))
         self._tell(message)
-
-    def _is_torn(self) -> bool:
-        return self._group is not None and self._group.membership.lost() > 0
 
     def _divert(self, client: socket.socket) -> None:
         """Take a client of the workers' store that has connected to the endpoint's port."""

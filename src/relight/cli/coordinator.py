@@ -24,13 +24,12 @@ from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
-from relight.rendezvous.finder import Answer, Here, Never, Nowhere, Seeker, There
+from relight.rendezvous.finder import Answer, Finder, Here, Never, Nowhere, Seeker, There
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.register_finder import RegisteredFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
 from relight.values import BACKENDS, Endpoint, Nodes, parse_endpoint
 
-_LOG_EVERY_S = 10.0
 _FLUSH_S = 1.0
 _LOOK_S = 0.5
 _DIAL_S = 1.0
@@ -77,15 +76,10 @@ def main(argv: list[str]) -> int:
         loop.on_signal(number, stopped.append)
     sock, where = _listen(parsed.values["bind"], any_port=meeting.register is not None)
     port = sock.getsockname()[1]
-    quiet_until = 0.0
-
-    def turned_away(line: str) -> None:
-        nonlocal quiet_until
-        if loop.now() >= quiet_until:  # limits the rate
-            quiet_until = loop.now() + _LOG_EVERY_S
-            say(f"turned away {line}")
-
-    coordinator = Coordinator(loop, sock, meeting.security, lambda c: c.close(), turned_away)
+    finder = Finder()
+    if meeting.register is not None:
+        finder = RegisteredFinder(loop, meeting, settings.lost_after_s, port)
+    coordinator = Coordinator(loop, sock, meeting.security, finder, lambda c: c.close(), say)
     if parsed.values["verbose"]:
         coordinator.on_job = lambda job, what: say(f"job {job}: {what}")
     for note in notes:
@@ -93,7 +87,6 @@ def main(argv: list[str]) -> int:
     candidate = None
     if meeting.register is not None:
         coordinator.longest_patience_s = settings.lost_after_s
-        finder = RegisteredFinder(loop, meeting, settings.lost_after_s, port)
         candidate = _Candidate(loop, meeting, finder, coordinator, port, say)
     else:
         say(f"coordinating the jobs that meet at {where}")
@@ -120,7 +113,7 @@ class _Candidate(Seeker):
         self,
         loop: Loop,
         meeting: Meeting,
-        finder: RegisteredFinder,
+        finder: Finder,
         coordinator: Coordinator,
         port: int,
         say: Callable[[str], None],
@@ -134,7 +127,6 @@ class _Candidate(Seeker):
         self._port = port
         self._say = say
         self._said = ""
-        coordinator.holds = partial(finder.holds, self._is_torn)
         finder.open(self)
         self._seek()
 
@@ -183,9 +175,6 @@ class _Candidate(Seeker):
         elif refused is False:
             self._finder.answered()
         self._seek_later()
-
-    def _is_torn(self) -> bool:
-        return any(group.membership.lost() for group in self._coordinator.groups.values())
 
 
 def _refuses(address: tuple[str, int]) -> bool:
