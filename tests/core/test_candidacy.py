@@ -16,7 +16,7 @@ def test_a_hold_ends_before_the_leases_that_it_gave_can_outlast_it() -> None:
     mine.held(100.0)
     assert mine.until == 100.0 + 15.0 - 1.0 - MARGIN_S
     assert mine.holds(113.4) and not mine.holds(113.5)
-    mine.let_go()
+    mine.give_up()
     assert not mine.holds(100.0)
 
 

@@ -79,7 +79,7 @@ class Candidacy:
         self.until = asked_at + self._held_s
         self.check()
 
-    def let_go(self) -> None:
+    def give_up(self) -> None:
         """Give up the hold."""
         self.until = 0.0
         self._enough = False

@@ -113,21 +113,26 @@ class Candidate:
         """Remove the record of a process that seems to have ended; see `Register.evict`."""
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
-    def let_go(self) -> None:
+    def give_up(self) -> None:
         """Give up the hold; the register learns it with the next question, or when it lapses."""
-        self._candidacy.let_go()
+        self._candidacy.give_up()
         for timer in (self._renewal, self._expiry):
             if timer is not None:
                 timer.cancel()
 
-    def step_down(self, then: Callable[[], None]) -> None:
+    def lose(self, reason: str) -> None:
+        """Give up the hold, and report the reason with `on_lost`."""
+        self.give_up()
+        self._on_lost(reason)
+
+    def step_down(self) -> None:
         """Give up the hold, and tell the register at once, so that another process can take it."""
-        self.let_go()
-        self._ask(self.register.release, lambda _: then())
+        self.give_up()
+        self._ask(self.register.release, lambda _: None)
 
     def close(self) -> None:
         """Give up the hold, and tell the register, if it answers within 2 s."""
-        self.let_go()
+        self.give_up()
         limit = self._loop.call_after(_RELEASE_S, lambda: None)
 
         def over() -> bool:
@@ -149,7 +154,7 @@ class Candidate:
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = self._loop.call_at(
-            self._candidacy.until, lambda: self._lose("the register does not answer")
+            self._candidacy.until, lambda: self.lose("the register does not answer")
         )
 
     def _renew_later(self) -> None:
@@ -167,7 +172,7 @@ class Candidate:
                     self._on_trouble(words(found))
                 self._answers = False
             elif not found.ours:
-                self._lose("another one is written down")
+                self.lose("another one is written down")
                 return
             else:
                 self._answers = True
@@ -178,10 +183,6 @@ class Candidate:
 
         if not self._ask(lambda: self._hold(self._value), on_answer):
             self._renew_later()
-
-    def _lose(self, reason: str) -> None:
-        self.let_go()
-        self._on_lost(reason)
 
     def _hold(self, value: str) -> Record:
         found: object = self.register.hold(value, self._ttl_s)

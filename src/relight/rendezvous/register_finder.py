@@ -6,7 +6,7 @@ group goes on. A successor never begins while workers of the old group run (docs
 """
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from relight.core.candidacy import Candidacy, Refused
 from relight.core.link import Refusal
@@ -17,7 +17,8 @@ from relight.host.ports import is_loopback, is_ours, listen
 from relight.rendezvous.candidate import Answer, Candidate, Contact, words
 from relight.rendezvous.finder import Finder, Here, Never, Nowhere, Seeker, There
 from relight.rendezvous.meeting import Meeting
-from relight.rendezvous.register import NOBODY, Record
+from relight.rendezvous.register import Record, Register
+from relight.typed import NamedTuple
 
 _SILENT_S = 5.0
 """A register that has not answered for so long is reported as silent."""
@@ -41,7 +42,6 @@ class RegisteredFinder(Finder):
         assert meeting.register is not None
         self._loop = loop
         self._meeting = meeting
-        self._register = meeting.register
         self._candidacy = Candidacy(meeting.ttl_s, meeting.lease_s, lost_after_s)
         self._candidate = Candidate(
             loop,
@@ -53,15 +53,11 @@ class RegisteredFinder(Finder):
             on_trouble=self._on_trouble,
         )
         self._seeker: Seeker
-        self._port = port
         self.stays = bool(port)
-        self._sock: socket.socket | None = None
-        self._record = NOBODY
-        self._contact: Contact | None = None
-        self._target = ""
-        self._turn = 0
-        self._first = False
-        """Whether the coordinator's first address was dialled, and not another one."""
+        self._own = _OwnContact(meeting.local_addr, meeting.register, port)
+        self._choice = _AddressChoice()
+        self._dialled: _Dialled | None = None
+        """The holder that was reported last; None once that has failed."""
         self._answers = False
         self._may_host = False
         self._timer: Timer | None = None
@@ -78,22 +74,20 @@ class RegisteredFinder(Finder):
 
     def answered(self) -> None:
         """Note the answer: a refusal after it suggests that the coordinator has ended."""
-        self._candidacy.answered(self._record.revision)
-        self._first = False  # the next holder is dialled at its first address first
-        self._drop_socket()
+        if self._dialled is not None:
+            self._candidacy.answered(self._dialled.record.revision)
+        self._choice.start_again()
+        self._own.close()
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Check whether a holder that refuses connections still lives."""
-        record, contact = self._record, self._contact
-        self._record, self._contact = NOBODY, None
-        if not refused or contact is None or self._closed:
+        dialled, self._dialled = self._dialled, None
+        if not refused or dialled is None or self._closed:
             return "", Refusal.NOTHING
-        now, address = self._loop.now(), self._target
-        loopback = is_loopback(address)
+        record, contact, address, is_first = dialled
+        now, loopback = self._loop.now(), is_loopback(address)
         own_name = loopback and contact.host == socket.gethostname()
-        seen = Refused(
-            record.revision, self._first, is_ours(address), loopback, own_name, working
-        )  # fmt: skip
+        seen = Refused(record.revision, is_first, is_ours(address), loopback, own_name, working)
         patience_s = self._candidacy.doubts(seen, now)
         if patience_s is not None:
             self._candidate.evict(record, patience_s, lambda _: self._ask())
@@ -113,7 +107,7 @@ class RegisteredFinder(Finder):
             return False
         if candidacy.is_fresh(now) or not is_torn():
             return True
-        self._loop.call_after(0, self._yield)
+        self._loop.call_after(0, self._lose)
         return False
 
     def present(self, *, enough: bool) -> None:
@@ -121,7 +115,7 @@ class RegisteredFinder(Finder):
         each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
-            self._candidate.step_down(lambda: None)
+            self._candidate.step_down()
             self._seeker.ousted("too few nodes reach it", _STAND_BACK_S)
 
     def close(self) -> None:
@@ -129,7 +123,7 @@ class RegisteredFinder(Finder):
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-        self._drop_socket()
+        self._own.close()
         self._candidate.close()
 
     def _ask(self) -> None:
@@ -137,35 +131,15 @@ class RegisteredFinder(Finder):
             self._timer.cancel()
         if self._closed or self._candidacy.holds(self._loop.now()):
             return
-        if self._candidate.take(self._own_contact, self._on_found):
+        if self._candidate.take(self._text_to_write, self._on_found):
             self._timer = self._loop.call_after(_SILENT_S, self._ask)
         elif self._candidate.waiting_s() >= _SILENT_S:
             self._seeker.found(Nowhere(_SILENT, _ASK_AGAIN_S))
         else:
             self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
 
-    def _own_contact(self) -> str:
-        """Return the record to write, empty for none. Called in a thread."""
-        if not self._may_host:
-            return ""
-        port = self._port
-        if not port:
-            self._sock = self._sock or listen("", 0)
-            if self._sock is None:
-                return ""
-            port = self._sock.getsockname()[1]
-        return Contact(socket.gethostname(), self._own_addresses(), port).to_text()
-
-    def _own_addresses(self) -> tuple[str, ...]:
-        """Return this machine's addresses for other nodes; the first must be right, or refuse no
-        node.
-        """
-        chosen, own = self._meeting.local_addr, self._register.own_address
-        if chosen or (own and not is_loopback(own)):
-            return (chosen or own,)
-        # The register is on this machine, or on a disk. Other nodes may be on this machine, too.
-        likely = (dns.outward_address(), socket.gethostname(), own)
-        return tuple(dict.fromkeys(each for each in likely if each))
+    def _text_to_write(self) -> str:
+        return self._own.to_text() if self._may_host else ""
 
     def _on_found(self, found: Answer) -> None:
         if self._closed:
@@ -178,25 +152,22 @@ class RegisteredFinder(Finder):
         elif isinstance(found, Exception):
             self._seeker.found(Nowhere(words(found), _ASK_AGAIN_S))  # the register may work again
         elif found.ours:
-            if self._sock is not None:
-                sock, self._sock = self._sock, None
+            sock = self._own.take_socket()
+            if sock is not None:
                 self._seeker.listen(sock)
             self._seeker.found(Here(self._candidacy.until))
         elif not found.value:
             self._seeker.found(Nowhere("no node has become the coordinator", _ASK_AGAIN_S))
         else:
-            self._call(found)
+            self._resolve(found)
 
-    def _call(self, record: Record) -> None:
-        """Resolve and report the holder's address: every other time the first one of its record."""
+    def _resolve(self, record: Record) -> None:
+        """Resolve and report an address of the holder."""
         contact = Contact.of(record.value)
         if contact is None:
             self._seeker.found(Nowhere("its record is not one of relight's", _ASK_AGAIN_S))
             return
-        self._turn += 1
-        first, *others = contact.addresses
-        self._first = not others or not self._first
-        address = first if self._first else others[self._turn // 2 % len(others)]
+        name, is_first = self._choice.next(contact.addresses)
 
         def on_addresses(addresses: list[tuple[str, int]], error: str) -> None:
             if self._closed:
@@ -204,17 +175,16 @@ class RegisteredFinder(Finder):
             if not addresses:
                 self._seeker.found(Nowhere(error, _ASK_AGAIN_S))
                 return
-            self._record, self._contact, self._target = record, contact, addresses[0][0]
+            self._dialled = _Dialled(record, contact, addresses[0][0], is_first)
             timeout_s = 2 * self._meeting.lease_s
             self._seeker.found(There(addresses[0], timeout_s, contact.host))
 
-        dns.resolve(self._loop, address, contact.port, on_addresses)
+        dns.resolve(self._loop, name, contact.port, on_addresses)
 
     def _on_renewed(self) -> None:
         self._seeker.certain(self._candidacy.until)
 
     def _on_lost(self, reason: str) -> None:
-        self._candidacy.let_go()
         if not self._closed:
             self._seeker.ousted(reason, 0.0)
 
@@ -224,12 +194,83 @@ class RegisteredFinder(Finder):
         where = self._meeting.where
         self._seeker.say(f"can't renew what {where} says, {more}: {reason}")
 
-    def _yield(self) -> None:
+    def _lose(self) -> None:
         if self._candidacy.holds(self._loop.now()):
-            self._candidate.let_go()
-            self._on_lost("a node was lost while the register does not answer")
+            self._candidate.lose("a node was lost while the register does not answer")
 
-    def _drop_socket(self) -> None:
+
+class _Dialled(NamedTuple):
+    """A holder and the address at which it is dialled; `is_first`: the first one of its record."""
+
+    record: Record
+    contact: Contact
+    address: str
+    is_first: bool
+
+
+class _AddressChoice:
+    """Chooses at which address a holder is dialled: every other time at the first of its record."""
+
+    def __init__(self) -> None:
+        self._was_first = False
+        self._turn = 0
+
+    def next(self, addresses: Sequence[str]) -> tuple[str, bool]:
+        """Return an address, and whether it is the first."""
+        self._turn += 1
+        first, *others = addresses
+        self._was_first = not others or not self._was_first
+        address = first if self._was_first else others[self._turn // 2 % len(others)]
+        return address, self._was_first
+
+    def start_again(self) -> None:
+        """Begin with the first address."""
+        self._was_first = False
+
+
+class _OwnContact:
+    """What this process writes into the register: its addresses, and a port on which it listens.
+
+    Args:
+        chosen: the address that the user chose, or empty.
+        register: knows an address of this machine.
+        port: the port of this process; 0 to bind any port when it is needed.
+    """
+
+    def __init__(self, chosen: str, register: Register, port: int) -> None:
+        self._chosen = chosen
+        self._register = register
+        self._port = port
+        self._sock: socket.socket | None = None
+
+    def to_text(self) -> str:
+        """Return the record to write, empty if no port can be bound. Called in a thread."""
+        port = self._port
+        if not port:
+            self._sock = self._sock or listen("", 0)
+            if self._sock is None:
+                return ""
+            port = self._sock.getsockname()[1]
+        return Contact(socket.gethostname(), self._addresses(), port).to_text()
+
+    def take_socket(self) -> socket.socket | None:
+        """Hand over the socket of the port, if one was bound."""
+        sock, self._sock = self._sock, None
+        return sock
+
+    def close(self) -> None:
+        """Close the socket if it was not handed over."""
         if self._sock is not None:
             self._sock.close()
             self._sock = None
+
+    def _addresses(self) -> tuple[str, ...]:
+        """Return this machine's addresses for other nodes; the first must be right, or refuse no
+        node.
+        """
+        chosen, own = self._chosen, self._register.own_address
+        if chosen or (own and not is_loopback(own)):
+            return (chosen or own,)
+        # The register is on this machine, or on a disk. Other nodes may be on this machine, too.
+        likely = (dns.outward_address(), socket.gethostname(), own)
+        return tuple(dict.fromkeys(each for each in likely if each))
