@@ -9,10 +9,9 @@ from relight.core.election import (
     Effect,
     Election,
     ElectionState,
-    Message,
     SendBallot,
-    is_majority,
 )
+from relight.core.votes import Ballot, is_majority
 from relight.events import Tick
 
 CHAOS_S = 10.0
@@ -26,7 +25,7 @@ class Host:
         self.offset, self.rate = offset, rate
         self.elector: Election | None = None
         self.frozen = False
-        self.waiting: list[Message] = []
+        self.waiting: list[Ballot] = []
 
     def clock(self, true_time: float) -> float:
         return self.offset + self.rate * true_time

@@ -7,15 +7,17 @@ import pytest
 from electors import World, simulate
 
 from relight.core.election import (
-    ALONE,
-    LEAD,
-    PROBE,
-    VOTE,
     BallotReceived,
     BecomeCoordinator,
     Election,
     ElectionState,
     SendBallot,
+)
+from relight.core.votes import (
+    ALONE,
+    LEAD,
+    PROBE,
+    VOTE,
     VoteRelease,
     VoteReply,
     VoteRequest,
@@ -306,6 +308,17 @@ def test_a_higher_candidate_gives_way() -> None:
     assert SendBallot(1, VoteRelease(2, "me", 1.4)) in effects
     replies = [e.message for e in effects if isinstance(e.message, VoteReply)]
     assert [(reply.candidate, reply.granted) for reply in replies] == [(0, True)]
+
+
+def test_a_candidate_that_was_suspended_does_not_forget_the_vote_it_gives() -> None:
+    """It gives up its own candidacy in that step, but another host's candidate has its vote now."""
+    elector, _ = candidate()
+    reply = answer(elector, VoteRequest(1, "b", 5.0, VOTE), 3.0)
+    assert reply is not None
+    assert reply.granted
+    reply = answer(elector, VoteRequest(2, "c", 7.0, VOTE), 3.1)
+    assert reply is not None
+    assert not reply.granted
 
 
 def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 from fuzzing import Chance, fuzzed, kinds_of
 from plays import formed, record
 
-from relight.core import election, fields, wire
-from relight.core.election import BallotReceived, Election
+from relight.core import fields, wire
+from relight.core.election import BallotReceived, Election, SendBallot
 from relight.core.excerpts import rows_of
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.failures import shared
@@ -24,6 +24,7 @@ from relight.core.messages import (
     WorkerFailed,
 )
 from relight.core.ranks import NO_GENERATION
+from relight.core.votes import Ballot
 from relight.events import Tick
 from relight.schedulers.ssh import frames, hosts
 
@@ -124,7 +125,7 @@ def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> Non
     for _ in range(chance.randrange(10)):
         now += chance.choice([0.01, 0.3, 1.1, 4.0])
         events: list[Any] = [Tick()]
-        ballot = said(election.Message, chance.choice(kinds_of(election.Message)), chance)
+        ballot = said(Ballot, chance.choice(kinds_of(Ballot)), chance)
         if ballot is not None:
             near: dict[str, Any] = {"incarnation": "me", "candidate": chance.choice([0, 1])}
             near |= {"voter": 1, "sent": now, "stage": chance.choice(["probe", "vote", "lead"])}
@@ -134,8 +135,8 @@ def test_nothing_that_an_elector_says_breaks_the_election(chance: Chance) -> Non
             events.append(BallotReceived(ballot))
         for event in events:
             for effect in elector.step(event, now):
-                if isinstance(effect, election.SendBallot):
-                    arrives(election.Message, effect.message)
+                if isinstance(effect, SendBallot):
+                    arrives(Ballot, effect.message)
             elector.check()
             assert elector.explain(now)
 

@@ -7,7 +7,7 @@ import fuzzing
 import pytest
 from fuzzing import Chance, entering, fuzzed, read_in
 
-from relight.core import election, fields, messages
+from relight.core import fields, messages, votes
 from relight.core.exits import Failure
 from relight.core.fields import Malformed, to_json
 from relight.core.group_types import GroupSettings, Hello
@@ -42,7 +42,7 @@ def read(value: Any) -> Any:
 def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
-    assert {Join, JobEnded, Beat, Hello, election.VoteRequest, ReplicaEnded} <= found
+    assert {Join, JobEnded, Beat, Hello, votes.VoteRequest, ReplicaEnded} <= found
     assert {DoctorNode, Verdict, Contact, Order, Run, LinkOrder} <= found
     text = "from relight.core import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [
@@ -150,20 +150,14 @@ def test_a_number_that_is_not_finite_is_malformed(text: str) -> None:
 
 def test_every_message_is_in_a_union() -> None:
     """No message was forgotten in the unions of those that can be received, and so in the tests."""
-    for module in (messages, election):
+    for module in (messages, votes):
         kinds = {
             kind
             for name, kind in vars(module).items()
             if isinstance(kind, type) and hasattr(kind, "_fields") and not name.startswith("_")
             and kind.__module__ == module.__name__
         }  # fmt: skip
-        nested = {
-            Announce,
-            election.BallotReceived,
-            election.SendBallot,
-            election.BecomeCoordinator,
-        }
-        assert kinds - nested <= set(entering())
+        assert kinds - {Announce} <= set(entering())
 
 
 @pytest.mark.parametrize("field", GroupSettings._fields)

@@ -15,11 +15,8 @@ does. If the number of hosts is even, half of them are a majority if they includ
     COORDINATOR  renews its votes four times in `vote_s`; no other host displaces it
       | its votes expired                                       -> FOLLOWER
 
-A host votes for one candidate at a time, for `vote_s` after it received the request. The candidate
-counts the vote from the time at which it sent that request, and a tenth less; so no common clock is
-needed, only clocks that run equally fast. A restarted elector does not know its earlier votes, so
-it votes for nobody for `vote_s`. One-way links do no harm: a candidate asks for votes only after a
-majority has answered its probes.
+How votes are given and counted is in `core/votes`. One-way links do no harm: a candidate asks for
+votes only after a majority has answered its probes.
 
 With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
 The user asks for that explicitly: two halves of a partitioned network may then both have a
@@ -32,18 +29,26 @@ at once. A process that was suspended learns of its lost lease in its next step:
 acting as the coordinator.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
+from relight.core.votes import (
+    ALONE,
+    LEAD,
+    MARGIN,
+    PROBE,
+    STAGGER,
+    VOTE,
+    Ballot,
+    Campaign,
+    Voter,
+    VoteRelease,
+    VoteReply,
+    VoteRequest,
+)
 from relight.events import Tick
 from relight.typed import NamedTuple
 
-MARGIN = 0.9
-"""The part of a vote's time that its candidate counts on."""
-STAGGER = 0.3
-"""In `vote_s`: how long a candidate waits for each lower-numbered candidate."""
-ROUND = 0.7
-"""In `vote_s`: how long a candidate asks for votes before it gives them back."""
 ALONE_AFTER = 3
 """In `vote_s`: how long no coordinator was seen before one host may go on alone."""
 
@@ -56,58 +61,10 @@ class ElectionState(Enum):
     COORDINATOR = "coordinator"
 
 
-PROBE, VOTE, LEAD, ALONE = "probe", "vote", "lead", "alone"
-"""Kinds of requests. A candidate asks `would you vote for me` (PROBE) and `vote for me` (VOTE); a
-coordinator renews votes, elected by a majority (LEAD) or by its own vote only (ALONE). All but a
-probe bind the voter.
-"""
-
-
-class VoteRequest(NamedTuple):
-    """A candidate or the coordinator asks for a vote. `sent` is in its own clock.
-
-    `incarnation` is random and belongs to one process alone.
-    """
-
-    candidate: int
-    incarnation: str
-    sent: float
-    stage: str
-
-
-class VoteReply(NamedTuple):
-    """The answer; `candidate`, `incarnation`, `sent` and `stage` are copied from the request.
-
-    If `leads`, `holder` is a coordinator that the voter itself heard `age_s` seconds ago. Otherwise
-    it is the candidate that has its vote, -1 for none.
-    """
-
-    voter: int
-    candidate: int
-    incarnation: str
-    sent: float
-    stage: str
-    granted: bool
-    holder: int
-    leads: bool
-    age_s: float
-
-
-class VoteRelease(NamedTuple):
-    """A candidate gives back all votes for requests sent up to `sent`."""
-
-    candidate: int
-    incarnation: str
-    sent: float
-
-
-Message = VoteRequest | VoteReply | VoteRelease
-
-
 class BallotReceived(NamedTuple):
     """Event: a message came from another host of the list."""
 
-    message: Message
+    message: Ballot
 
 
 Event = BallotReceived | Tick
@@ -117,7 +74,7 @@ class SendBallot(NamedTuple):
     """Effect: send a message to a host of the list; it may get lost."""
 
     host: int
-    message: Message
+    message: Ballot
 
 
 class BecomeCoordinator(NamedTuple):
@@ -127,13 +84,65 @@ class BecomeCoordinator(NamedTuple):
 Effect = SendBallot | BecomeCoordinator
 
 
-class _Vote(NamedTuple):
-    """This host's vote, in its own clock but for `sent`."""
+class _Sightings:
+    """When the other hosts, and a coordinator among them, were last seen alive.
 
-    candidate: int
-    incarnation: str
-    sent: float
-    until: float
+    Args:
+        now: the time; no coordinator was seen before.
+        vote_s: who was not seen for so long counts as gone.
+    """
+
+    def __init__(self, now: float, vote_s: float) -> None:
+        self.coordinator_at = now - vote_s
+        """When a coordinator was last alive, as far as this host knows."""
+        self._vote_s = vote_s
+        self._coordinator = -1
+        self._host_at: dict[int, float] = {}
+        self._heard = (-1, float("-inf"))
+        """The coordinator that this host itself heard, and when."""
+
+    def host(self, host: int, now: float) -> None:
+        """Note that a host lives."""
+        self._host_at[host] = now
+
+    def is_silent(self, host: int, now: float) -> bool:
+        """Return whether nothing was heard of a host for long enough."""
+        return now - self._host_at.get(host, float("-inf")) >= self._vote_s
+
+    def coordinator(self, now: float) -> int:
+        """Return the coordinator, -1 if none is known."""
+        return self._coordinator if now - self.coordinator_at < self._vote_s else -1
+
+    def heard(self, now: float) -> tuple[int, float]:
+        """Return the coordinator that this host itself has heard, -1 for none, and how many seconds
+        ago.
+        """
+        coordinator, at = self._heard
+        return (coordinator, now - at) if now - at < self._vote_s else (-1, 0.0)
+
+    def hear(self, coordinator: int, now: float) -> None:
+        """Note a coordinator that this host itself has heard."""
+        self._heard = (coordinator, now)
+
+    def see(self, coordinator: int, at: float) -> bool:
+        """Note a coordinator that was alive at a time; return whether that is news."""
+        if at < self.coordinator_at:
+            return False
+        self._coordinator, self.coordinator_at = coordinator, at
+        return True
+
+    def forget_coordinator(self) -> None:
+        """Forget the coordinator, as this host is elected."""
+        self._coordinator = -1
+        self._heard = (-1, float("-inf"))
+
+    def forget(self, host: int, now: float) -> None:
+        """Note that a host coordinates no longer, if it did."""
+        if self._heard[0] == host:
+            self._heard = (-1, float("-inf"))
+        if self._coordinator == host:
+            self._coordinator = -1
+            self.coordinator_at = min(self.coordinator_at, now - self._vote_s)
 
 
 class Election:
@@ -165,26 +174,12 @@ class Election:
         self._vote_s = vote_s
         self._may_stand_alone = alone
         # With one host, no other candidate can have had its vote.
-        self._votes_from = now + vote_s if len(self.hosts) > 1 else now
-        self._vote: _Vote | None = None
-        self._latest: dict[int, tuple[str, float]] = {}
-        """The last request of each candidate: its incarnation and when it was sent."""
-        self._votes: dict[int, float] = {}
-        """Votes for this host, and until when they count."""
-        self._promises: dict[int, float] = {}
-        """Who would vote for this host, and when it was asked."""
-        self._void_until = float("-inf")
-        """Answers to requests sent up to then are ignored: their votes were given back."""
-        self._heard_at: dict[int, float] = {}
-        self._direct = (-1, float("-inf"))
-        """The coordinator that this host itself heard, and when."""
-        self._coordinator = -1
-        self._seen_at = self._votes_from - vote_s
-        """When `_coordinator` was last alive, as far as this host knows."""
+        votes_from = now + vote_s if len(self.hosts) > 1 else now
+        self._voter = Voter(votes_from, vote_s)
+        self._campaign = Campaign(me, len(self.hosts), vote_s)
+        self._sightings = _Sightings(votes_from, vote_s)
         self._listening_since = now
         self._last_step = now
-        self._ready_since: float | None = None
-        self._asking_since: float | None = None
         self._send_at = now
         self._alone = False
         self._effects: list[Effect] = []
@@ -218,7 +213,7 @@ class Election:
             return min(self._send_at, self.lease_until())
         if self.state is ElectionState.CANDIDATE:
             return self._send_at
-        return max(self._seen_at + self._vote_s, self._votes_from)
+        return self._stands_at()
 
     def holds(self, now: float) -> bool:
         """Return whether this host is the coordinator at this moment."""
@@ -226,20 +221,13 @@ class Election:
 
     def lease_until(self) -> float:
         """Return until when this host holds enough votes; minus infinity if it does not."""
-        if self._alone:
-            return self._votes[self.me]
-        voters: set[int] = set()
-        for until, voter in sorted(((u, v) for v, u in self._votes.items()), reverse=True):
-            voters.add(voter)
-            if is_majority(voters, len(self.hosts)):
-                return until
-        return float("-inf")
+        return self._campaign.own_until if self._alone else self._campaign.elected_until
 
     def coordinator(self, now: float) -> int:
         """Return the index of the coordinator, -1 if this host knows none."""
         if self.holds(now):
             return self.me
-        return self._coordinator if now - self._seen_at < self._vote_s else -1
+        return self._sightings.coordinator(now)
 
     def explain(self, now: float) -> str:
         """Return in words what this host is waiting for."""
@@ -252,204 +240,146 @@ class Election:
         silent = [
             host
             for i, host in enumerate(self.hosts)
-            if i != self.me and now - self._heard_at.get(i, float("-inf")) >= self._vote_s
+            if i != self.me and self._sightings.is_silent(i, now)
         ]
         needed = _needed(self.hosts)
         if silent:
             return f"{needed}; no answer from {', '.join(silent)}"
-        if now < self._votes_from:
-            left = self._votes_from - now
+        left = self._voter.votes_from - now
+        if left > 0:
             return f"{needed}; this host has just started and votes in {left:.1f} s"
         return f"{needed}; all of them answer, and choose now"
 
     def check(self) -> None:
         """Assert the invariants."""
-        own = self._vote is not None and self._vote.candidate == self.me
-        asking = self._asking_since is not None
+        is_coordinator = self.state is ElectionState.COORDINATOR
+        asking = self._campaign.is_asking
         assert not asking or self.state is ElectionState.CANDIDATE
-        assert own == (asking or self.state is ElectionState.COORDINATOR)
-        assert bool(self._votes) == own
-        assert not self._alone or (
-            self._may_stand_alone and self.state is ElectionState.COORDINATOR
-        )
-        if self.state is ElectionState.COORDINATOR:
-            assert self._last_step < self.lease_until()
-        if self._votes:
-            assert self._vote is not None
-            assert self._votes[self.me] < self._vote.until
-            assert max(self._votes.values()) <= self._last_step + MARGIN * self._vote_s
+        assert self._voter.is_for(self.me) == (asking or is_coordinator)
+        assert bool(self._campaign) == (asking or is_coordinator)
+        assert not self._alone or (self._may_stand_alone and is_coordinator)
+        assert not is_coordinator or self._last_step < self.lease_until()
+        self._campaign.check(self._last_step)
         assert self.deadline() > self._last_step
 
     def _is_other(self, index: int) -> bool:
         return 0 <= index < len(self.hosts) and index != self.me
 
-    def _is_free_for(self, candidate: int, now: float) -> bool:
-        """Return whether this host's vote can go to a candidate."""
-        if now < self._votes_from:
-            return False
-        return self._vote is None or self._vote.candidate == candidate or self._vote.until <= now
-
     def _on_request(self, request: VoteRequest, now: float) -> None:
         candidate, incarnation, sent, stage = request
-        last = self._latest.get(candidate)
-        if last is not None and last[0] == incarnation and sent <= last[1]:
+        if not self._voter.is_news(request):
             return
-        self._latest[candidate] = (incarnation, sent)
-        self._heard_at[candidate] = now
+        self._sightings.host(candidate, now)
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
                 self._resign(now)
             if self.state is not ElectionState.COORDINATOR:
-                self._direct = (candidate, now)
+                self._sightings.hear(candidate, now)
                 self._see(candidate, now, now)
-        elif stage == VOTE and self._asking_since is not None and candidate < self.me:
+        elif stage == VOTE and self._campaign.is_asking and candidate < self.me:
             self._give_back(now)
-        leader, heard_at = self._direct
-        leader_lives = now - heard_at < self._vote_s
-        granted = self._is_free_for(candidate, now) and not (leader_lives and leader != candidate)
+        leader, age_s = self._sightings.heard(now)
+        granted = self._voter.is_free_for(candidate, now) and leader in (-1, candidate)
         if granted and stage != PROBE:
-            self._vote = _Vote(candidate, incarnation, sent, now + self._vote_s)
-        holder, leads, age_s = -1, False, 0.0
+            self._voter.give(request, now)
         if self.state is ElectionState.COORDINATOR:
-            holder, leads = self.me, True
-        elif leader_lives:
-            holder, leads, age_s = leader, True, now - heard_at
-        elif self._vote is not None and now < self._vote.until:
-            holder = self._vote.candidate
+            leader = self.me
+        holder = leader if leader >= 0 else self._voter.candidate(now)
         reply = VoteReply(
-            self.me, candidate, incarnation, sent, stage, granted, holder, leads, age_s
+            self.me, candidate, incarnation, sent, stage, granted, holder, leader >= 0, age_s
         )
         self._effects.append(SendBallot(candidate, reply))
 
     def _on_reply(self, reply: VoteReply, now: float) -> None:
-        voter, holder = reply.voter, reply.holder
-        self._heard_at[voter] = now
-        if not self._void_until < reply.sent <= now:
+        campaign, holder = self._campaign, reply.holder
+        is_coordinator = self.state is ElectionState.COORDINATOR
+        self._sightings.host(reply.voter, now)
+        if not campaign.add(reply, now):
             return
-        if reply.stage == PROBE:
-            if reply.granted:
-                self._promises[voter] = max(reply.sent, self._promises.get(voter, reply.sent))
-            else:
-                self._promises.pop(voter, None)
-        elif reply.granted and self._votes:
-            until = reply.sent + MARGIN * self._vote_s
-            self._votes[voter] = max(until, self._votes.get(voter, until))
-            if (
-                self.state is ElectionState.COORDINATOR
-                and self.lease_until() == self._votes[self.me]
-            ):
-                self._send_at = self._votes[self.me] + (0.25 - MARGIN) * self._vote_s
-        if reply.granted or self.state is ElectionState.COORDINATOR or not self._is_other(holder):
+        if is_coordinator and reply.granted and self.lease_until() == campaign.own_until:
+            self._send_at = campaign.own_until + (0.25 - MARGIN) * self._vote_s
+        if reply.granted or is_coordinator or not self._is_other(holder):
             return
         if reply.leads:
             self._see(holder, now - max(0.0, reply.age_s), now)
-        elif self._asking_since is not None and holder < self.me:
+        elif campaign.is_asking and holder < self.me:
             self._give_back(now)
 
     def _on_release(self, release: VoteRelease, now: float) -> None:
-        candidate, incarnation, sent = release
-        vote = self._vote
-        if vote is not None and vote[:2] == (candidate, incarnation) and vote.sent <= sent:
-            self._vote = None
-        last = self._latest.get(candidate)
-        if last is not None and last[0] == incarnation and last[1] <= sent:
-            self._heard_at[candidate] = now
-            if self._direct[0] == candidate:
-                self._direct = (-1, float("-inf"))
-            if self._coordinator == candidate:
-                self._coordinator = -1
-                self._seen_at = min(self._seen_at, now - self._vote_s)
+        if self._voter.release(release):
+            self._sightings.host(release.candidate, now)
+            self._sightings.forget(release.candidate, now)
 
     def _see(self, coordinator: int, at: float, now: float) -> None:
         """Note a live coordinator, and stop being a candidate."""
-        if at < self._seen_at:
-            return
-        self._coordinator, self._seen_at = coordinator, at
-        if self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
+        is_news = self._sightings.see(coordinator, at)
+        if is_news and self.state is ElectionState.CANDIDATE and now - at < self._vote_s:
             self._give_back(now)
             self.state = ElectionState.FOLLOWER
 
     def _advance(self, now: float) -> None:
         """Do everything that is due."""
-        due = max(self._seen_at + self._vote_s, self._votes_from)
-        if self.state is ElectionState.FOLLOWER and now >= due:
+        campaign = self._campaign
+        if self.state is ElectionState.FOLLOWER and now >= self._stands_at():
             self.state = ElectionState.CANDIDATE
             self._send_at = now
         if self.state is ElectionState.CANDIDATE:
-            if self._asking_since is None:
-                self._stand(now)
-            if self._asking_since is not None:
-                if self.lease_until() > now:
+            is_free = self._voter.is_free_for(self.me, now)
+            if not campaign.is_asking and campaign.is_ready(now, own_vote_is_free=is_free):
+                campaign.ask(now)
+                self._take_own_vote(now)
+                self._send_at = now
+            if campaign.is_asking:
+                if campaign.elected_until > now:
                     self._become_coordinator()
-                elif now >= self._asking_since + ROUND * self._vote_s:
+                elif campaign.has_failed(now):
                     self._give_back(now)
         if self.state is ElectionState.CANDIDATE and self._may_go_alone(now):
             self._alone = True
             self._take_own_vote(now)
             self._become_coordinator()
-        elif self._alone and is_majority(
-            [v for v, until in self._votes.items() if until > now], len(self.hosts)
-        ):
+        elif self._alone and campaign.elected_until > now:
             self._alone = False
         if self.state is ElectionState.FOLLOWER or now < self._send_at:
             return
         stage = PROBE
         if self.state is ElectionState.COORDINATOR:
             stage = ALONE if self._alone else LEAD
-        elif self._asking_since is not None:
+        elif campaign.is_asking:
             stage = VOTE
         if stage != PROBE:
             self._take_own_vote(now)
         self._send_at = now + self._vote_s / 10  # repeated until answered: packets get lost
         self._tell_all(VoteRequest(self.me, self._incarnation, now, stage))
 
-    def _stand(self, now: float) -> None:
-        """Ask for votes if a majority has promised them and lower hosts had their chance."""
-        fresh = {v for v, at in self._promises.items() if now - at < ROUND * self._vote_s}
-        voters = {*fresh, self.me}
-        if not (self._is_free_for(self.me, now) and is_majority(voters, len(self.hosts))):
-            self._ready_since = None
-            return
-        if self._ready_since is None:
-            self._ready_since = now
-        lower = sum(1 for voter in fresh if voter < self.me)
-        if now >= self._ready_since + lower * STAGGER * self._vote_s:
-            self._asking_since = now
-            self._ready_since = None
-            self._promises.clear()
-            self._take_own_vote(now)
-            self._send_at = now
+    def _stands_at(self) -> float:
+        """Return when this host becomes a candidate if it sees no coordinator."""
+        return max(self._sightings.coordinator_at + self._vote_s, self._voter.votes_from)
 
     def _may_go_alone(self, now: float) -> bool:
-        silent_since = max(self._seen_at, self._listening_since)
+        silent_since = max(self._sightings.coordinator_at, self._listening_since)
         patience = (ALONE_AFTER + self.me * STAGGER) * self._vote_s
         return (
             self._may_stand_alone
             and now >= silent_since + patience
-            and self._is_free_for(self.me, now)
+            and self._voter.is_free_for(self.me, now)
         )
 
     def _take_own_vote(self, now: float) -> None:
-        self._vote = _Vote(self.me, self._incarnation, now, now + self._vote_s)
-        self._votes[self.me] = now + MARGIN * self._vote_s
+        self._voter.give(VoteRequest(self.me, self._incarnation, now, VOTE), now)
+        self._campaign.add_own(now)
 
     def _become_coordinator(self) -> None:
         self.state = ElectionState.COORDINATOR
-        self._asking_since = None
+        self._campaign.win()
         self._send_at = self._last_step
-        self._coordinator = -1
-        self._direct = (-1, float("-inf"))
+        self._sightings.forget_coordinator()
         self._effects.append(BecomeCoordinator())
 
     def _give_back(self, now: float) -> None:
         """Give up the votes for this candidate, its own included, and the promises of votes."""
-        self._promises.clear()
-        self._ready_since = None
-        if self._votes:
-            self._votes.clear()
-            self._vote = None
-            self._asking_since = None
-            self._void_until = now
+        if self._campaign.end(now):
+            self._voter.take_back(self.me)
             self._tell_all(VoteRelease(self.me, self._incarnation, now))
         self._send_at = now + self._vote_s / 10
 
@@ -457,17 +387,10 @@ class Election:
         self.state = ElectionState.FOLLOWER
         self._alone = False
         self._give_back(now)
-        self._seen_at = now - self._vote_s
         self._listening_since = now
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, message: Ballot) -> None:
         self._effects += [SendBallot(i, message) for i in range(len(self.hosts)) if i != self.me]
-
-
-def is_majority(voters: Collection[int], hosts: int) -> bool:
-    """Return whether votes of these hosts are a majority: two majorities always share a host."""
-    twice = 2 * len(voters)
-    return twice > hosts or (twice == hosts and 0 in voters)
 
 
 def _needed(hosts: Sequence[str]) -> str:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from functools import partial
 from socket import AF_INET, AF_INET6
 
-from relight.core import election, fields, waiting, wire
+from relight.core import fields, waiting, wire
 from relight.core.election import BallotReceived, BecomeCoordinator, Election, SendBallot
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import GroupSettings, Hello
 from relight.core.link import Refusal
 from relight.core.messages import Beat
+from relight.core.votes import Ballot
 from relight.events import Tick
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.heartbeats import Heartbeats
@@ -33,8 +34,7 @@ from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
 _SILENT_S = 1.0
-_BALLOT = election.Message
-_HEARD = _BALLOT | Beat
+_HEARD = Ballot | Beat
 _MOST_KEYS = 64
 """Most keys that are kept of connections from other hosts; the latest ones are."""
 
@@ -372,7 +372,7 @@ class Ballots:
         if len(self._admitted) > _MOST_KEYS:
             del self._admitted[next(iter(self._admitted))]
 
-    def tell(self, host: int, message: election.Message) -> None:
+    def tell(self, host: int, message: Ballot) -> None:
         """Send a message to a host that has answered before."""
         if host not in self.keys:
             return
@@ -388,13 +388,13 @@ class Ballots:
         for each in self._sockets.values():
             each.close()
 
-    def of_datagram(self, data: bytes) -> election.Message | None:
+    def of_datagram(self, data: bytes) -> Ballot | None:
         """Return the message of a datagram, None if it is not from an elector of this job."""
         key = self._admitted.get(data[:8])
         if key is None or not Heartbeats.is_genuine(data, key):
             return None
         try:
-            message: election.Message = fields.message(_BALLOT, wire.parse(data[8:-8]))
+            message: Ballot = fields.message(Ballot, wire.parse(data[8:-8]))
         except Malformed:
             return None  # another version; its connection will report that
         return message
