@@ -163,7 +163,7 @@ def _try_all(
     calls, answers = [], []
     for address in addresses:
         try:
-            calls.append(_Call(address, port))
+            calls.append(_Attempt(address, port))
         except OSError as error:  # a machine without IPv6
             answers.append(EndpointAnswer(address, f"{NO_ROUTE}: {error.strerror}"))
     nonce = os.urandom(NONCE_BYTES).hex()
@@ -201,7 +201,7 @@ def _try_all(
     return (*(call.finish(port) for call in calls), *answers)
 
 
-class _Call:
+class _Attempt:
     """An attempt to reach one address."""
 
     def __init__(self, address: str, port: int) -> None:

@@ -101,7 +101,6 @@ class _Participant(Seeker):
     def __init__(self, loop: Loop, wish: Wish, say: Callable[[list[str]], None]) -> None:
         self._loop = loop
         self._wish = wish
-        self._meeting = wish.meeting
         self._say = say
         self._verdict: Verdict | None = None
         self._station: Station | None = None
@@ -109,16 +108,11 @@ class _Participant(Seeker):
         self._connection: Connection | None = None
         self._finder = EndpointFinder(loop, wish.meeting)
         self._dialled = ""
-        self._turn = 0
         self._timer: Timer | None = None
         self._limit: Timer | None = None
         self._turned_away = ""
         self._came: tuple[str, ...] = ()
-        self._asked_at: dict[int, float] = {}
-        self._clock: tuple[float, float] | None = None
-        self._clock_known = False
-        self._began_at = 0.0
-        self._report: dict[int, Probe] | None = None
+        self._examination: _Examination | None = None
 
     @property
     def addresses(self) -> list[str]:
@@ -148,12 +142,14 @@ class _Participant(Seeker):
                 timer.cancel()
         if self._connection is not None:
             self._connection.close()
+        if self._examination is not None:
+            self._examination.close()
         if self._station is not None:
             self._station.close()
 
     def give_up(self) -> Verdict:
         """Return the findings without the other nodes."""
-        meeting = self._meeting
+        meeting = self._wish.meeting
         hosts = meeting.hosts[:_MAX_HOSTS]
         seen = [endpoint.look(host, port, _LOOK_S / len(hosts)) for host, port in hosts]
         judged = [finding for each in seen for finding in endpoint.judge(each)]
@@ -204,11 +200,11 @@ class _Participant(Seeker):
     def _dial(self, address: tuple[str, int]) -> None:
         self._dialled = address[0]
         hello = fields.plain(
-            Hello(DOCTOR, self._meeting.job, GroupSettings(*self._wish.nodes, max_restarts=0))
+            Hello(DOCTOR, self._wish.meeting.job, GroupSettings(*self._wish.nodes, max_restarts=0))
         )
         try:
             self._connection = dial(
-                self._loop, address, self, hello, self._meeting.security, timeout_s=_DIAL_S
+                self._loop, address, self, hello, self._wish.meeting.security, timeout_s=_DIAL_S
             )
         except OSError:
             self._again()
@@ -218,7 +214,7 @@ class _Participant(Seeker):
 
     def listen(self, sock: socket.socket) -> None:
         """Host the meeting on this socket."""
-        meeting, wish = self._meeting, self._wish
+        meeting, wish = self._wish.meeting, self._wish
         self._station = Station(self._loop, meeting.port)
         self._host = MeetingHost(
             self._loop,
@@ -234,11 +230,11 @@ class _Participant(Seeker):
 
     def _own(self, station: Station, address: str) -> DoctorNode:
         """Describe this node to the others; it connects to the host from `address`."""
-        chosen = self._meeting.local_addr
+        chosen = self._wish.meeting.local_addr
         if chosen and not is_numeric(chosen):
             chosen = next(iter(addresses_of(chosen)), "")
         resolved = self.addresses
-        if is_numeric(self._meeting.host) or any(map(is_loopback, resolved)):
+        if is_numeric(self._wish.meeting.host) or any(map(is_loopback, resolved)):
             resolved = []
         return DoctorNode(
             name=socket.gethostname(),
@@ -277,48 +273,68 @@ class _Participant(Seeker):
             case Begin() as begin:
                 self._begin(connection, begin)
             case Clock(number, time_s):
-                self._compare_clocks(connection, number, time_s)
+                if self._examination is None:
+                    raise Malformed("a time that nobody asked for")
+                self._examination.compare_clocks(number, time_s)
             case Verdict() as verdict:
-                self._verdict = verdict._replace(seconds=self._loop.now() - self._began_at)
+                began = (
+                    self._loop.now() if self._examination is None else self._examination.began_at
+                )
+                self._verdict = verdict._replace(seconds=self._loop.now() - began)
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle a connection that has ended or could not be made."""
         self._connection = None
         if connection.unfit:
             self._turned_away = reason
-        if self._began_at:
+        if self._examination is not None:
             self._stop()
         elif self.verdict is None:
             self._finder.failed(refused=connection.refused, working=False)
             self._again()
 
     def _begin(self, connection: Connection, begin: Begin) -> None:
-        nodes, number = begin.nodes, begin.number
-        if self._began_at or self._station is None:
+        if self._examination is not None or self._station is None:
             raise Malformed("a second beginning")
-        if not 0 < number < len(nodes):
+        if not 0 < begin.number < len(begin.nodes):
             raise Malformed("a number that is none")
         # The host does not know the address at which we reached it.
-        nodes = (nodes[0]._replace(address=self._dialled), *nodes[1:])
+        nodes = (begin.nodes[0]._replace(address=self._dialled), *begin.nodes[1:])
         cookie = cookie_from(begin.cookie)
-        self._began_at = self._loop.now()
         self._wait(_VERDICT_S)
-        self._station.start(cookie, number, nodes, self._on_probes)
-        self._ask_for_time(connection)
+        self._examination = _Examination(self._loop, connection)
+        self._station.start(cookie, begin.number, nodes, self._examination.take_probes)
 
-    def _on_probes(self, found: dict[int, Probe]) -> None:
-        self._report = found
+
+class _Examination:
+    """What a node finds out for the host: its probes of the others, and by how much its clock is
+    ahead of the host's. Ends with a report.
+    """
+
+    def __init__(self, loop: Loop, connection: Connection) -> None:
+        self.began_at = loop.now()
+        self._loop = loop
+        self._connection = connection
+        self._asked_at: dict[int, float] = {}
+        self._clock: tuple[float, float] | None = None
+        self._clock_known = False
+        self._found: dict[int, Probe] | None = None
+        self._timer: Timer | None = None
+        self._ask_for_time()
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def take_probes(self, found: dict[int, Probe]) -> None:
+        """Report these results, soon even if the clocks are not compared by then."""
+        self._found = found
         if self._clock_known:
             self._send_report()
         else:
             self._timer = self._loop.call_after(_LAST_CLOCK_S, self._send_report)
 
-    def _ask_for_time(self, connection: Connection) -> None:
-        number = len(self._asked_at)
-        self._asked_at[number] = self._loop.now()
-        connection.send(fields.to_json(Clock(number)))
-
-    def _compare_clocks(self, connection: Connection, number: int, time_s: float | None) -> None:
+    def compare_clocks(self, number: int, time_s: float | None) -> None:
         """Note the clock difference; its error is at most half of the round trip."""
         if number not in self._asked_at or time_s is None:
             raise Malformed("a time that nobody asked for")
@@ -326,15 +342,20 @@ class _Participant(Seeker):
         if self._clock is None or half_s < self._clock[1]:
             self._clock = time.time() - half_s - time_s, half_s
         if len(self._asked_at) < _CLOCK_QUESTIONS:
-            self._ask_for_time(connection)
+            self._ask_for_time()
         else:
             self._clock_known = True
             self._send_report()
 
+    def _ask_for_time(self) -> None:
+        number = len(self._asked_at)
+        self._asked_at[number] = self._loop.now()
+        self._connection.send(fields.to_json(Clock(number)))
+
     def _send_report(self) -> None:
         """Send what this node found, once."""
-        found, self._report = self._report, None
-        if found is None or self._connection is None:
+        found, self._found = self._found, None
+        if found is None:
             return
         ahead_s, error_s = self._clock or (None, 0.0)
         probes = tuple(Tried(target, probe) for target, probe in found.items())

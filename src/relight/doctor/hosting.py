@@ -44,6 +44,21 @@ _MAX_TURNED_AWAY = 4
 _LAST_WORDS_S = 1.0
 
 
+class _Attendee:
+    """A node that has come; the first one is the host of the meeting itself.
+
+    Attributes:
+        node: its description.
+        connection: to it; None for the host, and once it has ended.
+        reported: its probes are known.
+    """
+
+    def __init__(self, node: DoctorNode, connection: Connection | None) -> None:
+        self.node = node
+        self.connection = connection
+        self.reported = False
+
+
 class MeetingHost:
     """Hosts the meeting of the nodes.
 
@@ -77,14 +92,11 @@ class MeetingHost:
         self._wait_s = wait_s
         self._say = say
         self._port = sock.getsockname()[1]
-        self._nodes = [own]
-        self._peers: list[Connection | None] = [None]
+        self._attendees = [_Attendee(own, None)]
         self._seen_address = ""
         self._turned_away: dict[str, str] = {}
         self._probes: dict[tuple[int, int], Probe] = {}
-        self._reported: set[int] = set()
-        self._probing = False
-        self._began_at = 0.0
+        self._began_at: float | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
         self._listener = Listener(loop, sock, self, fields.plain(Hello("doctor")), security)
         self._listener.on_refused = self._turn_away
@@ -96,11 +108,11 @@ class MeetingHost:
         self._timer.cancel()
         self._listener.close()
         end = self._loop.call_after(_LAST_WORDS_S, lambda: None)
-        left = [peer for peer in self._peers if peer is not None]
+        left = self._connections()
         while self._loop.now() < end.when and not all(map(Connection.drain, left)):
             self._loop.run_once(None)
-        for peer in left:
-            peer.close()
+        for connection in left:
+            connection.close()
 
     # Called by the listener.
 
@@ -112,8 +124,8 @@ class MeetingHost:
             return
         if job != self._job or settings is None or settings[:2] != self._wanted:
             reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={_range(self._wanted)}"
-        elif self._probing or len(self._nodes) >= self._wanted.most:
-            reason = f"{len(self._nodes)} nodes have come already, no more are asked for"
+        elif not self._is_open():
+            reason = f"{len(self._attendees)} nodes have come already, no more are asked for"
         else:
             return
         connection.send(fields.to_json(Sorry(reason)))
@@ -132,14 +144,14 @@ class MeetingHost:
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of a node's connection."""
         del reason
-        if connection not in self._peers:
+        number = self._number_of(connection)
+        if not number:
             return
-        number = self._peers.index(connection)
-        self._peers[number] = None
-        if not self._probing:
-            del self._peers[number], self._nodes[number]
+        if self._began_at is None:
+            del self._attendees[number]
             self._tell_who_came()
         else:
+            self._attendees[number].connection = None
             self._end_if_complete()
 
     def _turn_away(self, line: str) -> None:
@@ -148,61 +160,72 @@ class MeetingHost:
             self._turned_away[peer.rpartition(":")[0].strip("[]")] = reason
 
     def _take_in(self, connection: Connection, node: DoctorNode) -> None:
-        if connection in self._peers:
+        if self._number_of(connection):
             raise Malformed("a second node")
         if node.address and not is_numeric(node.address):
             raise Malformed(f"an address that is none: {node.address:.40}")
-        if self._probing or len(self._nodes) >= self._wanted.most:
+        if not self._is_open():
             connection.close()
             return
         seen = connection.peer.rpartition(":")[0].strip("[]")
-        names = {known.name for known in self._nodes}
+        names = set(self._names())
         count = sum(name.partition(" #")[0] == node.name for name in names)
-        self._nodes.append(
-            node._replace(
-                name=f"{node.name} #{count + 1}" if count else node.name,
-                seen_as=seen if node.own != seen else "",
-                clock_s=None,
-                clock_error_s=0.0,
-            )
+        node = node._replace(
+            name=f"{node.name} #{count + 1}" if count else node.name,
+            seen_as=seen if node.own != seen else "",
+            clock_s=None,
+            clock_error_s=0.0,
         )
-        self._peers.append(connection)
+        self._attendees.append(_Attendee(node, connection))
         address = connection.own_address()
         if not self._seen_address or is_loopback(self._seen_address):
             self._seen_address = address
-        if len(self._nodes) >= self._wanted.most:
-            self._timer.cancel()
+        self._timer.cancel()
+        if not self._is_open():
             self._start()
         else:
-            self._timer.cancel()
             self._timer = self._loop.call_after(self._wait_s, self._start)
             self._tell_who_came()
 
     def _tell_who_came(self) -> None:
-        came = tuple(node.name for node in self._nodes)
+        came = self._names()
         self._say(list(came))
         self._tell(Came(came))
 
     def _tell(self, message: Any) -> None:
-        for peer in self._peers:
-            if peer is not None:
-                peer.send(fields.to_json(message))
+        for connection in self._connections():
+            connection.send(fields.to_json(message))
+
+    def _is_open(self) -> bool:
+        """Return whether more nodes may come."""
+        return self._began_at is None and len(self._attendees) < self._wanted.most
+
+    def _number_of(self, connection: Connection) -> int:
+        """Return the number of the node at the other end of a connection, 0 if there is none."""
+        connections = [each.connection for each in self._attendees]
+        return connections.index(connection) if connection in connections else 0
+
+    def _names(self) -> tuple[str, ...]:
+        return tuple(each.node.name for each in self._attendees)
+
+    def _connections(self) -> list[Connection]:
+        return [each.connection for each in self._attendees if each.connection is not None]
 
     # Probing.
 
     def _start(self) -> None:
-        self._probing = True
         self._began_at = self._loop.now()
-        if len(self._nodes) == 1:
+        if len(self._attendees) == 1:
             self._end()
             return
-        others = [n.address for n in self._nodes[1:] if n.address and not is_loopback(n.address)]
-        self._nodes[0] = self._nodes[0]._replace(mtu=mtu_to(others[0]) if others else 0)
-        targets = tuple(Target(self._address_of(n), n.tcp_port, n.udp_port) for n in self._nodes)
+        nodes = [each.node for each in self._attendees]
+        others = [n.address for n in nodes[1:] if n.address and not is_loopback(n.address)]
+        self._attendees[0].node = nodes[0]._replace(mtu=mtu_to(others[0]) if others else 0)
+        targets = tuple(Target(self._address_of(n), n.tcp_port, n.udp_port) for n in nodes)
         cookie = new_cookie()
-        for number, peer in enumerate(self._peers):
-            if peer is not None:
-                peer.send(fields.to_json(Begin(cookie.hex(), number, targets)))
+        for number, each in enumerate(self._attendees):
+            if each.connection is not None:
+                each.connection.send(fields.to_json(Begin(cookie.hex(), number, targets)))
         self._timer = self._loop.call_after(REPORT_S, self._end)
         self._station.start(cookie, 0, targets, self._take_own)
 
@@ -213,40 +236,43 @@ class MeetingHost:
         return node.address
 
     def _take_own(self, found: dict[int, Probe]) -> None:
-        self._probes.update({(0, target): probe for target, probe in found.items()})
-        self._nodes[0] = self._nodes[0]._replace(clock_s=0.0)
-        self._reported.add(0)
-        self._end_if_complete()
+        self._note(0, found, 0.0, 0.0)
 
     def _take_report(self, connection: Connection, report: ProbeReport) -> None:
-        number = self._peers.index(connection) if connection in self._peers else 0
-        if not self._probing or not number or number in self._reported:
+        number = self._number_of(connection)
+        if self._began_at is None or not number or self._attendees[number].reported:
             raise Malformed("a report that nobody asked for")
-        if any(target >= len(self._nodes) for target, _ in report.probes):
+        if any(target >= len(self._attendees) for target, _ in report.probes):
             raise Malformed("a report of a node that there is not")
-        self._probes.update({(number, target): probe for target, probe in report.probes})
-        self._nodes[number] = self._nodes[number]._replace(
-            clock_s=report.clock_s, clock_error_s=report.clock_error_s
-        )
-        self._reported.add(number)
+        self._note(number, dict(report.probes), report.clock_s, report.clock_error_s)
+
+    def _note(
+        self, number: int, found: dict[int, Probe], clock_s: float | None, clock_error_s: float
+    ) -> None:
+        """Note the report of the node with this number."""
+        self._probes.update({(number, target): probe for target, probe in found.items()})
+        reporter = self._attendees[number]
+        reporter.node = reporter.node._replace(clock_s=clock_s, clock_error_s=clock_error_s)
+        reporter.reported = True
         self._end_if_complete()
 
     def _end_if_complete(self) -> None:
-        gone = {number for number, peer in enumerate(self._peers) if number and peer is None}
-        if self._reported | gone >= set(range(len(self._nodes))):
+        own, *others = self._attendees
+        if own.reported and all(each.reported or each.connection is None for each in others):
             self._end()
 
     def _end(self) -> None:
         if self.verdict is not None:
             return
         self._timer.cancel()
-        missing = [n for n in range(len(self._nodes)) if n not in self._reported]
+        nodes = [each.node for each in self._attendees]
+        missing = [n for n, each in enumerate(self._attendees) if not each.reported]
         findings: list[Finding] = []
-        if len(self._nodes) > 1:
-            findings = network.judge(self._nodes, self._probes, port=self._port, missing=missing)
-        came = tuple(node.name for node in self._nodes)
+        if len(nodes) > 1:
+            findings = network.judge(nodes, self._probes, port=self._port, missing=missing)
+        came = self._names()
         findings += [*absent(came, self._wanted), *self._strangers()]
-        seconds = self._loop.now() - self._began_at
+        seconds = self._loop.now() - (self._began_at or 0.0)
         self.verdict = Verdict(tuple(findings), came, seconds).bounded()
         self._tell(self.verdict)
 

@@ -83,13 +83,9 @@ class Station:
         self._cookie = b""
         self._number = 0
         self._callers: list[_Caller] = []
-        self._calls: dict[int, _Call] = {}
-        self._heard: dict[int, int] = {}
-        self._answered: dict[int, int] = {}
+        self._others: dict[int, _Other] = {}
         self._timers: list[Timer] = []
         self._done: Callable[[dict[int, Probe]], None] | None = None
-        self._targets: dict[int, tuple[Any, ...]] = {}
-        self._mtus: dict[int, int] = {}
         self._listener = listen("", 0)
         self.tcp_port = 0
         if self._listener is not None:
@@ -126,16 +122,15 @@ class Station:
             address, tcp_port, udp_port = nodes[target]
             try:
                 family, where = sock_address(address, udp_port)
-                self._mtus[target] = mtu_to(address)
+                mtu = mtu_to(address)
             except ValueError:
                 continue
             six = self._udp is not None and self._udp.family == socket.AF_INET6
             if six and family == socket.AF_INET:
                 where = ("::ffff:" + where[0], udp_port)
-            if udp_port:
-                self._targets[target] = where
             hello = _hello.pack(cookie, number)
-            self._calls[target] = _Call(self._loop, (address, tcp_port), hello, self._look)
+            call = _Call(self._loop, (address, tcp_port), hello, self._look)
+            self._others[target] = _Other(call, where if udp_port else None, mtu)
         for seconds in _SENDS_S:
             self._timers.append(self._loop.call_after(seconds, self._send))
         self._timers.append(self._loop.call_after(LIMIT_S, self._finish))
@@ -146,8 +141,8 @@ class Station:
         self._done = None
         for timer in self._timers:
             timer.cancel()
-        for call in self._calls.values():
-            call.close()
+        for other in self._others.values():
+            other.call.close()
         for caller in list(self._callers):
             caller.close()
         for sock in (self._listener, self._udp):
@@ -171,12 +166,13 @@ class Station:
     # Datagrams.
 
     def _send(self) -> None:
-        for target in self._targets:
-            limit = self._largest(target)
-            reached = self._answered.get(target, 0)
+        for other in self._others.values():
+            if other.where is None:
+                continue
+            limit, reached = other.largest, other.answered
             sizes = {100, limit} if not reached else {s for s in (*_LADDER, limit) if s > reached}
             for size in sorted(size for size in sizes if size <= limit):
-                self._send_one(b"?", size, self._targets[target], pad=True)
+                self._send_one(b"?", size, other.where, pad=True)
 
     def _send_one(self, kind: bytes, size: int, where: tuple[Any, ...], *, pad: bool) -> None:
         if self._udp is None:
@@ -203,25 +199,23 @@ class Station:
             if len(data) < _datagram.size or not self._cookie:
                 continue
             cookie, kind, number, size = _datagram.unpack_from(data)
-            if cookie != self._cookie or number not in self._calls or size > _LARGEST:
+            other = self._others.get(number)
+            if cookie != self._cookie or other is None or size > _LARGEST:
                 continue
             if kind == b"?" and len(data) + _header(sender) >= min(size, 1 << 16):
-                self._heard[number] = max(self._heard.get(number, 0), size)
+                other.heard = max(other.heard, size)
                 self._send_one(b"!", size, sender, pad=False)
             elif kind == b"!":
-                self._answered[number] = max(self._answered.get(number, 0), size)
+                other.answered = max(other.answered, size)
                 self._look()
-
-    def _largest(self, target: int) -> int:
-        return min(self._mtus.get(target, 0) or 1500, _LARGEST)
 
     # Finishing.
 
     def _look(self) -> None:
         """Finish early if all results are known."""
         if all(
-            call.large == Way.PASSED and self._answered.get(target, 0) >= self._largest(target)
-            for target, call in self._calls.items()
+            other.call.large == Way.PASSED and other.answered >= other.largest
+            for other in self._others.values()
         ):
             self._finish()
 
@@ -230,16 +224,29 @@ class Station:
         if done is None:
             return
         found = {}
-        for target, call in self._calls.items():
+        for number, other in self._others.items():
+            call = other.call
             call.close()
-            found[target] = Probe(
-                call.tcp,
-                call.large,
-                self._answered.get(target, 0),
-                self._heard.get(target, 0),
-                self._mtus.get(target, 0),
-            )
+            found[number] = Probe(call.tcp, call.large, other.answered, other.heard, other.mtu)
         done(found)
+
+
+class _Other:
+    """Another node, and the largest datagrams that passed so far, as in `Probe`.
+
+    Args:
+        call: the connection to it.
+        where: the address for datagrams, None if it has none.
+        mtu: the largest packet that the interface takes, 0 if that is not known.
+    """
+
+    def __init__(self, call: "_Call", where: tuple[Any, ...] | None, mtu: int) -> None:
+        self.call = call
+        self.where = where
+        self.mtu = mtu
+        self.largest = min(mtu or 1500, _LARGEST)
+        self.answered = 0
+        self.heard = 0
 
 
 class _Call:
