@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from relight.errors import UsageError
 from relight.job.components.nodes import (
+    JobSize,
     Name,
-    Nodes,
     parse_name,
     parse_nodes,
     parse_nodes_of,
@@ -18,16 +18,16 @@ from relight.job.components.nodes import (
 @pytest.mark.parametrize(
     ("j", "expected", "text"),
     [
-        ("2", Nodes(1, 1, 2), "1"),
-        ("1x2", Nodes(1, 1, 2), "1"),
-        ("4x8", Nodes(4, 4, 8), "4"),
-        ("2:4x8", Nodes(2, 4, 8), "2:4"),
-        ("4:4x1", Nodes(4, 4, 1), "4"),
-        ("01x02", Nodes(1, 1, 2), "1"),
-        ("1000x16", Nodes(1000, 1000, 16), "1000"),
+        ("2", JobSize(1, 1, 2), "1"),
+        ("1x2", JobSize(1, 1, 2), "1"),
+        ("4x8", JobSize(4, 4, 8), "4"),
+        ("2:4x8", JobSize(2, 4, 8), "2:4"),
+        ("4:4x1", JobSize(4, 4, 1), "4"),
+        ("01x02", JobSize(1, 1, 2), "1"),
+        ("1000x16", JobSize(1000, 1000, 16), "1000"),
     ],
 )
-def test_nodes_and_workers_are_read_in_every_form(j: str, expected: Nodes, text: str) -> None:
+def test_nodes_and_workers_are_read_in_every_form(j: str, expected: JobSize, text: str) -> None:
     """[[MIN:]NODESx]WORKERS, and what --nnodes takes."""
     assert parse_nodes(j) == expected
     assert expected.text == text
@@ -58,7 +58,7 @@ def test_nodes_that_describe_no_job_are_refused(j: str, message: str) -> None:
 @given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
 def test_every_size_that_is_written_is_read_as_it_was(least: int, more: int, workers: int) -> None:
     nodes = parse_nodes(f"{least}:{least + more}x{workers}")
-    assert nodes == Nodes(least, least + more, workers)
+    assert nodes == JobSize(least, least + more, workers)
     assert parse_nodes(f"{nodes.text}x{workers}") == nodes
 
 
@@ -77,14 +77,14 @@ def test_any_text_is_nodes_or_refused(j: str) -> None:
 @pytest.mark.parametrize(
     ("h", "j", "expected"),
     [
-        ("aws_p4d.24xlarge", "2", Nodes(2, 2, 8)),
-        ("aws_p4d.24xlarge", "2x4", Nodes(2, 2, 4)),
-        ("gpu.small", "3", Nodes(3, 3, 1)),
-        ("aws_trn1.32xlarge", "2x16", Nodes(2, 2, 16)),
-        ("cpu.small", "1x2", Nodes(1, 1, 2)),
+        ("aws_p4d.24xlarge", "2", JobSize(2, 2, 8)),
+        ("aws_p4d.24xlarge", "2x4", JobSize(2, 2, 4)),
+        ("gpu.small", "3", JobSize(3, 3, 1)),
+        ("aws_trn1.32xlarge", "2x16", JobSize(2, 2, 16)),
+        ("cpu.small", "1x2", JobSize(1, 1, 2)),
     ],
 )
-def test_as_many_workers_as_gpus(h: str, j: str, expected: Nodes) -> None:
+def test_as_many_workers_as_gpus(h: str, j: str, expected: JobSize) -> None:
     """A number alone is of nodes; the resource says how many workers each has."""
     assert parse_nodes_of(h, j) == expected
 
@@ -103,7 +103,7 @@ def test_as_many_workers_as_gpus(h: str, j: str, expected: Nodes) -> None:
     ],
 )
 def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: str) -> None:
-    """Nodes of another form are refused as well."""
+    """JobSize of another form are refused as well."""
     with pytest.raises(UsageError) as caught:
         parse_nodes_of(h, j)
     assert message in caught.value.message

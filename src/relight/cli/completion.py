@@ -46,8 +46,6 @@ def main(argv: list[str]) -> int:
         UsageError: the shell is unknown.
     """
     parsed = read(argv, PAGE, 1, 1, "one shell")
-    if parsed is None:
-        return EXIT_OK
     shell = parsed.command[0]
     if shell not in SHELLS:
         hint = did_you_mean(shell, SHELLS, f"shells: {', '.join(SHELLS)}")

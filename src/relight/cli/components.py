@@ -35,8 +35,6 @@ def main(argv: list[str]) -> int:
         RelightError: the component does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one component")
-    if parsed is None:
-        return EXIT_OK
     if parsed.command:
         name = parsed.command[0]
         function = loading.find(name)

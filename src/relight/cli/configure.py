@@ -37,8 +37,6 @@ def main(argv: list[str]) -> int:
         RelightError: a scheduler is unknown or already has a section, or the file can't be written.
     """
     parsed = read(argv, PAGE, 0, 0, "flags")
-    if parsed is None:
-        return EXIT_OK
     names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
     sections = {}
     for name in names:

@@ -29,8 +29,6 @@ def main(argv: list[str]) -> int:
         RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 1, _MANY, "a job")
-    if parsed is None:
-        return EXIT_OK
     with Runner() as runner:
         for handle in [handles.parse(text) for text in parsed.command]:
             runner.delete(handle)

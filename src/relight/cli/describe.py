@@ -29,8 +29,6 @@ def main(argv: list[str]) -> int:
         RelightError: the job does not exist, or its record is broken.
     """
     parsed = read(argv, PAGE, 1, 1, "one job")
-    if parsed is None:
-        return EXIT_OK
     with Runner() as runner:
         found = runner.describe(parsed.command[0])
     if parsed.values["json"]:

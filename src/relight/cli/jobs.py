@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
 from relight.env import Environment
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.host.descriptors import raise_limit
 from relight.job.handles import Handle
 from relight.runner.runner import Runner
@@ -42,8 +42,8 @@ class Page(NamedTuple):
         return "\n".join(lines)
 
 
-def read(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags | None:
-    """Return the flags and the arguments of a command, in any order; None if its help was printed.
+def read(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
+    """Return the flags and the arguments of a command, in any order. Exits after printing help.
 
     Raises:
         UsageError: a flag is wrong, or there are too few or too many arguments.
@@ -59,8 +59,8 @@ def read(argv: list[str], page: Page, least: int, most: int, what: str) -> Parse
         word, *rest = parsed.command
         words.append(word)
     if values["help"]:
-        print(page.text())
-        return None
+        print(page.text(), flush=True)
+        raise SystemExit(EXIT_OK)
     name = page.usage.split()[0]
     if len(words) < least:
         raise UsageError(f"relight {name} needs {what}", hint=f"relight {page.usage}")

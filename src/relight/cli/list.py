@@ -33,8 +33,6 @@ def main(argv: list[str]) -> int:
         RelightError: the scheduler is unknown or does not answer.
     """
     parsed = read(argv, PAGE, 0, 0, "flags")
-    if parsed is None:
-        return EXIT_OK
     wanted = parsed.values["state"]
     with Runner() as runner:
         scheduler = parsed.values["scheduler"] or runner.settings.section("cli:list").get(

@@ -74,8 +74,6 @@ def main(argv: list[str]) -> int:
         RelightError: the job or replica does not exist.
     """
     parsed = read(_with_lines(argv), PAGE, 1, 1, "one job")
-    if parsed is None:
-        return EXIT_OK
     values = parsed.values
     text = parsed.command[0]
     handle = handles.parse(text)

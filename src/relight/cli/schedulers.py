@@ -27,8 +27,6 @@ def main(argv: list[str]) -> int:
         RelightError: the scheduler does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one scheduler")
-    if parsed is None:
-        return EXIT_OK
     if parsed.command:
         name = parsed.command[0]
         found = guarded(name, registry.find(name))

@@ -43,8 +43,6 @@ def main(argv: list[str]) -> int:
         RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 0, 1, "one job")
-    if parsed is None:
-        return EXIT_OK
     if not parsed.command:
         if parsed.values["roles"]:
             raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")

@@ -12,7 +12,6 @@ from relight.cli.jobs import (
     show,
     status_object,
 )
-from relight.errors import EXIT_OK
 from relight.job import handles
 from relight.runner.runner import Runner
 from relight.spec import Flag
@@ -52,8 +51,6 @@ def main(argv: list[str]) -> int:
         RelightError: the job does not exist.
     """
     parsed = read(argv, PAGE, 1, 1, "one job")
-    if parsed is None:
-        return EXIT_OK
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         try:

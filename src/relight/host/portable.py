@@ -35,7 +35,7 @@ Selector = selectors.SelectSelector
 """kqueue(2) and poll(2) of macOS do not support all kinds of terminals; select(2) does."""
 
 
-class _Guard(NamedTuple):
+class _GuardianPipes(NamedTuple):
     """This process's pipes to a forked process and its guardian.
 
     `ended` becomes readable when the forked process has ended, `swept` when the guardian has; while
@@ -47,7 +47,7 @@ class _Guard(NamedTuple):
     alive: int
 
 
-_guards: dict[int, _Guard] = {}
+_guards: dict[int, _GuardianPipes] = {}
 _pipe = -1
 """The pipe to the guardian, in the spawner."""
 _kept: set[int] = set()
@@ -124,7 +124,7 @@ def fork() -> int:
         return 0
     for fd in (told, tell, ends):
         os.close(fd)
-    _guards[pid] = _Guard(ended, swept, alive)
+    _guards[pid] = _GuardianPipes(ended, swept, alive)
     return pid
 
 
@@ -289,14 +289,14 @@ def end_with_parent(pid: int, number: int) -> bool:
     return os.getppid() == pid
 
 
-class _Process(NamedTuple):
+class _PsRow(NamedTuple):
     pid: int
     parent: int
     session: int
     gone: bool
 
 
-def _processes() -> list[_Process]:
+def _processes() -> list[_PsRow]:
     """Return all processes of this machine except ps itself; none if ps is missing."""
     readable, writable = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
@@ -322,7 +322,7 @@ def _processes() -> list[_Process]:
         except OSError:
             continue  # it has ended
         if pid != ps:
-            found.append(_Process(pid, int(row[1]), session, row[2].startswith(b"Z")))
+            found.append(_PsRow(pid, int(row[1]), session, row[2].startswith(b"Z")))
     return found
 
 

@@ -53,7 +53,7 @@ _Query = tuple[tuple[int, ...], Callable[..., None]]
 """The fields of a request, and the method of the store that is called with the client and them."""
 
 
-class _Refused(Exception):  # noqa: N818  # a peer's fault, not ours
+class _BadRequest(Exception):  # noqa: N818  # a peer's fault, not ours
     """A request is malformed or exceeds a limit."""
 
 
@@ -161,7 +161,7 @@ class TCPStore:
         client.listed.append(key)
         client.listed_size += len(key)
         if client.listed_size > _MAX_LISTED:
-            raise _Refused
+            raise _BadRequest
 
     _LISTED: _Query = ((_KEY,), _list_key)
 
@@ -240,7 +240,7 @@ class TCPStore:
 
     def _take_room(self, size: int) -> None:
         if self._stored + size > _MAX_STORED:
-            raise _Refused
+            raise _BadRequest
         self._stored += size
 
     def _increase(self, key: bytes, amount: int) -> int:
@@ -327,7 +327,7 @@ class _Client:
         """Expect the fields of `query`, without its number, `count` times; then call `then`."""
         (self._left,) = _u64.unpack(count)
         if self._left > _MAX_KEYS:
-            raise _Refused
+            raise _BadRequest
         self._repeated, self._then = query, then
         self.listed, self.listed_size = [], 0
 
@@ -394,7 +394,7 @@ class _Client:
                 repeated = self._left > 0
                 query = self._repeated if repeated else self._queries.get(data[done])
                 if query is None:
-                    raise _Refused  # noqa: TRY301
+                    raise _BadRequest  # noqa: TRY301
                 layout, act = query
                 fields, end = _parse(data, done if repeated else done + 1, layout)
                 if end > size:
@@ -407,14 +407,14 @@ class _Client:
                 if self._then is not None and not self._left:
                     then, self._then = self._then, None
                     then(self)
-        except _Refused:
+        except _BadRequest:
             self.close()
         self._unread += data[done:]
         self.send()
 
     def _validate(self, _store: TCPStore, _client: "_Client", magic: bytes) -> None:
         if magic != _MAGIC:
-            raise _Refused
+            raise _BadRequest
         self._deadline.cancel()
         self._queries = TCPStore.QUERIES
 
@@ -430,7 +430,7 @@ def _parse(data: bytes, position: int, layout: tuple[int, ...]) -> tuple[list[by
             if end <= size:
                 (length,) = _u64.unpack_from(data, position)
                 if length > limit:
-                    raise _Refused
+                    raise _BadRequest
                 end += length
         if end > size:
             return [], end
@@ -448,7 +448,7 @@ def _number(value: _Value) -> int:
         number = int(text[:end])
         _i64.pack(number)
     except (ValueError, struct.error):
-        raise _Refused from None
+        raise _BadRequest from None
     return number
 
 

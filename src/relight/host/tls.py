@@ -36,7 +36,7 @@ def contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLConte
             raise UsageError(f"tls_ca: {ca} holds no certificate (PEM)") from None
         try:
             context.load_cert_chain(cert, key, password=_no_password)
-        except _Locked:
+        except _KeyLocked:
             raise UsageError(
                 f"tls_key: {key} is locked with a password",
                 hint=f"openssl pkey -in {key} -out FILE writes one that is not",
@@ -107,12 +107,12 @@ class TlsChannel:
         return error
 
 
-class _Locked(Exception):  # noqa: N818
+class _KeyLocked(Exception):  # noqa: N818
     """The key is encrypted with a password."""
 
 
 def _no_password() -> str:
-    raise _Locked
+    raise _KeyLocked
 
 
 def _check_readable(option: str, path: str) -> None:

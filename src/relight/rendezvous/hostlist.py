@@ -6,7 +6,7 @@ Open MPI 4   login,node[1:1-3,7]@0(5)                orte_node_regex, which orte
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from math import prod
 
@@ -23,14 +23,7 @@ def expand(text: str) -> list[str]:
     Raises:
         ValueError: the text is not such a list, or has more than `MOST_HOSTS` hosts.
     """
-    hosts: list[str] = []
-    for word in _split(text):
-        choices: list[list[str]] = []
-        for brackets, plain in _parts(word):
-            choices.append([plain] if plain else _numbers(brackets))
-        _check(len(hosts), choices)
-        hosts += map("".join, product(*choices))
-    return hosts
+    return _expand(text, _numbers)
 
 
 def expand_orte(text: str) -> list[str]:
@@ -39,20 +32,7 @@ def expand_orte(text: str) -> list[str]:
     Raises:
         ValueError: the text is not such a list.
     """
-    hosts: list[str] = []
-    for word in _split(re.sub(r"@[0-9,()*-]*$", "", text)):
-        choices: list[list[str]] = []
-        for brackets, plain in _parts(word):
-            digits, colon, ranges = brackets.partition(":")
-            if not plain and not (colon and re.fullmatch("[0-9]{1,2}", digits)):
-                raise ValueError(f"{brackets[:60]!r} does not say how many digits")
-            if not plain and int(digits) > _MOST_DIGITS:
-                raise ValueError(f"{digits} digits are too many")
-            numbers = [] if plain else [str(int(n)) for n in _numbers(ranges)]
-            choices.append([plain] if plain else [n.zfill(int(digits)) for n in numbers])
-        _check(len(hosts), choices)
-        hosts += map("".join, product(*choices))
-    return hosts
+    return _expand(re.sub(r"@[0-9,()*-]*$", "", text), _numbers_with_digits)
 
 
 def expand_tasks(text: str) -> list[int]:
@@ -71,16 +51,23 @@ def expand_tasks(text: str) -> list[int]:
     return tasks
 
 
+def _expand(text: str, numbers_of: Callable[[str], list[str]]) -> list[str]:
+    """Return the hosts of a list; `numbers_of` reads what is in brackets."""
+    hosts: list[str] = []
+    for word in _split(text):
+        parts = [(match[1] or "", match[2]) for match in _PARTS.finditer(word)]
+        choices = [[plain] if plain else numbers_of(brackets) for brackets, plain in parts]
+        _check(len(hosts), choices)
+        hosts += map("".join, product(*choices))
+    return hosts
+
+
 def _split(text: str) -> list[str]:
     """Return the words separated by commas outside of brackets."""
     words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
     if not words or ",".join(words) != text:
         raise ValueError(f"{text[:60]!r} is no list of hosts")
     return words
-
-
-def _parts(word: str) -> list[tuple[str, str]]:
-    return [(match[1] or "", match[2] or "") for match in _PARTS.finditer(word)]
 
 
 def _numbers(text: str) -> list[str]:
@@ -96,6 +83,16 @@ def _numbers(text: str) -> list[str]:
         _check(len(numbers), [range(low, high + 1)])
         numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
     return numbers
+
+
+def _numbers_with_digits(text: str) -> list[str]:
+    """Return the numbers in brackets, `3:1-3,7`, with the digits before the colon."""
+    digits, colon, ranges = text.partition(":")
+    if not (colon and re.fullmatch("[0-9]{1,2}", digits)):
+        raise ValueError(f"{text[:60]!r} does not say how many digits")
+    if int(digits) > _MOST_DIGITS:
+        raise ValueError(f"{digits} digits are too many")
+    return [str(int(number)).zfill(int(digits)) for number in _numbers(ranges)]
 
 
 def _check(known: int, choices: Sequence[Sequence[object]]) -> None:

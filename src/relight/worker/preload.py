@@ -106,7 +106,7 @@ def _import_all(
     Modules that the user named are tried one by one, others in batches. A batch that fails is
     undone, and reports how many succeeded: these are imported next, then the failed one alone.
     """
-    imports = _Imports()
+    imports = _DependencyFinder()
     asked, left = set(names), names
     alone = asked if before.is_asked else set()
     unfit: list[str] = []
@@ -152,7 +152,7 @@ def _import_all(
 def _import_some(
     names: list[str],
     before: "_Before",
-    imports: "_Imports",
+    imports: "_DependencyFinder",
     turn: int,
     control: int,
     child: int,
@@ -174,7 +174,7 @@ def _is_below(name: str, others: list[str]) -> bool:
     return name in others or name.startswith(tuple(f"{other}." for other in others))
 
 
-class _Imports:
+class _DependencyFinder:
     """A finder that notes which module imports which, and lets nobody have those that don't fit:
     who needs one does not fit either.
     """
@@ -224,7 +224,7 @@ class _Before:
         self._temporary = temporary
         self._watch = watch
 
-    def load(self, name: str, imports: _Imports, child: int) -> None:
+    def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
         """Import a module; raise UnfitError if it does not fit."""
         self._descriptors = set(_descriptors())
         self._watch.begin()

@@ -56,7 +56,7 @@ class _Born(BaseException):
         self.plan = plan
 
 
-class _WarmSpawner(Spawner):
+class _GenerationSpawner(Spawner):
     def __init__(
         self,
         plans: list[WorkerPlan],
@@ -212,7 +212,7 @@ def _serve_generations(
         guard.tidy(scratch)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(fileno=connection) as generation:
-            spawner = _WarmSpawner(plans, generation, agent, stdin, notes)
+            spawner = _GenerationSpawner(plans, generation, agent, stdin, notes)
             try:
                 spawner.run(mask)
             except _Born as born:

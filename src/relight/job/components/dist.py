@@ -13,7 +13,7 @@ from relight.job import macros
 from relight.job.app import AppDef, Role
 from relight.job.components import IMAGE, launcher
 from relight.job.components.nodes import (
-    Nodes,
+    JobSize,
     parse_name,
     parse_nodes,
     parse_nodes_of,
@@ -215,7 +215,7 @@ def spmd(
 
 
 def _app(
-    nodes: Nodes,
+    nodes: JobSize,
     script_args: tuple[str, ...],
     *,
     script: str | None,

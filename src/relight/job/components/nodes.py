@@ -21,7 +21,7 @@ class Name(NamedTuple):
     run: str
 
 
-class Nodes(NamedTuple):
+class JobSize(NamedTuple):
     """A `-j`: at least `least` and at most `most` nodes, each with `workers`."""
 
     least: int
@@ -81,7 +81,7 @@ def role_name(script: str | None, m: str | None) -> str:
     return os.path.splitext(os.path.basename(script or ""))[0]
 
 
-def parse_nodes(j: str) -> Nodes:
+def parse_nodes(j: str) -> JobSize:
     """Return what `MIN:MAXxWORKERS`, `NODESxWORKERS` or `WORKERS` says.
 
     Raises:
@@ -93,10 +93,10 @@ def parse_nodes(j: str) -> Nodes:
     if not all(map(_is_number, numbers)):
         raise UsageError(f"-j {j!r}: expected NODESxWORKERS", hint="as in -j 2x8, or -j 2:4x8")
     nodes = most or "1"
-    return _checked(j, Nodes(int(least or nodes), int(nodes), int(workers)))
+    return _checked(j, JobSize(int(least or nodes), int(nodes), int(workers)))
 
 
-def parse_nodes_of(h: str, j: str) -> Nodes:
+def parse_nodes_of(h: str, j: str) -> JobSize:
     """Return what `NODES` or `NODESxWORKERS` says, with as many workers as `h` has GPUs if they are
     not said.
 
@@ -109,18 +109,18 @@ def parse_nodes_of(h: str, j: str) -> Nodes:
             raise UsageError(
                 f"-j {j}: {h} has no GPU to count workers by", hint=f"say how many: -j {j}x8"
             )
-        return _checked(j, Nodes(int(j), int(j), gpus))
+        return _checked(j, JobSize(int(j), int(j), gpus))
     nodes, _, workers = j.partition("x")
     if not _is_number(nodes) or not _is_number(workers):
         raise UsageError(f"-j {j}: expected NODESxWORKERS or NODES", hint="as in -j 2x8")
-    return _checked(j, Nodes(int(nodes), int(nodes), int(workers)))
+    return _checked(j, JobSize(int(nodes), int(nodes), int(workers)))
 
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < _DIGITS
 
 
-def _checked(j: str, nodes: Nodes) -> Nodes:
+def _checked(j: str, nodes: JobSize) -> JobSize:
     if nodes.least > nodes.most:
         raise UsageError(f"-j {j}: at least {nodes.least} nodes are more than at most {nodes.most}")
     if not nodes.least:
