@@ -12,8 +12,8 @@ from functools import partial
 
 from relight.core import fields
 from relight.core.group_types import GroupSettings, Hello, Told
+from relight.core.lease import FOR_EVER
 from relight.core.link import (
-    FOR_EVER,
     Broken,
     CoordinatorLost,
     Disconnect,
@@ -22,8 +22,8 @@ from relight.core.link import (
     GiveUp,
     Heard,
     Hosting,
-    Lease,
     Left,
+    LetWorkersRun,
     Link,
     LinkState,
     NothingFound,
@@ -189,7 +189,7 @@ class RemoteLink(finders.Seeker):
                     self._finder.seek(may_host=not self.core.unfit)
                 case SendHeartbeat(number, late):
                     self._beat(number, late)
-                case Lease(until):
+                case LetWorkersRun(until):
                     self._owner.lease(None if until == FOR_EVER else until)
                 case Disconnect():
                     self._disconnect()
@@ -349,7 +349,7 @@ class RemoteLink(finders.Seeker):
         told = fields.message(_HEARD, message)
         if isinstance(told, Redirect):
             self._disconnect()
-            self._step(Broken(self._finder.redirected(told.host), told=True))
+            self._step(Broken(self._finder.redirected(told.host), resigned=True))
             return
         if isinstance(told, Beat):
             self._step(Heard(lets_run=False))

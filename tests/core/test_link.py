@@ -2,10 +2,9 @@
 
 import pytest
 
+from relight.core.lease import FOR_EVER, REFUSALS_S, Refusal
 from relight.core.link import (
-    FOR_EVER,
     LATER_S,
-    REFUSALS_S,
     RETRY_S,
     UNFIT_S,
     Broken,
@@ -17,14 +16,13 @@ from relight.core.link import (
     GiveUp,
     Heard,
     Hosting,
-    Lease,
     Left,
+    LetWorkersRun,
     Link,
     LinkState,
     NothingFound,
     Opened,
     PlaceFound,
-    Refusal,
     Resigned,
     Say,
     Seek,
@@ -58,7 +56,7 @@ class Played:
         (beat,) = self.step(Opened("10.0.0.1:29400"))
         assert beat == SendHeartbeat(1, late=False)
         self.step(Echoed(1))
-        assert self.step(Heard(lets_run=True)) == [Lease(self.now + 1.0)]
+        assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + 1.0)]
         assert self.link.state is LinkState.CONNECTED
         return self
 
@@ -72,7 +70,7 @@ def test_a_lease_counts_from_when_the_echoed_beat_was_sent() -> None:
     played = Played().connected()
     sent_at = played.now + 0.25
     assert SendHeartbeat(2, late=False) in played.step(Tick(), 0.25)
-    assert played.step(Echoed(2), 0.9) == [Lease(sent_at + 1.0)]
+    assert played.step(Echoed(2), 0.9) == [LetWorkersRun(sent_at + 1.0)]
     assert played.step(Echoed(2)) == []  # an echo that is repeated
 
 
@@ -84,7 +82,7 @@ def test_before_a_word_of_the_coordinator_echoes_give_nothing() -> None:
     assert played.step(Echoed(1), 0.01) == []
     assert played.step(Heard(lets_run=False)) == []
     assert played.link.state is LinkState.JOINING
-    assert played.step(Heard(lets_run=True)) == [Lease(101.0)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(101.0)]
 
 
 def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> None:
@@ -125,7 +123,7 @@ def test_a_refusal_renews_a_lease_that_is_not_over(
     played = Played().connected()
     played.lost()
     effects = played.lost(refusal, seconds)
-    assert (Lease(played.now + 1.0) in effects) == renewed
+    assert (LetWorkersRun(played.now + 1.0) in effects) == renewed
 
 
 def test_a_refusal_that_a_firewall_may_have_sent_is_believed_for_some_seconds() -> None:
@@ -136,7 +134,9 @@ def test_a_refusal_that_a_firewall_may_have_sent_is_believed_for_some_seconds() 
         played.lost()
         while played.now < echoed_at + 9:
             effects = played.lost(refusal, 0.5)
-            assert (Lease(played.now + 1.0) in effects) == (played.now < echoed_at + limit_s)
+            assert (LetWorkersRun(played.now + 1.0) in effects) == (
+                played.now < echoed_at + limit_s
+            )
 
 
 def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
@@ -145,18 +145,18 @@ def test_a_coordinator_that_was_there_meanwhile_may_have_gone_on() -> None:
     played.lost()
     played.step(Opened("x"), 0.1)
     played.lost()
-    assert not any(isinstance(effect, Lease) for effect in played.lost(Refusal.HINT, 0.1))
+    assert not any(isinstance(effect, LetWorkersRun) for effect in played.lost(Refusal.HINT, 0.1))
 
 
 def test_the_host_of_the_one_place_goes_on_with_a_lease_that_is_not_over() -> None:
     """Nobody can have gone on without it. With one that is over, it waits for a word."""
     played = Played().connected()
     played.lost()
-    assert played.step(Hosting(FOR_EVER), 0.5) == [Disconnect(), Lease(FOR_EVER)]
+    assert played.step(Hosting(FOR_EVER), 0.5) == [LetWorkersRun(FOR_EVER), Disconnect()]
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(FOR_EVER), 1.5) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [Lease(FOR_EVER)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
 def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_in_between() -> None:
@@ -166,7 +166,7 @@ def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_i
     played.step(Opened("x"), 0.1)
     played.lost()
     assert played.step(Hosting(FOR_EVER), 0.1) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [Lease(FOR_EVER)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(FOR_EVER)]
 
 
 def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> None:
@@ -174,9 +174,9 @@ def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> Non
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
-    assert played.step(Heard(lets_run=True)) == [Lease(110.0)]
-    assert played.step(Hosting(111.0), 1.0) == [Lease(111.0)]
-    assert played.step(Resigned(3.0), 1.0) == [Lease(played.now)]
+    assert played.step(Heard(lets_run=True)) == [LetWorkersRun(110.0)]
+    assert played.step(Hosting(111.0), 1.0) == [LetWorkersRun(111.0)]
+    assert played.step(Resigned(3.0), 1.0) == [LetWorkersRun(played.now)]
     assert played.link.state is LinkState.SEEKING
     assert played.link.deadline() == played.now + 3.0
 
@@ -199,7 +199,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     played.step(Broken("it said nothing"))
     assert played.link.deadline() == pytest.approx(played.now + LATER_S)
     played.step(Opened("x"))
-    played.step(Broken("another one does", told=True))
+    played.step(Broken("another one does", resigned=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
     said = Say("lost the coordinator at 10.0.0.1:29400: gone; looking for it")
     assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]
@@ -222,7 +222,7 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
     """A former try of the job may still be there; then it is the user who has to do something."""
     played = Played()
     played.step(Broken("other tokens", unfit=True))
-    played.link._since = played.now + UNFIT_S
+    played.link._search.since = played.now + UNFIT_S
     assert played.link.unfit == "other tokens"
     played.step(Broken("other tokens", unfit=True), UNFIT_S)
     (end,) = played.step(Broken("other tokens", unfit=True), 1)

@@ -14,30 +14,15 @@ when to try again.
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
-Rules of the lease:
+Until when the workers may run follows from these states by the rules of `core/lease`.
 
-- It counts from when the echoed heartbeat was *sent*: the coordinator received that heartbeat
-  later, and waits for longer than the lease, by a margin for clocks. So the lease is over before
-  the other nodes go on.
-- It is renewed only if the coordinator has said over this connection, or in this process, that the
-  workers' generation goes on. `StopWorkers` does not say that: the other nodes may already run the
-  next generation.
-- A refused connection renews a lease that is not over, if the finder says that no other process can
-  have become the coordinator. As a firewall may also refuse, that counts only for `REFUSALS_S`
-  after the last echo, or if the refusal comes from this machine itself. A lease that is over stays
-  over: the other nodes may have gone on before the coordinator ended. It is not renewed either if
-  this node has since reached a coordinator that did not confirm the workers here.
-- If this process becomes the host of the only endpoint, it keeps a lease that is not over, as no
-  other node can have gone on without it, unless it reached such a coordinator in between. A lease
-  that is over needs a confirmation, as in any other case.
-
-Invariants (`check`): outside of HOSTING a lease never ends later than `lease_s` from now;
-heartbeats are due only while connected; OVER is final. Deliberately not here: sockets, timers,
-names, the content of messages.
+Invariants (`check`): there is a session in JOINING and CONNECTED, and in no other state; OVER is
+final. Deliberately not here: sockets, timers, names, the content of messages.
 """
 
 from enum import Enum
 
+from relight.core.lease import Lease, Refusal
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.events import Tick
 from relight.typed import NamedTuple
@@ -51,9 +36,6 @@ BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
 LATE = 1.6
 """In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well."""
-REFUSALS_S = 5.0
-"""How long a refused connection counts: long enough to start a coordinator again."""
-FOR_EVER = float("inf")
 
 
 class LinkState(Enum):
@@ -64,14 +46,6 @@ class LinkState(Enum):
     CONNECTED = "connected"
     HOSTING = "hosting"
     OVER = "over"
-
-
-class Refusal(Enum):
-    """How certainly a refused connection shows that the coordinator has ended."""
-
-    NOTHING = "nothing"
-    HINT = "nobody listens there, if no firewall says so"
-    PROOF = "nobody listens there"
 
 
 class Terms(NamedTuple):
@@ -109,13 +83,13 @@ class Echoed(NamedTuple):
 
 class Broken(NamedTuple):
     """Event: the connection has ended, or could not be made. `unfit`: the coordinator turned this
-    node away. `told`: it said itself that it coordinates no longer.
+    node away. `resigned`: it said itself that it coordinates no longer.
     """
 
     reason: str
     refusal: Refusal = Refusal.NOTHING
     unfit: bool = False
-    told: bool = False
+    resigned: bool = False
 
 
 class NothingFound(NamedTuple):
@@ -165,7 +139,7 @@ class Disconnect(NamedTuple):
     """Effect: close the connection, if there is one, without a message."""
 
 
-class Lease(NamedTuple):
+class LetWorkersRun(NamedTuple):
     """Effect: the workers may run until then."""
 
     until: float
@@ -188,7 +162,57 @@ class GiveUp(NamedTuple):
     reason: str
 
 
-Effect = Seek | SendHeartbeat | Disconnect | Lease | CoordinatorLost | Say | GiveUp
+Effect = Seek | SendHeartbeat | Disconnect | LetWorkersRun | CoordinatorLost | Say | GiveUp
+
+
+class _Session:
+    """A connection to a coordinator, and the heartbeats that were sent over it."""
+
+    def __init__(self, peer: str, now: float) -> None:
+        self.peer = peer
+        self.opened_at = now
+        self.heard = False
+        """Whether the coordinator has sent a message."""
+        self._sent_at: dict[int, float] = {}
+        self._number = 0
+
+    def send(self, now: float) -> int:
+        """Note a new heartbeat; return its number."""
+        self._number += 1
+        self._sent_at[self._number] = now
+        return self._number
+
+    def echo(self, number: int) -> float | None:
+        """Note an echo; return when the heartbeat was sent, None if a later one was echoed."""
+        sent_at = self._sent_at.get(number)
+        if sent_at is not None:
+            self._sent_at = {n: at for n, at in self._sent_at.items() if at > sent_at}
+        return sent_at
+
+
+class _Search:
+    """The search for a coordinator, from the loss of the last one until one is heard."""
+
+    def __init__(self, now: float) -> None:
+        self.since = now
+        self.unfit = ""
+        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        self.unfit_since = now
+        self._said: set[str] = set()
+
+    def turn_away(self, reason: str, now: float) -> None:
+        """Note that a coordinator turned this node away."""
+        if not self.unfit:
+            self.unfit, self.unfit_since = reason, now
+
+    def is_news(self, reason: str, now: float) -> bool:
+        """Return whether to print why the search goes on: each reason once, none in the first
+        second.
+        """
+        if reason in self._said or now - self.since < 1:
+            return False
+        self._said.add(reason)
+        return True
 
 
 class Link:
@@ -202,26 +226,19 @@ class Link:
     def __init__(self, terms: Terms, now: float) -> None:
         self.state = LinkState.SEEKING
         self.terms = terms
-        self.leased_until = float("-inf")
-        """Until when the workers here may run."""
         self.echoed_at = float("-inf")
         """When the last heartbeat that was echoed was sent."""
-        self.unfit = ""
-        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
-        self._unfit_since = now
-        self._since = now  # without a coordinator
+        self._lease = Lease(terms.lease_s)
+        self._session: _Session | None = None
+        self._search = _Search(now)
         self._due: float | None = now  # when to ask or send a heartbeat next
-        self._peer = ""
-        self._opened_at = now
-        self._told: set[str] = set()
-        self._heard = False
-        self._doubtful = False  # the others may have gone on without the workers here
-        self._confirmed = False
-        self._until = float("-inf")
-        self._sent: dict[int, float] = {}
-        self._number = 0
         self._last = now
         self._effects: list[Effect] = []
+
+    @property
+    def unfit(self) -> str:
+        """Why a coordinator turned this node away; empty once a coordinator accepts it."""
+        return self._search.unfit
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the effects.
@@ -231,27 +248,21 @@ class Link:
         self._effects, self._last = [], now
         if self.state is LinkState.OVER:
             return []
-        connected = self.state in (LinkState.JOINING, LinkState.CONNECTED)
+        leased_until, session = self._lease.until, self._session
         match event:
             case Opened(peer) if self.state is LinkState.SEEKING:
-                self._peer, self._opened_at = peer, now
-                self.state, self._heard, self.unfit = LinkState.JOINING, False, ""
-                self._doubtful = True
-                self.echoed_at = now
-                self._beat(now)
-            case Heard(lets_run) if connected:
-                self._heard = True
-                self._told.clear()
+                self._open(peer, now)
+            case Heard(lets_run) if session is not None:
+                session.heard = True
                 if lets_run:
-                    self.state, self._doubtful = LinkState.CONNECTED, False
-                    self._lease(self.echoed_at + self.terms.lease_s)
+                    self.state = LinkState.CONNECTED
+                    self._lease.confirm(self.echoed_at)
             case Heard(lets_run) if self.state is LinkState.HOSTING and lets_run:
-                self._confirmed = True
-                self._lease(self._until)
-            case Echoed(number) if connected and number in self._sent:
-                self._echo(self._sent[number])
+                self._lease.confirm_here()
+            case Echoed(number) if session is not None:
+                self._echo(session.echo(number))
             case Broken() if self.state is not LinkState.HOSTING:
-                self._broken(event, now)
+                self._break(event, now)
             case PlaceFound() if self.state is LinkState.SEEKING:
                 self._due = None
             case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:
@@ -259,17 +270,20 @@ class Link:
             case Hosting(until):
                 self._host(until, now)
             case Resigned(again_s) if self.state is LinkState.HOSTING:
-                self._resign(again_s, now)
+                self.state, self._due = LinkState.SEEKING, now + again_s
+                self._lease.stop_hosting(now)
+                self._search = _Search(now)
             case Left():
-                self.state, self._due = LinkState.OVER, None
-                self._sent.clear()
+                self.state, self._due, self._session = LinkState.OVER, None, None
                 self._effects.append(Disconnect())
             case Tick() if self._due is not None and now >= self._due:
-                if connected:
-                    self._beat(now)
+                if session is not None:
+                    self._beat(session, now)
                 elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder, or the place found, answers
                     self._effects.append(Seek())
+        if self._lease.until != leased_until:  # first: `Seek` may lead to the next step
+            self._effects.insert(0, LetWorkersRun(self._lease.until))
         return self._effects
 
     def deadline(self) -> float | None:
@@ -281,7 +295,9 @@ class Link:
         where = self.terms.where
         match self.state:
             case LinkState.SEEKING:
-                return f"looking for the coordinator at {where} for {now - self._since:.0f} s"
+                return (
+                    f"looking for the coordinator at {where} for {now - self._search.since:.0f} s"
+                )
             case LinkState.JOINING:
                 return "the coordinator has not said yet that the workers here may run"
             case LinkState.CONNECTED:
@@ -293,23 +309,22 @@ class Link:
 
     def check(self) -> None:
         """Assert the invariants."""
-        if self.state in (LinkState.JOINING, LinkState.CONNECTED):
+        connected = self.state in (LinkState.JOINING, LinkState.CONNECTED)
+        assert connected == (self._session is not None)
+        if connected:
             assert self._due is not None
             assert self.echoed_at <= self._last
-        else:
-            assert not self._sent
-        if self.state is LinkState.HOSTING:
+        if self.state in (LinkState.HOSTING, LinkState.OVER):
             assert self._due is None
-            assert self.leased_until <= max(self._until, self._last + self.terms.lease_s)
-        elif self.state is not LinkState.OVER:
-            assert self.leased_until <= self._last + self.terms.lease_s
-        assert self.state is not LinkState.OVER or self._due is None
+        if self.state is not LinkState.OVER:
+            self._lease.check(self._last, hosting=self.state is LinkState.HOSTING)
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
         """Ask again after `seconds`, or give up; print a new reason."""
-        terms, waited = self.terms, now - self._since
-        if self.unfit and now - self._unfit_since > UNFIT_S:
-            text = f"the coordinator at {terms.where} turns us away: {self.unfit}"
+        terms, search = self.terms, self._search
+        waited = now - search.since
+        if search.unfit and now - search.unfit_since > UNFIT_S:
+            text = f"the coordinator at {terms.where} turns us away: {search.unfit}"
             self._give_up(EXIT_USAGE, text)
             return
         ever = self.echoed_at > float("-inf")
@@ -317,8 +332,7 @@ class Link:
             text = f"no coordinator at {terms.where} for {waited:.0f} s: {reason}"
             self._give_up(EXIT_GROUP, text)
             return
-        if reason not in self._told and waited >= 1:
-            self._told.add(reason)
+        if search.is_news(reason, now):
             self._effects.append(Say(f"waiting for the coordinator at {terms.where}: {reason}"))
         self._due = now + seconds
 
@@ -327,68 +341,54 @@ class Link:
         self.state, self._due = LinkState.OVER, None
         self._effects.append(GiveUp(exit_code, reason))
 
-    def _broken(self, event: Broken, now: float) -> None:
-        reason, refusal, unfit, told = event
-        was_heard, mute = self._heard, self.state is not LinkState.SEEKING and not told
-        self.state, self._due, self._heard = LinkState.SEEKING, None, False
-        self._sent.clear()
-        believed = refusal is Refusal.PROOF or (
-            refusal is Refusal.HINT and now < self.echoed_at + REFUSALS_S
-        )
-        if believed and not self._doubtful and now < self.leased_until:
-            self._lease(now + self.terms.lease_s)
-        if unfit and not self.unfit:
-            self.unfit, self._unfit_since = reason, now
-        if was_heard:
-            self._since = now
-            lost = f"lost the coordinator at {self._peer}: {reason}; looking for it"
+    def _open(self, peer: str, now: float) -> None:
+        self.state = LinkState.JOINING
+        session = self._session = _Session(peer, now)
+        self.echoed_at = now
+        self._lease.reach()
+        self._search.unfit = ""
+        self._beat(session, now)
+
+    def _break(self, event: Broken, now: float) -> None:
+        reason, refusal, unfit, resigned = event
+        session, self._session = self._session, None
+        self.state, self._due = LinkState.SEEKING, None
+        self._lease.refuse(refusal, self.echoed_at, now)
+        if unfit:
+            self._search.turn_away(reason, now)
+        if session is not None and session.heard:
+            self._search = _Search(now)
+            lost = f"lost the coordinator at {session.peer}: {reason}; looking for it"
             self._effects += [Say(lost), CoordinatorLost()]
-            if now - self._opened_at >= LATER_S:
+            if now - session.opened_at >= LATER_S:
                 self._effects.append(Seek())
             else:  # it may close the next connection as soon
                 self._due = now + RETRY_S
         else:
+            mute = session is not None and not resigned
             self._wait(reason, LATER_S if unfit or mute else RETRY_S, now)
 
     def _host(self, until: float, now: float) -> None:
-        self._until = until
-        if self.state is not LinkState.HOSTING:
-            self.state, self._due = LinkState.HOSTING, None
-            self._sent.clear()
-            self._told.clear()
-            self._effects.append(Disconnect())
-            # No other process can have become the coordinator of the only endpoint meanwhile, or,
-            # if one had, it confirmed the workers here.
-            sole = until == FOR_EVER and not self._doubtful
-            self._confirmed = sole and now < self.leased_until
-        if self._confirmed:
-            self._lease(until)
+        if self.state is LinkState.HOSTING:
+            self._lease.host(until)
+            return
+        self.state, self._due, self._session = LinkState.HOSTING, None, None
+        self._lease.begin_hosting(until, now)
+        self._effects.append(Disconnect())
 
-    def _resign(self, again_s: float, now: float) -> None:
-        self.state, self._confirmed = LinkState.SEEKING, False
-        if self.leased_until > now:
-            self._lease(now)  # the next coordinator may be at work
-        self._since, self._due = now, now + again_s
-
-    def _beat(self, now: float) -> None:
+    def _beat(self, session: _Session, now: float) -> None:
         terms, silent_s = self.terms, now - self.echoed_at
         if silent_s > terms.lost_after_s:
             self._effects.append(Disconnect())
-            self._broken(Broken(f"no word from it for {silent_s:.1f} s"), now)
+            self._break(Broken(f"no word from it for {silent_s:.1f} s"), now)
             return
         late = silent_s > terms.interval_s * LATE
-        self._number += 1
-        self._sent[self._number] = now
-        self._effects.append(SendHeartbeat(self._number, late))
+        self._effects.append(SendHeartbeat(session.send(now), late))
         self._due = now + (BURST_S if late else terms.interval_s)
 
-    def _echo(self, sent_at: float) -> None:
+    def _echo(self, sent_at: float | None) -> None:
+        if sent_at is None:
+            return
         self.echoed_at = max(self.echoed_at, sent_at)
-        for older in [n for n, at in self._sent.items() if at <= sent_at]:
-            del self._sent[older]
         if self.state is LinkState.CONNECTED:
-            self._lease(self.echoed_at + self.terms.lease_s)
-
-    def _lease(self, until: float) -> None:
-        self.leased_until = until
-        self._effects.append(Lease(until))
+            self._lease.renew(self.echoed_at)

@@ -21,7 +21,7 @@ from relight.core import fields, waiting, wire
 from relight.core.election import BallotReceived, BecomeCoordinator, Election, SendBallot
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import GroupSettings, Hello
-from relight.core.link import Refusal
+from relight.core.lease import Refusal
 from relight.core.messages import Beat
 from relight.core.votes import Ballot
 from relight.events import Tick

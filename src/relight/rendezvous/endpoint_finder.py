@@ -6,7 +6,7 @@ belongs to this machine. The name is looked up again while no coordinator is fou
 
 import socket
 
-from relight.core.link import Refusal
+from relight.core.lease import Refusal
 from relight.host.connection import resolve
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback, is_ours, listen

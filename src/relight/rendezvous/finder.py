@@ -14,7 +14,8 @@ import socket
 from collections.abc import Callable
 
 from relight.core.group_types import GroupSettings
-from relight.core.link import FOR_EVER, RETRY_S, Refusal
+from relight.core.lease import FOR_EVER, Refusal
+from relight.core.link import RETRY_S
 from relight.errors import UsageError
 from relight.host.connection import Connection
 from relight.host.loop import Loop

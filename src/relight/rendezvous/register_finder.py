@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from relight.core.candidacy import Candidacy, Refused
-from relight.core.link import Refusal
+from relight.core.lease import Refusal
 from relight.errors import UsageError
 from relight.host import dns
 from relight.host.loop import Loop, Timer

@@ -1,0 +1,106 @@
+"""The lease of a node's workers: until when they may run.
+
+- It counts from when the echoed heartbeat was *sent*: the coordinator received that heartbeat
+  later, and waits for longer than the lease, by a margin for clocks. So the lease is over before
+  the other nodes go on.
+- It is renewed only if the coordinator has said over this connection, or in this process, that the
+  workers' generation goes on. `StopWorkers` does not say that: the other nodes may already run the
+  next generation.
+- A refused connection renews a lease that is not over, if the finder says that no other process can
+  have become the coordinator. As a firewall may also refuse, that counts only for `REFUSALS_S`
+  after the last echo, or if the refusal comes from this machine itself. A lease that is over stays
+  over: the other nodes may have gone on before the coordinator ended. It is not renewed either if
+  this node has since reached a coordinator that did not confirm the workers here.
+- If this process becomes the host of the only endpoint, it keeps a lease that is not over, as no
+  other node can have gone on without it, unless it reached such a coordinator in between. A lease
+  that is over needs a confirmation, as in any other case.
+
+Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
+`lease_s` from now.
+"""
+
+from enum import Enum
+
+REFUSALS_S = 5.0
+"""How long a refused connection counts: long enough to start a coordinator again."""
+FOR_EVER = float("inf")
+
+
+class Refusal(Enum):
+    """How certainly a refused connection shows that the coordinator has ended."""
+
+    NOTHING = "nothing"
+    HINT = "nobody listens there, if no firewall says so"
+    PROOF = "nobody listens there"
+
+
+class Lease:
+    """The lease of one node's workers.
+
+    Args:
+        lease_s: seconds from a heartbeat that is echoed to the end of the lease.
+    """
+
+    def __init__(self, lease_s: float) -> None:
+        self.until = float("-inf")
+        self._lease_s = lease_s
+        self._doubtful = False
+        """Whether other nodes may have gone on without the workers here."""
+        self._hosted_until = float("-inf")
+        """Until when the coordinator was certainly in this process."""
+        self._confirmed_here = False
+        """Whether the coordinator in this process has confirmed the workers here."""
+
+    def reach(self) -> None:
+        """Note that this node has reached a coordinator that has not confirmed the workers yet."""
+        self._doubtful = True
+
+    def confirm(self, echoed_at: float) -> None:
+        """Note that the coordinator has confirmed the workers; the last heartbeat that was echoed
+        was sent at `echoed_at`.
+        """
+        self._doubtful = False
+        self.renew(echoed_at)
+
+    def renew(self, echoed_at: float) -> None:
+        """Count from the last heartbeat that was echoed, over a connection that has confirmed the
+        workers.
+        """
+        self.until = echoed_at + self._lease_s
+
+    def refuse(self, refusal: Refusal, echoed_at: float, now: float) -> None:
+        """Renew the lease if a refused connection shows that no coordinator can have gone on."""
+        believed = refusal is Refusal.PROOF or (
+            refusal is Refusal.HINT and now < echoed_at + REFUSALS_S
+        )
+        if believed and not self._doubtful and now < self.until:
+            self.until = now + self._lease_s
+
+    def begin_hosting(self, until: float, now: float) -> None:
+        """Note that the coordinator is in this process from now on, for certain until a time."""
+        # No other process can have become the coordinator of the only endpoint meanwhile, or, if
+        # one had, it confirmed the workers here.
+        sole = until == FOR_EVER and not self._doubtful
+        self._confirmed_here = sole and now < self.until
+        self.host(until)
+
+    def host(self, until: float) -> None:
+        """Note that the coordinator is certainly in this process until a time."""
+        self._hosted_until = until
+        if self._confirmed_here:
+            self.until = until
+
+    def confirm_here(self) -> None:
+        """Note that the coordinator in this process has confirmed the workers."""
+        self._confirmed_here = True
+        self.until = self._hosted_until
+
+    def stop_hosting(self, now: float) -> None:
+        """Note that the coordinator is in this process no longer."""
+        self._confirmed_here = False
+        self.until = min(self.until, now)  # the next coordinator may be at work
+
+    def check(self, now: float, *, hosting: bool) -> None:
+        """Assert the invariants."""
+        latest = now + self._lease_s
+        assert self.until <= (max(latest, self._hosted_until) if hosting else latest)
