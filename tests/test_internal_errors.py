@@ -206,7 +206,7 @@ def test_a_message_that_leads_to_a_mistake_ends_its_connection_alone(hello: dict
     """
     mistakes, there, here = serve(KeyError("x"), hello)
     assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
-    assert there == ["relight made a mistake with its message"]
+    assert there == ["relight failed on its message"]
     assert here == ["the peer closed the connection"]
 
 
@@ -278,7 +278,7 @@ def test_who_says_hello_and_joins_nothing_makes_room() -> None:
         loop.call_at(end, lambda: None)
         loop.run_until(lambda: len(owner.reasons) == 6 or loop.now() >= end)
         assert coordinator.others == 10
-        assert len(said) == 6 and all("too many join no job" in line for line in said)
+        assert len(said) == 6 and all("have not joined a job" in line for line in said)
     finally:
         for each in (*strangers, coordinator, loop):
             each.close()

@@ -180,7 +180,7 @@ def test_nothing_outlives_a_job_that_ended_well(
 def test_nothing_outlives_a_killed_spawner(
     tmp_path: Path, start: Start, marker: str, bystanders: object
 ) -> None:
-    """SIGKILL for the process that holds the workers ends them all; the report names it."""
+    """SIGKILL of the spawner ends them all; the report names it."""
     program = tmp_path / "tree.sh"
     program.write_text(TREE.format(marker=marker, lifetime="600", code=0))
     agent = start("run", "--nproc-per-node=2", "--no-python", "sh", program)
@@ -188,7 +188,7 @@ def test_nothing_outlives_a_killed_spawner(
     os.kill(holders(agent.pid)[-1], signal.SIGKILL)
     _, errors = agent.communicate(timeout=30)
     assert agent.returncode == 137
-    assert b"the process that holds the workers" in errors
+    assert b"the worker spawner" in errors
     assert marked(marker) == []
 
 
@@ -200,7 +200,7 @@ WARM_TREE = "import os, sys; os.execv('/bin/sh', ['sh', *sys.argv[1:]])"
 def test_nothing_outlives_any_two_of_relights_processes_killed_at_once(
     kind: str, tmp_path: Path, start: Start, script: Callable[[str], Path], bystanders: object
 ) -> None:
-    """Whichever two of the agent, the process that holds the workers and the guard above it are
+    """Whichever two of the agent, the spawner and the guard above it are
     killed at once, or one after the other while the agent is stopped: within a second all that
     workers have started is gone, and soon the job's directory, if they were killed at once.
     """

@@ -210,12 +210,13 @@ class Agent:
 
         now = self.loop.now()
         self.link.send(
-            NodeLeaving(f"the system of {self.link.join.host} does not let go of a worker")
+            NodeLeaving(f"its {workers.stuck} can't be killed: it is in an uninterruptible call")
         )
         self._ready = NodeReady(self._latest, 0, *outcome, self._restart)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         story = verdict.Story(ends, outcome.left, "", workers.began)
-        return self._finish(verdict.end(story, "no restart: what it holds may not be free", now))
+        reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
+        return self._finish(verdict.end(story, reason, now))
 
     def _finish(self, end: JobEnded) -> tuple[int, str]:
         env = self.job.command.env

@@ -28,6 +28,7 @@ from relight.errors import EXIT_USAGE
 from relight.group import Group, Sink
 from relight.host.connection import Connection, Security
 from relight.host.descriptors import raise_limit
+from relight.host.handshake import SAID_NOTHING
 from relight.host.heartbeats import Address, Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
@@ -96,7 +97,7 @@ class Coordinator:
     def group(self, job: str, settings: GroupSettings) -> Group:
         """Return the group of a job; create it for the job's first node."""
         if job not in self.groups:
-            self.on_job(job, "its first node has come")
+            self.on_job(job, "its first node has connected")
             group = self.groups[job] = Group(self._loop, settings, self.holds)
             group.on_drop = lambda node: self._drop(group, node)
             self._listener.hello = self._hello()
@@ -117,7 +118,7 @@ class Coordinator:
         now = self._loop.now()
         if now >= self._quiet_until:
             self._quiet_until = now + _SAY_EVERY_S
-            self._say(f"turned away {line}")
+            self._say(f"refused a connection from {line}")
 
     def resign(self) -> None:
         """Disconnect all agents and forget their groups; go on listening."""
@@ -149,7 +150,7 @@ class Coordinator:
             connection.close()
             return
         if sender or settings is None or settings.least > settings.most:
-            self._turn_away(connection, "it asks for no number of nodes that can be")
+            self._turn_away(connection, "its --nnodes is not valid")
             return
         if settings.lost_after_s > self.longest_patience_s:
             asked_s, ours_s = settings.lost_after_s, self.longest_patience_s
@@ -168,7 +169,7 @@ class Coordinator:
             oldest = next(iter(self._peers.unjoined)).connection
             self._peers.remove(oldest)
             oldest.close()
-            self.turned_away(f"{oldest.peer}: dropped for a newer one: too many join no job")
+            self.turned_away(f"{oldest.peer}: dropped: too many connections have not joined a job")
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of an agent."""
@@ -232,14 +233,14 @@ class Coordinator:
         return message._replace(generation=generation._replace(master_addr=address))
 
     def _turn_away(self, connection: Connection, reason: str) -> None:
-        end = JobEnded(EXIT_USAGE, f"the coordinator does not take this node: {reason}", (), None)
+        end = JobEnded(EXIT_USAGE, f"the coordinator refuses this node: {reason}", (), None)
         connection.send(fields.to_json(end))
         connection.close()
         self.turned_away(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
         """Log a refused peer, but not one that says nothing: standbys and port probes do that."""
-        if not line.endswith("without a word"):
+        if not line.endswith(SAID_NOTHING):
             self.turned_away(line)
 
     def _lose(self, connection: Connection, reason: str) -> None:
@@ -269,7 +270,7 @@ class Coordinator:
         for job in empty:
             if self.groups[job] not in used:
                 self.groups.pop(job).close()
-                self.on_job(job, "its nodes have gone")
+                self.on_job(job, "its last node has disconnected")
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
@@ -309,7 +310,7 @@ class Coordinator:
             silent_s = now - peer.connection.heard_at
             if silent_s > peer.patience_s and now >= self._patient_until(peer):
                 peer.connection.close()
-                self._lose(peer.connection, f"no word for {silent_s:.1f} s")
+                self._lose(peer.connection, f"no heartbeat for {silent_s:.1f} s")
 
     def _patient_until(self, peer: "_Peer") -> float:
         return self._stalled_at + 2 * peer.patience_s

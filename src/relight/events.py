@@ -169,13 +169,14 @@ def describe(event: Event) -> str:
         case WorkerExited():
             return f"local rank {event.local_rank} ended: {event.exitcode}"
         case WorkersFrozen():
-            return f"the workers {'stand still: their lease is over' if event.frozen else 'go on'}"
+            what = "are frozen: their lease has expired" if event.frozen else "run again"
+            return f"the workers {what}"
         case SignalReceived():
             return f"the agent got signal {event.number}"
         case GroupStopped():
             return f"the workers of generation {event.generation} are stopped: {event.cause}"
         case SpawnerLost():
-            return f"the process that holds the workers ended: {event.exitcode}"
+            return f"the worker spawner ended: {event.exitcode}"
         case PreloadStarted():
             return f"preload: pid {event.pid} imports {event.modules}"
         case PreloadReady():

@@ -119,7 +119,7 @@ class RemoteLink(finders.Seeker):
             self._group.step(Told(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
                 self._coordinator.tell_all(
-                    f"{self.join.host}, which coordinates, left: {message.reason}"
+                    f"the coordinator, {self.join.host}, left: {message.reason}"
                 )
         elif self._connection is not None and self._connection.is_open:
             self._connection.send(fields.to_json(message))
@@ -158,15 +158,15 @@ class RemoteLink(finders.Seeker):
         if is_needed():
             self._disconnect()
             if not give_up():
-                self.say("the workers here are done; this host of the endpoint votes on for the "
-                         "other nodes until theirs are")  # fmt: skip
+                self.say("the workers here are done; this host votes in elections until the other "
+                         "nodes are done")  # fmt: skip
             self._loop.run_until(lambda: not is_needed() or give_up())
 
     def _let_others_know(self, give_up: Callable[[], bool]) -> None:
         over = self._group is not None and self._group.membership.end is not None
         limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
         if not over and self._has_others() and not give_up():
-            self.say("the workers here are done; coordinating the other nodes until theirs are")
+            self.say("the workers here are done; coordinating until the other nodes are done")
         self._loop.run_until(
             lambda: (
                 not self._has_others()
@@ -253,7 +253,7 @@ class RemoteLink(finders.Seeker):
                     self._dial(address, timeout_s)
                 case finders.Nowhere(reason, again_s):
                     if self.core.unfit:
-                        reason += f", and the last one turned us away: {self.core.unfit}"
+                        reason += f", and the last one refused this node: {self.core.unfit}"
                     self._step(NothingFound(reason, again_s))
                 case finders.Never(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
@@ -278,7 +278,7 @@ class RemoteLink(finders.Seeker):
             self._coordinator = None
             coordinator.close()
         if not self._others_run:
-            self.say(f"this node coordinates the group no longer: {reason}")
+            self.say(f"this node no longer coordinates the group: {reason}")
             self._step(Resigned(again_s))
 
     def say(self, text: str) -> None:
@@ -286,7 +286,7 @@ class RemoteLink(finders.Seeker):
         self._owner.say(text)
 
     def turned_away(self, line: str) -> None:
-        """Print who was turned away; if there are many, only some."""
+        """Print which connection was refused; if there are many, only some."""
         if self._coordinator is not None:
             self._coordinator.turned_away(line)
 
@@ -334,7 +334,7 @@ class RemoteLink(finders.Seeker):
     def opened(self, connection: "Connection", hello: "Message") -> None:
         """Join, as the coordinator has answered."""
         if hello.get("sender") != "coordinator":
-            connection.fail("what listens there is no coordinator")
+            connection.fail("the program that listens there is not a coordinator")
             return
         self._finder.answered()
         address = self._meeting.local_addr or connection.own_address()
@@ -369,7 +369,7 @@ class RemoteLink(finders.Seeker):
         better, refusal = self._finder.failed(refused=connection.refused, working=working)
         unfit = connection.unfit
         if unfit and self._is_of_others(connection):
-            reason, unfit = "another job, with another token, holds it", False
+            reason, unfit = "the coordinator there serves other jobs, with another token", False
         self._step(Broken(better or reason, refusal, unfit))
 
     def _lets_run(self, message: FromCoordinator) -> bool:

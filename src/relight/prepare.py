@@ -169,7 +169,7 @@ def _grace(spec: RunSpec, env: Environment) -> float:
         return parse_grace(text) if text else DEFAULT_GRACE_S
     except ValueError as error:
         raise UsageError(
-            f"{name}={text}: {error}", hint="--shutdown-timeout goes before it"
+            f"{name}={text}: {error}", hint="--shutdown-timeout takes precedence over it"
         ) from None
 
 
@@ -180,7 +180,7 @@ def _stuck_after(env: Environment, notes: list[str]) -> float:
     try:
         return max(0.0, float(text))  # max also turns nan into 0
     except ValueError:
-        notes.append(f"{name}={text} has no effect: it is no number of seconds")
+        notes.append(f"{name}={text} has no effect: it is not a number of seconds")
         return 0.0
 
 

@@ -76,8 +76,8 @@ def late_flags(spec: RunSpec, given: "set[str]") -> list[str]:
     if not late:
         return []
     return [
-        f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, after which it stands; "
-        "flags of relight go before the script"
+        f"{', '.join(dict.fromkeys(late))}: passed on to {spec.script}, because it comes after "
+        "the script; flags of relight come before the script"
     ]
 
 

@@ -283,7 +283,7 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
         other = "--no-python" if spec.no_python else "--run-path"
         raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
-        notes.append("--no-python has no effect: --run-path goes before it")
+        notes.append("--no-python has no effect: --run-path takes precedence")
     if spec.preload:
         notes += [
             f"--preload has no effect with --{flag}: workers start cold"

@@ -91,8 +91,8 @@ class WorkerGroup:
         self.done = False
         """Whether all of them have succeeded."""
         self.failed = False
-        self.stuck = False
-        """Whether one of them is in an uninterruptible call."""
+        self.stuck = ""
+        """Which of them is in an uninterruptible call, as `local rank 2 (pid 4711)`."""
         self.stopped_by: StopWorkers | None = None
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
@@ -222,7 +222,7 @@ class WorkerGroup:
         ready = workers.catching(supervisor.alive, number, unknown=False)
         workers.signal(ready, number)
         if journal.verbose:
-            names = ", ".join(map(str, ready)) or "none, as none handles it"
+            names = ", ".join(map(str, ready)) or "none, because no worker has a handler for it"
             journal.say(f"passed {signal_name(number)} on to local ranks: {names}")
 
     # Starting them.
@@ -270,9 +270,9 @@ class WorkerGroup:
         journal.record(event)
         if isinstance(event, WorkersFrozen):
             journal.say(
-                "the coordinator is silent; workers stand still until it is back"
+                "no answer from the coordinator: workers are frozen until it answers"
                 if event.frozen
-                else "the coordinator is back; workers go on"
+                else "the coordinator answers again: workers run"
             )
         elif isinstance(event, WorkerExited):
             self._see_failure(event)
@@ -288,7 +288,7 @@ class WorkerGroup:
         """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
-            self.stuck = True
+            self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
             limit_s = self._job.stuck_after_s
             evidence = f"it was in an uninterruptible call (state D) for {limit_s:g} s"
             supervisor.workers.evidence[local_rank] = evidence
@@ -311,7 +311,7 @@ class WorkerGroup:
             workers.evidence[local_rank] = f"its timer {scope} ran out"
             workers.signal([local_rank], number)
             return
-        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} has started"
+        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
         name = signal_name(number)
         self._equipment.journal.say(
             f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out"

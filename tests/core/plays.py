@@ -124,7 +124,7 @@ class Table:
             "-": [],
         }
         if verb == "lost":
-            return [NodeLost(node, "no word")]
+            return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
             return [Told(node, self.join(node, self.announce(node, done="done" in verb)))]
         return [Told(node, message) for message in messages[verb]]

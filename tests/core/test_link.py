@@ -93,7 +93,7 @@ def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> No
     assert played.link.deadline() == pytest.approx(played.now + 0.05)
     effects = played.step(Tick(), 1.0)
     assert effects[0] == Disconnect() and effects[-2:] == [CoordinatorLost(), Seek()]
-    assert "no word from it for 1.5 s" in str(effects[1])
+    assert "no heartbeat from it for 1.5 s" in str(effects[1])
     assert played.link.state is LinkState.SEEKING
 
 
@@ -243,7 +243,7 @@ def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:
     played = Played()
     assert "looking for the coordinator at there" in played.link.explain(played.now)
     played.step(Opened("x"))
-    assert "has not said yet" in played.link.explain(played.now)
+    assert "has not yet confirmed" in played.link.explain(played.now)
     played.step(Heard(lets_run=True))
     assert "connected" in played.link.explain(played.now)
     played.step(Hosting(FOR_EVER))

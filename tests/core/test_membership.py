@@ -313,7 +313,7 @@ def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
         NodeLeaving("x"),
     ):
         game.step(Told("x", message))
-    game.step(NodeLost("x", "no word"))
+    game.step(NodeLost("x", "no heartbeat"))
     assert game.sent() == []
     assert game.group.deadline() is None
 
@@ -455,7 +455,7 @@ def test_every_state_says_what_it_waits_for() -> None:
         -> stop 0: gpu-01
     """)
     assert game.group.explain(60) == (
-        "waiting for workers to stop on gpu-01 (gpu-03 was lost: no word)"
+        "waiting for workers to stop on gpu-01 (gpu-03 was lost: no heartbeat)"
     )
 
 

@@ -16,7 +16,7 @@ def test_a_lost_node_is_replaced_by_nobody_at_once() -> None:
         9.2 c ready
         -> form 1: a c
     """)
-    assert game.reason("a") == "b was lost: no word"
+    assert game.reason("a") == "b was lost: no heartbeat"
 
 
 def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:

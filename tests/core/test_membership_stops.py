@@ -39,7 +39,7 @@ def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -
         13 -
         -> form 1: a c
     """)
-    assert game.last["c"].generation.cause == "b was given up"
+    assert game.last["c"].generation.cause == "b did not stop in time"
 
 
 def test_who_was_given_up_is_not_waited_for_again() -> None:

@@ -146,7 +146,10 @@ def test_an_end_tells_whether_it_was_asked_for() -> None:
     [
         ([], "local ranks 0-1 are running"),
         ([WorkerExited(0, 1)], "waiting for local rank 1 to stop; they are killed in 30 s"),
-        ([SignalReceived(TERM), SignalReceived(TERM)], "waiting for the killed local ranks 0-1"),
+        (
+            [SignalReceived(TERM), SignalReceived(TERM)],
+            "waiting for local ranks 0-1 to exit after SIGKILL",
+        ),
         ([WorkerExited(0, 0), WorkerExited(1, 0)], "all ended"),
     ],
 )

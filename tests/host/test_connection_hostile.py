@@ -52,10 +52,13 @@ def greeting(**hello: object) -> bytes:
         (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),
         (wire.GREETING + wire.frame(b"[" * 4000), "no JSON"),
         (wire.GREETING + wire.frame(b""), "no JSON"),
-        (wire.GREETING + wire.encode({"type": "beat"}), "before it was known"),
-        (wire.GREETING + wire.encode({"type": "proof", "mac": "00"}), "before it was known"),
+        (wire.GREETING + wire.encode({"type": "beat"}), "before it was authenticated"),
+        (
+            wire.GREETING + wire.encode({"type": "proof", "mac": "00"}),
+            "before it was authenticated",
+        ),
         (wire.GREETING + wire.encode({"type": "hello"}), "without a nonce"),
-        (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was known"),
+        (wire.GREETING + wire.encode({"type": "x" * 3000}), "before it was authenticated"),
         (b"relight 2\n", "version 2 of the protocol"),
     ],
 )
@@ -139,11 +142,11 @@ def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
         (b"HTTP/1.1 400 Bad Request\r\n", "does not speak relight's protocol"),
         (wire.GREETING + wire.frame(b"x" * 4000), "no JSON"),
         (wire.GREETING + b"\xff\xff\xff\xff", "above the limit of 4096"),
-        (wire.GREETING + wire.encode({"type": "generation"}), "before it was known"),
-        (greeting(token=True) + wire.encode({"type": "generation"}), "before it was known"),
+        (wire.GREETING + wire.encode({"type": "generation"}), "before it was authenticated"),
+        (greeting(token=True) + wire.encode({"type": "generation"}), "before it was authenticated"),
         (
             greeting(token=True) + wire.encode({"type": "proof", "mac": "ab" * 32}),
-            "the peer does not know the token",
+            "the peer has a different token",
         ),
         (
             wire.GREETING + wire.encode({"type": "refused", "reason": "\x1b[31m"}),
@@ -173,7 +176,7 @@ def test_a_false_coordinator_is_left(ends: Ends, answer: bytes, words: str) -> N
 @pytest.mark.parametrize(
     ("listener", "dialler", "at_listener", "at_dialler"),
     [
-        (b"a", b"b", "does not know the token", "our token is not the one of its job"),
+        (b"a", b"b", "has a different token", "a different token than this node"),
         (b"a", b"", "the peer has no token", "this job needs a token: set RELIGHT_TOKEN"),
         (b"", b"a", "this job needs a token: set RELIGHT_TOKEN", "the peer has no token"),
     ],
@@ -219,7 +222,7 @@ def test_a_recorded_conversation_opens_nothing(ends: Ends) -> None:
         inner.close()
     replayed = ends.raw(bytes(recorded))
     read_all(replayed, ends)
-    assert "does not know the token" in ends.refused[0]
+    assert "has a different token" in ends.refused[0]
     assert len(ends.server.connections) == 1
 
 
@@ -232,7 +235,7 @@ def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
     assert connection._stream._sock is not None
     connection._stream._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
     ends.until(lambda: ends.server.reasons)
-    assert "not come from the peer that proved itself" in ends.server.reasons[0]
+    assert "is not authentic" in ends.server.reasons[0]
     assert ends.server.messages == [{"type": "beat"}]
     assert not other.is_open
 
@@ -271,7 +274,7 @@ def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends:
     for _ in range(10):
         ends.pair(TOKEN)
     ends.until(lambda: len(ends.refused) >= 2500 - listeners.MAX_STRANGERS)
-    assert "dropped for a newer one" in ends.refused[0]
+    assert "dropped: too many connections" in ends.refused[0]
     assert not log.reasons and not ends.server.reasons
 
 
@@ -282,7 +285,7 @@ def test_the_oldest_stranger_makes_room(ends: Ends, monkeypatch: pytest.MonkeyPa
     connection, log, _ = ends.pair()
     clients = [ends.raw() for _ in range(5)]
     ends.until(lambda: len(ends.refused) == 2)
-    assert all("dropped for a newer one" in line for line in ends.refused)
+    assert all("dropped: too many connections" in line for line in ends.refused)
     assert read_all(clients[0], ends) == b"" and read_all(clients[1], ends) == b""
     with pytest.raises(BlockingIOError):
         clients[2].setblocking(False)
@@ -323,7 +326,7 @@ def test_without_descriptors_a_stranger_makes_room_for_who_comes_next(ends: Ends
         ends.until(lambda: len(ends.server.connections) == 2)
         connection.send({"type": "x"})
         ends.until(lambda: ends.server.messages)
-    assert "dropped for a newer one" in ends.refused[0]
+    assert "dropped: too many connections" in ends.refused[0]
     assert stranger.recv(1) == b""
 
 
@@ -378,5 +381,5 @@ def test_a_hello_swapped_by_a_man_in_the_middle_opens_nothing(ends: Ends) -> Non
     proof = secret.Transcript(b"token", swapped, answer).proof(secret.DIALLER)
     client.sendall(wire.encode({"type": "proof", "mac": proof}))
     ends.until(lambda: ends.refused)
-    assert "does not know the token" in ends.refused[0]
+    assert "has a different token" in ends.refused[0]
     assert not ends.server.connections

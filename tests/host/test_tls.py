@@ -177,7 +177,7 @@ def test_a_plain_dialler_learns_that_tls_is_asked_for(ends: Ends, node: Node) ->
     ends.listen(node("a"))
     _, log = ends.dial()
     ends.until(lambda: log.reasons and ends.refused)
-    assert log.reasons == ["the peer asks for TLS: set tls_cert, tls_key and tls_ca"]
+    assert log.reasons == ["the peer requires TLS: set tls_cert, tls_key and tls_ca"]
     assert "the peer does not use TLS" in ends.refused[0]
 
 

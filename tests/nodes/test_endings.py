@@ -19,7 +19,7 @@ def end_one_by_one(job: Job, agents: list[AgentOn]) -> None:
         end = time.monotonic() + (3.5 if rank else 0)
         while time.monotonic() < end:
             texts = [agent.text for agent in agents]
-            assert not any("stand still" in text for text in texts), job.report()
+            assert not any("workers are frozen" in text for text in texts), job.report()
             assert not any("generation 1" in text for text in texts), job.report()
             time.sleep(0.1)
     assert [agent.wait() for agent in agents] == [0] * len(agents), job.report()

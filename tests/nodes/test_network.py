@@ -51,7 +51,7 @@ def endure(lab: Lab, tmp_path: Path, seconds: float) -> None:
             process.wait()
     for agent in agents:
         assert generations(agent) == 1, agent.text
-        assert "stand still" not in agent.text, agent.text
+        assert "workers are frozen" not in agent.text, agent.text
         assert "lost" not in agent.text, agent.text
     lab.set(jitter_ms=0, loss=0)
     assert job.stop() == [0, 0, 0, 0]
@@ -79,7 +79,7 @@ def test_nodes_far_from_each_other_form_restart_and_notice_a_loss(lab: Lab, tmp_
     assert job.until_runs(agents, 3, generation=1) < NOTICED_S
     job.kill(agents[1])
     assert job.until_runs([agents[0], agents[2]], 2, generation=2) < NOTICED_S
-    assert all("stand still" not in agent.text for agent in agents)
+    assert all("workers are frozen" not in agent.text for agent in agents)
     assert job.stop() == [0, -9, 0]
 
 
@@ -116,7 +116,7 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed(lab: Lab, tmp_path: Path) -
     for agent in agents:
         assert job.running(agent.host)
         assert generations(agent) == 1, agent.text
-        assert "stand still" not in agent.text, agent.text
+        assert "workers are frozen" not in agent.text, agent.text
     assert job.stop() == [0, 0, 0]
 
 
@@ -124,7 +124,7 @@ def test_a_cut_shorter_than_the_lease_is_not_noticed(lab: Lab, tmp_path: Path) -
 def test_after_a_cut_as_long_as_the_lease_all_nodes_run_again(
     lab: Lab, tmp_path: Path, host: str
 ) -> None:
-    """1.1 s without a network are about as long as the lease: the workers may stand still for a
+    """1.1 s without a network are about as long as the lease: the workers may be frozen for a
     moment, and go on, in the same generation; or the node is lost, and comes back.
     """
     job, agents = begin(lab, tmp_path, "2:3", 3)
@@ -136,7 +136,10 @@ def test_after_a_cut_as_long_as_the_lease_all_nodes_run_again(
     for agent in agents:
         assert generations(agent) <= 3, agent.text
         assert {worker.restart for worker in agent.workers} == {0}
-        stood, went_on = agent.text.count("stand still"), agent.text.count("workers go on")
+        stood, went_on = (
+            agent.text.count("workers are frozen"),
+            agent.text.count("answers again: workers run"),
+        )
         if generations(agent) == 1:
             assert stood == went_on, agent.text
     assert job.stop() == [0, 0, 0]
@@ -214,7 +217,7 @@ def test_a_firewall_that_refuses_a_node_does_not_keep_its_workers_running(
             source = ["-s", getattr(lab["node2"], address)]
             assert lab["node1"].start([*rule, *source, "-j", *how]).wait(20) == 0
     job.until_runs([agents[0], agents[2]], 2, generation=1)
-    job.until_says(agents[1], "workers stand still")
+    job.until_says(agents[1], "workers are frozen")
     assert not job.running("node2")
     assert job.running("node1")
     job.tell("stop")

@@ -93,7 +93,7 @@ def test_no_worker_notices_when_one_of_two_coordinators_is_killed(
     until(lambda: all(job.counts()[name] > before[name] + 20 for name in before))
     assert sorted(job.counts()) == pids
     assert job.stop() == [0, 0]
-    assert "turned away" not in first[1].read_text()  # the second looks whether it listens
+    assert "refused a connection" not in first[1].read_text()  # the second looks whether it listens
     second[0].send_signal(signal.SIGTERM)
     assert second[0].wait(30) == 0
 
@@ -210,8 +210,8 @@ def test_a_node_refused_by_a_firewall_takes_nothing_over(
         else:
             reject(lab, host, where, "-s", lab["node3"].address, kind)
     late = job.start("node3")
-    job.until_says(late, r"waiting for the coordinator at .*: node1, which coordinates, refuses")
-    job.until_says(late, r"node1, which coordinates, refuses at \S+, but lives")
+    job.until_says(late, r"waiting for the coordinator at .*: the coordinator on node1 refuses")
+    job.until_says(late, r"the coordinator on node1 refuses at \S+, but still renews")
     assert all(job.running(host) for host in ("node1", "node2"))
     assert not late.workers
     job.tell("stop")
@@ -241,7 +241,7 @@ def test_a_coordinator_that_a_firewall_shuts_in_stands_still(
 def test_a_node_with_another_token_says_that_it_was_turned_away(
     here: OneMachine, tmp_path: Path
 ) -> None:
-    """A node with another token says that it was turned away, also when the others have ended."""
+    """A node with another token says that it was refused, also when the others have ended."""
     flags = registered("file", str(tmp_path / "meet"), "job")
     conf = "--rdzv-conf=last_call_timeout=1,join_timeout=6"
     job = Job(here, tmp_path, *flags, "--nnodes=1:2", conf)
@@ -251,7 +251,7 @@ def test_a_node_with_another_token_says_that_it_was_turned_away(
     job.until_says(bad, "waiting for the coordinator at .*token")
     job.tell("stop")
     assert (good.wait(), bad.wait()) == (0, 3)
-    assert re.search("error: .* the last one turned us away: .*token", bad.text)
+    assert re.search("error: .* the last one refused this node: .*token", bad.text)
 
 
 def test_a_register_that_is_not_there_ends_the_job_after_the_join_timeout(

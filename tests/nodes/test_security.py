@@ -123,7 +123,7 @@ def undisturbed(job: Job, agents: list[AgentOn], by: str = "") -> None:
     for agent in agents:
         assert agent.process.poll() is None, (by, job.report())
         assert len(agent.workers) == 1, (by, job.report())
-        assert "stand still" not in agent.text, (by, job.report())
+        assert "workers are frozen" not in agent.text, (by, job.report())
 
 
 @pytest.mark.parametrize("theirs", ["wrong", ""])
@@ -136,7 +136,7 @@ def test_only_nodes_with_the_token_meet(lab: Lab, tmp_path: Path, theirs: str) -
     assert re.search(r"token", stranger.text.splitlines()[-1]), stranger.text
     if not theirs:
         assert "set RELIGHT_TOKEN" in stranger.text
-    job.until_says(agents[0], r"turned away 10\.77\.0\.3:\d+: the peer .* token")
+    job.until_says(agents[0], r"refused a connection from 10\.77\.0\.3:\d+: the peer .* token")
     undisturbed(job, agents)
     newcomer = job.start("node3", RELIGHT_TOKEN="right")
     job.until_runs([*agents, newcomer], 3, generation=1)
@@ -242,7 +242,7 @@ def test_strangers_do_not_disturb_a_job(lab: Lab, tmp_path: Path) -> None:
     assert all(job.running(agent.host) for agent in job.agents), job.report()
     for agent in job.agents:
         assert "lost" not in agent.text, agent.text
-        assert "stand still" not in agent.text, agent.text
+        assert "workers are frozen" not in agent.text, agent.text
     assert len(agents[0].text.splitlines()) < 40, agents[0].text  # it says so, but not each time
     assert job.stop() == [0, 0, 0]
 
@@ -383,7 +383,7 @@ def test_a_node_that_is_turned_away_founds_no_group(lab: Lab, tmp_path: Path) ->
     first = job.start("node1", RELIGHT_TOKEN="right")
     job.until_runs([first], 1)
     wrong = job.start("node1", RELIGHT_TOKEN="wrong")
-    job.until_says(wrong, "token is not the one")
+    job.until_says(wrong, "a different token than this node")
     job.tell("stop")
     assert first.wait() == 0
     time.sleep(2)  # ten attempts of the other to reach the endpoint, or to take it
@@ -402,7 +402,7 @@ def test_a_job_waits_while_another_with_another_token_holds_the_endpoint(
     second = Job(lab, place, *c10d("node1", "2"), "--rdzv-id=second")
     waiting = [second.start(host, RELIGHT_TOKEN="second") for host in ("node1", "node2")]
     for agent in waiting:
-        second.until_says(agent, r"waiting for the coordinator .* another job, with another token")
+        second.until_says(agent, r"waiting for the coordinator .* other jobs, with another token")
     assert first.stop() == [0] * len(agents)
     second.until_runs(waiting, 2)
     assert second.stop() == [0, 0]

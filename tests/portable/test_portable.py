@@ -185,7 +185,7 @@ def test_the_guardian_ends_what_is_left(
     _, errors = agent.communicate(timeout=30)
     if who == "holder":
         assert agent.returncode == 137
-        assert b"the process that holds the workers" in errors
+        assert b"the worker spawner" in errors
     wait_for(lambda: not pipes(guardian))
 
 

@@ -53,8 +53,8 @@ def test_a_job_without_an_id_is_told_whom_it_may_meet(launch: Launch, tmp_path: 
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet")
     result = run(launch, *flags, "--rdzv-conf=join_timeout=1")
     assert result.returncode == 3
-    assert f"no --rdzv-id: whatever job at file {tmp_path}/meet has none" in result.stderr
-    assert f"hint: on all nodes at the same time, look whether file {tmp_path}" in result.stderr
+    assert f"no --rdzv-id: all jobs at file {tmp_path}/meet without one" in result.stderr
+    assert f"hint: on all nodes at the same time, check that file {tmp_path}" in result.stderr
 
 
 @pytest.mark.parametrize(

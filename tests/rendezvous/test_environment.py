@@ -344,13 +344,13 @@ def test_a_note_says_that_the_environment_counts() -> None:
     _, notes = asked(STEP)
     assert notes[0] == "4 nodes, as Slurm says (-v: what was taken from where)"
     _, notes = asked(STEP, "--nnodes=8")
-    assert "--nnodes=8 goes before SLURM_STEP_NUM_TASKS=4" in notes
+    assert "--nnodes=8 overrides SLURM_STEP_NUM_TASKS=4" in notes
 
 
 def test_workers_are_not_counted_as_nodes() -> None:
     """Beside PET_NNODES, the WORLD_SIZE of an operator that counts workers contradicts nothing."""
     _, notes = asked(PYTORCHJOB_PET)
-    assert not any("goes before" in note for note in notes)
+    assert not any("overrides" in note for note in notes)
 
 
 def test_the_port_depends_on_the_job_alone() -> None:

@@ -89,8 +89,8 @@ def test_garbage_is_waited_out(tmp_path: Path, start: Callable[..., Path]) -> No
     agent = start("run", "--nnodes=1:2", "--rdzv-conf=lease_ttl=3,last_call_timeout=0.2",
                   "--no-python", "true")  # fmt: skip
     standby = start("coordinator", "--rdzv-conf=lease_ttl=3")
-    wait_for(lambda: "its record is not one of" in agent.read_text(), "the agent's word")
-    wait_for(lambda: "its record is not one of" in standby.read_text(), "the standby's word")
+    wait_for(lambda: "its record was not written by" in agent.read_text(), "the agent's word")
+    wait_for(lambda: "its record was not written by" in standby.read_text(), "the standby's word")
     wait_for(lambda: "generation 0" in agent.read_text(), "a generation")
     assert "Traceback" not in agent.read_text() + standby.read_text()
 
@@ -169,7 +169,7 @@ def plug_ins(tmp_path: Path) -> str:
     [
         ("raises", r"--rdzv-backend=raises: the plug-in can't open /x: RuntimeError\('no luck'\)"),
         ("nothing", "--rdzv-backend=nothing: the plug-in opens None, which has no hold, evict"),
-        ("none", "Register.hold returned None, and no Record"),
+        ("none", "Register.hold returned None, not a Record"),
     ],
 )
 def test_a_plug_in_that_breaks_its_promise_is_named(

@@ -151,7 +151,7 @@ class Watch:
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, NodeLost):
             formation.kept.pop(event.node, None)
-            if event.reason.startswith("no word"):
+            if event.reason.startswith("no heartbeat"):
                 self._silent.add(event.node)
         if formation is not None:
             self._see_change(formation, event)

@@ -153,7 +153,7 @@ class _Candidate(Seeker):
         """Disconnect the agents: this process is no longer the coordinator."""
         del again_s
         self._coordinator.resign()
-        self.say(f"coordinating no longer: {reason}")
+        self.say(f"no longer coordinating: {reason}")
         self._seek_later()
 
     def say(self, text: str) -> None:

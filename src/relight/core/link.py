@@ -299,7 +299,7 @@ class Link:
                     f"looking for the coordinator at {where} for {now - self._search.since:.0f} s"
                 )
             case LinkState.JOINING:
-                return "the coordinator has not said yet that the workers here may run"
+                return "the coordinator has not yet confirmed that workers may run here"
             case LinkState.CONNECTED:
                 return f"connected to the coordinator, heard {now - self.echoed_at:.1f} s ago"
             case LinkState.HOSTING:
@@ -324,7 +324,7 @@ class Link:
         terms, search = self.terms, self._search
         waited = now - search.since
         if search.unfit and now - search.unfit_since > UNFIT_S:
-            text = f"the coordinator at {terms.where} turns us away: {search.unfit}"
+            text = f"the coordinator at {terms.where} refuses this node: {search.unfit}"
             self._give_up(EXIT_USAGE, text)
             return
         ever = self.echoed_at > float("-inf")
@@ -380,7 +380,7 @@ class Link:
         terms, silent_s = self.terms, now - self.echoed_at
         if silent_s > terms.lost_after_s:
             self._effects.append(Disconnect())
-            self._break(Broken(f"no word from it for {silent_s:.1f} s"), now)
+            self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
         late = silent_s > terms.interval_s * LATE
         self._effects.append(SendHeartbeat(session.send(now), late))

@@ -471,7 +471,7 @@ class Membership:
             self._ending.changed = True
             self._recover_until = now + self.settings.rejoin_s  # until their leases have expired
             hosts = [member.join.host for member in late]
-            self._cause = f"{waiting.names(hosts)} {'was' if len(hosts) == 1 else 'were'} given up"
+            self._cause = f"{waiting.names(hosts)} did not stop in time"
             self._tell_all(waiting.given_up(hosts))
 
     def _tell_all(self, text: str) -> None:

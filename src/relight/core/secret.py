@@ -28,8 +28,8 @@ LISTENER = b"listener"
 
 _number = struct.Struct(">Q")
 _REFUSALS = {
-    "token": "the peer says that our token is not the one of its job",
-    "tls": "the peer asks for TLS: set tls_cert, tls_key and tls_ca",
+    "token": "the peer has a different token than this node (RELIGHT_TOKEN)",
+    "tls": "the peer requires TLS: set tls_cert, tls_key and tls_ca",
 }
 
 
@@ -88,13 +88,13 @@ class Opening:
         """
         kind = message["type"]
         if kind == "refused" and self._dialled:
-            reason = _REFUSALS.get(str(message.get("reason")), "the peer refuses, without a reason")
+            reason = _REFUSALS.get(str(message.get("reason")), "the peer refuses without a reason")
             raise ProofRefused(reason)
         if kind == "hello" and self.peer_hello is None:
             return self._receive_hello(message, body)
         if kind == "proof" and self._transcript is not None:
             return self._receive_proof(self._transcript, message.get("mac"))
-        raise ProofRefused(f"the peer sent {kind[:40]!r} before it was known")
+        raise ProofRefused(f"the peer sent {kind[:40]!r} before it was authenticated")
 
     def _receive_hello(self, message: Message, body: bytes) -> list[bytes]:
         nonce = _bytes_of(message.get("nonce"))
@@ -127,7 +127,7 @@ class Opening:
         own, other = (DIALLER, LISTENER) if self._dialled else (LISTENER, DIALLER)
         if not transcript.accepts(other, proof):
             answer = b"" if self._dialled else wire.body_of({"type": "refused", "reason": "token"})
-            raise ProofRefused("the peer does not know the token", answer)
+            raise ProofRefused("the peer has a different token", answer)
         self.seal = Seal(transcript, own).close
         self.unseal = Seal(transcript, other).open
         self.session_key = datagram_key(transcript)
@@ -200,7 +200,7 @@ class Seal:
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):
-            raise Malformed("a frame does not come from the peer that proved itself")
+            raise Malformed("a frame is not authentic: another sender, or changed on the way")
         return body
 
     def _tag(self, body: bytes) -> bytes:

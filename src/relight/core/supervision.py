@@ -143,9 +143,9 @@ class Supervision:
                 left = max(0.0, (self._deadline or now) - now)
                 return f"waiting for {alive} to stop; they are killed in {left:.0f} s"
             case SupervisionState.KILLING:
-                return f"waiting for the killed {alive} to go"
+                return f"waiting for {alive} to exit after SIGKILL"
             case SupervisionState.ENDED:
-                return f"the system does not let go of {alive}" if self.alive else "all ended"
+                return f"{alive} did not exit after SIGKILL" if self.alive else "all ended"
 
     def check(self) -> None:
         """Assert the invariants."""

@@ -61,7 +61,7 @@ def too_patient(asked_s: float, longest_s: float) -> str:
     return (
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "
         f"{asked_s:g} s on this node, and {longest_s:g} s for relight coordinator, which has to "
-        "let go of the register in time; give it the same"
+        "give up the register in time; set the same for both"
     )
 
 
@@ -104,7 +104,7 @@ def given_up(hosts: Sequence[str]) -> str:
     """Return the line for nodes that did not report in time that their workers have exited."""
     its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
     return (
-        f"{names(hosts)} did not say in time that {its} workers have ended; the group goes on "
+        f"{names(hosts)} did not report in time that {its} workers have ended; the group goes on "
         f"without {it}"
     )
 

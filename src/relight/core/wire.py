@@ -109,7 +109,7 @@ def _cut_greeting(buffer: bytearray) -> bool:
         if (version.isdigit() or not version) and len(start) < _MAX_GREETING:
             return False
     if start[0] in (0x15, 0x16):
-        raise Malformed("it speaks TLS, and this side was not told to")
+        raise Malformed("it uses TLS, and this side does not (tls_cert, tls_key, tls_ca)")
     raise Malformed(f"it began with {start!r}")
 
 

@@ -30,7 +30,7 @@ def call(loop: Loop, work: Callable[[], T], done: Callable[[T | Exception], None
     def finish() -> None:
         loop.forget(readable)
         os.close(readable)
-        done(results[0] if results else RuntimeError("no thread is to be had"))
+        done(results[0] if results else RuntimeError("can't start a thread"))
 
     loop.on_readable(readable, finish)
     try:

@@ -160,7 +160,7 @@ class Connection:
         this connection and nothing else.
         """
         if not self._loop.attempt(self._take, f"a message of {self.peer}"):
-            reason = "relight made a mistake with its message"
+            reason = "relight failed on its message, which is a bug in relight"
             self._loop.attempt(lambda: self.fail(reason), f"the end of {self.peer}")
 
     def _take(self) -> None:
@@ -173,7 +173,7 @@ class Connection:
             self.unfit = failure.unfit
             self.fail(failure.reason)
         except Malformed as error:
-            self.fail(f"it sent nonsense: {error}")
+            self.fail(f"it sent an invalid message: {error}")
 
     def _read(self) -> bytes | None:
         """Return bytes of frames, once the handshake has come so far."""

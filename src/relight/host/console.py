@@ -312,7 +312,7 @@ class Consoles(NamedTuple):
         stderr = stdout if same else Console(loop, 2)
         if not same:
             stdout.on_error = lambda why: stderr.say(
-                f"relight: can't write to stdout: {why}; no more of what workers print is shown"
+                f"relight: can't write to stdout: {why}; further output is not shown"
             )
         return cls(stdout, stderr)
 

@@ -40,7 +40,10 @@ def own_directory(env: Environment) -> str:
         pass  # it exists already, or make_run_directory reports the error
     try:
         if os.lstat(directory).st_uid != os.getuid():
-            raise UsageError(f"{directory} belongs to somebody else", hint="give a --log-dir")
+            raise UsageError(
+                f"the log directory {directory} belongs to another user",
+                hint="--log-dir=DIRECTORY names one of yours",
+            )
     except FileNotFoundError:
         pass
     return directory

@@ -17,6 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
 
+SAID_NOTHING = "the peer closed the connection without sending anything"
+
 
 class HandshakeFailed(Exception):  # noqa: N818
     """The peer can't be reached, is refused, or refuses us.
@@ -118,7 +120,7 @@ class Handshake:
             while (first := self._stream.peek()) is None:
                 yield False
             if not first:
-                raise HandshakeFailed("the peer closed the connection without a word")
+                raise HandshakeFailed(SAID_NOTHING)
             if first == b"\0" and self._divert is not None:
                 self._divert()
                 yield False  # for good: the stream is released

@@ -120,6 +120,6 @@ class Listener:
 
     def _drop_oldest(self) -> bool:
         for connection in self._strangers:
-            connection.fail("dropped for a newer one: too many say nothing")
+            connection.fail("dropped: too many connections have not sent a hello")
             return True
         return False

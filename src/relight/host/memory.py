@@ -50,7 +50,7 @@ class OomCounters:
                 "somewhere on this machine meanwhile"
             )
         return (
-            "hardly for lack of memory: "
+            "probably not out of memory: "
             f"the kernel killed {_processes(machine)} meanwhile, but in other cgroups"
         )
 

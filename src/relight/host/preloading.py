@@ -196,7 +196,7 @@ class Preload:
         try:
             connection = warm.send(plans, scratch)
         except OSError as error:
-            self.lost(f"it can't be told what to do: {error.strerror}", retry=True)
+            self.lost(f"can't send it the workers to fork: {error.strerror}", retry=True)
             return None
         if warm.forks(connection):
             return connection

@@ -177,7 +177,7 @@ class Workers:
     def _take(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "broken":
-            reason = f"the process that holds the workers (pid {self._spawner.pid}) broke: {rest}"
+            reason = f"the worker spawner (pid {self._spawner.pid}) failed: {rest}"
             raise InternalError(reason, hint="please report these lines and what was run")
         if word == "refused":
             number, _, path = rest.partition(" ")
@@ -222,7 +222,7 @@ class Workers:
             self._receive()
         if exitcode:
             how = "was killed" if exitcode == -signal.SIGKILL else f"ended with {exitcode}"
-            reason = f"the process that holds the workers (pid {self._spawner.pid}) {how}"
+            reason = f"the worker spawner (pid {self._spawner.pid}) {how}"
             for local_rank in range(len(self.ranks)):
                 if local_rank in self.pids:
                     self.evidence.setdefault(local_rank, reason)
@@ -240,4 +240,4 @@ def _refused(number: int, path: str) -> MachineError:
     elif path.startswith("/proc"):
         hint = "relight finds processes in /proc: mount it"
     what = f"{path}: {os.strerror(number)}" if path else os.strerror(number)
-    return MachineError(f"can't hold processes on this machine: {what}", hint=hint)
+    return MachineError(f"can't supervise workers on this machine: {what}", hint=hint)

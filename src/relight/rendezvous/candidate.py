@@ -172,7 +172,7 @@ class Candidate:
                     self._on_trouble(words(found))
                 self._answers = False
             elif not found.ours:
-                self.lose("another one is written down")
+                self.lose("the register names another coordinator")
                 return
             else:
                 self._answers = True
@@ -189,7 +189,7 @@ class Candidate:
         if not isinstance(found, Record):
             kind = type(self.register).__name__
             raise UsageError(
-                f"{kind}.hold returned {found!r:.100}, and no Record", hint="ask its authors"
+                f"{kind}.hold returned {found!r:.100}, not a Record", hint="ask its authors"
             )
         return found
 

@@ -249,7 +249,7 @@ def parse(
         values[key.target] = value
     if "timeout" in values:
         if values.get("join_timeout", values["timeout"]) != values["timeout"]:
-            notes.append("--rdzv-conf: timeout has no effect: join_timeout goes before it")
+            notes.append("--rdzv-conf: timeout has no effect: join_timeout takes precedence")
         values.setdefault("join_timeout", values["timeout"])
     if has_key(backend, KEY_BY_NAME["timeout"]):
         values.setdefault("join_timeout", _TIMEOUT_S)

@@ -367,5 +367,6 @@ def _check_rank(rank: Number | None, size: Number) -> None:
 
 def _contradiction(one: Number, other: Number) -> UsageError:
     return UsageError(
-        f"{one.source} contradicts {other.source}", hint="--nnodes and --rdzv-endpoint go before"
+        f"{one.source} contradicts {other.source}",
+        hint="--nnodes and --rdzv-endpoint take precedence",
     )

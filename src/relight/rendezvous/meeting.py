@@ -71,7 +71,7 @@ class Meeting(NamedTuple):
         """The command that finds out why nodes do not meet."""
         if self.register is not None:
             return (
-                f"look whether {self.where} is there and the same; `relight doctor --nnodes=N "
+                f"check that {self.where} answers and is the same; `relight doctor --nnodes=N "
                 "--rdzv-endpoint=HOST`, with the host of any node, says who can't reach whom"
             )
         return f"`relight doctor --nnodes=N --rdzv-endpoint={self.where}` says who can't reach whom"
@@ -105,14 +105,14 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, GroupSettings, li
         register = _register(spec)
         where = f"{spec.rdzv_backend} {spec.rdzv_endpoint}".rstrip()
         if spec.rdzv_id == UNSET_RUN_ID:
-            notes.append(f"no --rdzv-id: whatever job at {where} has none either is this one")
+            notes.append(f"no --rdzv-id: all jobs at {where} without one count as one job")
     ranked = spec.node_rank if conf.rank is None else conf.rank
     node_rank = ranked if static else _replica(env)
     if static and node_rank >= spec.nnodes.most:
         raise UsageError(f"--rdzv-conf: rank={node_rank} is not below --nnodes={spec.nnodes.most}")
     secured = security(env, conf)
     if not secured.secret and not (hosts and hosts[0][0] in LOCAL_HOSTS):
-        notes.append(f"no token: whoever reaches {where} can join this job ({TOKEN} sets one)")
+        notes.append(f"no token: any host reaching {where} can join this job ({TOKEN} sets one)")
     meeting = Meeting(
         job=spec.rdzv_id,
         where=where,
@@ -175,7 +175,7 @@ def _exit_barrier_s(spec: RunSpec, conf: Conf, env: Environment) -> float:
     except ValueError as error:
         raise UsageError(
             f"{EXIT_BARRIER}={text}: {error}",
-            hint="--rdzv-conf=exit_barrier_timeout=SECONDS goes before it",
+            hint="--rdzv-conf=exit_barrier_timeout=SECONDS takes precedence over it",
         ) from None
 
 

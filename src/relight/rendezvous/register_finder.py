@@ -91,11 +91,9 @@ class RegisteredFinder(Finder):
         patience_s = self._candidacy.doubts(seen, now)
         if patience_s is not None:
             self._candidate.evict(record, patience_s, lambda _: self._ask())
-        where = (
-            f"{contact.host}, which coordinates, refuses at {dns.text_of(address, contact.port)}"
-        )
+        where = f"the coordinator on {contact.host} refuses at {dns.text_of(address, contact.port)}"
         if self._candidacy.lives(now):
-            where += ", but lives: it renews its record (is there a firewall?)"
+            where += ", but still renews its record (is there a firewall?)"
         return where, Refusal.NOTHING
 
     def holds(self, is_torn: Callable[[], bool]) -> bool:
@@ -165,7 +163,7 @@ class RegisteredFinder(Finder):
         """Resolve and report an address of the holder."""
         contact = Contact.of(record.value)
         if contact is None:
-            self._seeker.found(Nowhere("its record is not one of relight's", _ASK_AGAIN_S))
+            self._seeker.found(Nowhere("its record was not written by relight", _ASK_AGAIN_S))
             return
         name, is_first = self._choice.next(contact.addresses)
 
@@ -189,10 +187,11 @@ class RegisteredFinder(Finder):
             self._seeker.ousted(reason, 0.0)
 
     def _on_trouble(self, reason: str) -> None:
-        left = self._candidacy.until - self._loop.now()
-        more = f"this node coordinates for {left:.0f} s more" if left >= 1 else "it is about to end"
-        where = self._meeting.where
-        self._seeker.say(f"can't renew what {where} says, {more}: {reason}")
+        left = max(0.0, self._candidacy.until - self._loop.now())
+        self._seeker.say(
+            f"can't renew the coordinator's record at {self._meeting.where}, "
+            f"this node coordinates for {left:.0f} s more: {reason}"
+        )
 
     def _lose(self) -> None:
         if self._candidacy.holds(self._loop.now()):

@@ -62,7 +62,7 @@ def take(spec: RunSpec, given: set[str], env: Environment) -> tuple[RunSpec, set
     except UsageError as error:
         if not _is_settled(spec, given):
             raise
-        found = NOTHING._replace(notes=(f"not taken from the environment: {error.message}",))
+        found = NOTHING._replace(notes=(f"nothing taken from the environment: {error.message}",))
     filled, taken, notes = fill(spec, given, found)
     names = {each.flag for each in taken}
     if spec.verbose:
@@ -133,13 +133,13 @@ def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) 
         return spec.nnodes
     if spec.nnodes.most == 1 or agents == 1:  # each node is a job, or the cluster job is larger
         if agents > 1:
-            notes.append(f"--nnodes=1 goes before {found.nnodes.source}: each is a job by itself")
+            notes.append(f"--nnodes=1 overrides {found.nnodes.source}: each is a job of its own")
         return Nodes(1, 1)
     if crowded and agents > spec.nnodes.most and not _PLACE & given:
         raise _crowded(found)
     if not spec.nnodes.least <= agents <= spec.nnodes.most:
         asked = str(Taken("nnodes", spec.nnodes, "")).partition(",")[0]
-        notes.append(f"--{asked} goes before {(found.agents or found.nnodes).source}")
+        notes.append(f"--{asked} overrides {(found.agents or found.nnodes).source}")
     return spec.nnodes
 
 
@@ -150,8 +150,8 @@ def _crowded(found: FoundFlags) -> UsageError:
     source = (here or found.agents).source
     return UsageError(
         f"{found.system} started relight {found.agents.value} times{where} ({source})",
-        hint=f"one a node starts all its workers: {found.remedy} relight run --nproc-per-node=N; "
-        f"--nnodes={found.agents.value} if each shall count as a node",
+        hint=f"start one per node, it starts all workers there: {found.remedy} relight run "
+        f"--nproc-per-node=N; --nnodes={found.agents.value} to count each as a node",
     )
 
 
@@ -183,7 +183,7 @@ def _place(
     if needs_rank and rank is not None and rank.value == 0 and not found.hosts:
         raise UsageError(
             f"{rank.source} is not on {host.value}, the first host",
-            hint="--rdzv-backend=c10d goes without node ranks",
+            hint="--rdzv-backend=c10d needs no node ranks",
         )
     taken = [Taken("master-addr", *host)]
     if port is not None and "master-port" not in given:
