@@ -206,7 +206,7 @@ def test_a_message_that_leads_to_a_mistake_ends_its_connection_alone(hello: dict
     """
     mistakes, there, here = serve(KeyError("x"), hello)
     assert mistakes == ["a message: KeyError('x')", "the end: KeyError('x')"]
-    assert there == ["relight failed on its message"]
+    assert there == ["relight failed on its message, which is a bug in relight"]
     assert here == ["the peer closed the connection"]
 
 
@@ -227,7 +227,7 @@ def test_a_mistake_before_the_peer_is_known_ends_the_connection_alone(
 def test_a_malformed_message_is_the_peers_mistake() -> None:
     """Malformed is, and no other exception."""
     mistakes, there, _ = serve(Malformed("no rank"), {})
-    assert there == ["it sent nonsense: no rank"]
+    assert there == ["it sent an invalid message: no rank"]
     assert mistakes[1:] == ["the end: Malformed('no rank')"] or len(mistakes) <= 1
 
 
@@ -259,7 +259,9 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
             each.close()
     assert there.reasons == ["the peer closed the connection"]
     (line,) = said
-    assert re.fullmatch(r"127.0.0.1:\d+: it sent nonsense: VoteReply.voter can't be a list", line)
+    assert re.fullmatch(
+        r"127.0.0.1:\d+: it sent an invalid message: VoteReply.voter can't be a list", line
+    )
 
 
 def test_who_says_hello_and_joins_nothing_makes_room() -> None:

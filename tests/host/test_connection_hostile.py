@@ -46,7 +46,7 @@ def greeting(**hello: object) -> bytes:
     ("data", "words"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "it began with"),
-        (b"\x16\x03\x01\x02\x00\x01", "it speaks TLS"),
+        (b"\x16\x03\x01\x02\x00\x01", "it uses TLS"),
         (b"\0" * 64, "it began with"),
         (wire.GREETING + b"\xff\xff\xff\xff" + b"x" * 64, "4294967295 bytes is above the limit"),
         (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),

@@ -92,7 +92,7 @@ def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
     counters = machine.counters()
     machine.write("proc/vmstat", "oom_kill 5\n")
     assert counters.evidence() == (
-        "hardly for lack of memory: the kernel killed 2 processes meanwhile, but in other cgroups"
+        "probably not out of memory: the kernel killed 2 processes meanwhile, but in other cgroups"
     )
 
 

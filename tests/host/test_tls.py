@@ -186,7 +186,7 @@ def test_a_plain_listener_names_a_dialler_with_tls(ends: Ends, node: Node) -> No
     ends.listen()
     _, log = ends.dial(node("b"))
     ends.until(lambda: log.reasons and ends.refused)
-    assert "it speaks TLS" in ends.refused[0]
+    assert "it uses TLS" in ends.refused[0]
     assert "TLS handshake" in log.reasons[0]
 
 

@@ -157,7 +157,7 @@ def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_pat
 
 
 def test_of_a_partition_one_side_runs(lab: Lab, tmp_path: Path) -> None:
-    """The side of the coordinator goes on; the workers of the other, though as large, are frozen."""
+    """The side of the coordinator goes on; the workers of the other, as large, are frozen."""
     job, agents = begin(lab, tmp_path, "1:4", 4)
     lab.partition(["node1", "node2"], ["node3", "node4"])
     job.until_runs(agents[:2], 2, generation=1)
