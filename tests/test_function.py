@@ -442,7 +442,7 @@ def test_what_a_host_sends_stays_in_its_directory(
         keep(str(here), name, "QQ==")
     keep(str(here), "1.result", "no base64")
     assert [path.name for path in tmp_path.rglob("*")] == ["job"]
-    assert capsys.readouterr().err.count("which is no result: dropped") == len(names) + 1
+    assert capsys.readouterr().err.count("from a host: it is not a result") == len(names) + 1
     keep(str(here), "1.result", "QQ==")
     keep(str(here), "1.result", "Qg==")
     assert (here / "1.result").read_bytes() == b"AB"

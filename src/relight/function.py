@@ -106,7 +106,7 @@ def launch(
         raise UsageError(
             f"{_name(function)} and its arguments can't be sent to workers: {error}",
             hint="pip install cloudpickle for functions that no module has; open files, locks and "
-            "sockets can't travel",
+            "sockets can't be sent",
         ) from None
     script = _script(check.of_main, hosts) if check.of_main else None
     with _directory() as directory:

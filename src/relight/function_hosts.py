@@ -109,7 +109,7 @@ def keep(directory: str, name: str, text: str) -> None:
     except ValueError:
         data = b""
     if not call.is_kept(name) or not data:
-        sys.stderr.write(f"relight: note: a host sent {name[:80]!r}, which is no result: dropped\n")
+        sys.stderr.write(f"relight: note: ignored {name[:80]!r} from a host: it is not a result\n")
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
     with open(os.path.join(directory, name), "ab") as file:

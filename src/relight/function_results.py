@@ -119,4 +119,4 @@ def _load(path: str) -> Any:
             return Unpickler(file.read()).load()  # written by our own workers
         except Exception as error:
             name = os.path.basename(path)
-            raise RelightError(f"what {name} holds can't be read here: {error}") from None
+            raise RelightError(f"the result file {name} can't be read: {error}") from None

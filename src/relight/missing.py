@@ -20,10 +20,10 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
         rest = [word for word in arguments if word != "-u"]
         shown = shlex.join(rest[:2] if rest[:1] == ["-m"] else rest[:1]) or "SCRIPT"
         hint = f"relight starts Python itself: relight run [flags] {shown}"
-        return UsageError(f"{script} is no script", hint=hint)
+        return UsageError(f"{script} is not a script", hint=hint)
     if name in _STARTERS:
         hint = f"relight takes the place of {name}: leave it out"
-        return UsageError(f"{script} is no script", hint=hint)
+        return UsageError(f"{script} is not a script", hint=hint)
     if script.startswith(("\u2013", "\u2014")):
         hint = "it begins with a dash of printed texts; type -- for a flag"
     elif " " in script and os.path.isfile(script.split()[0]):

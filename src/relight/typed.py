@@ -64,7 +64,7 @@ else:
                 else:
                     raise TypeError(f"{cls.__name__} needs {field}")
             for field in named:
-                why = "is given twice" if field in cls._fields else "is no field"
+                why = "is given twice" if field in cls._fields else "is not a field"
                 raise TypeError(f"{cls.__name__}: {field} {why}")
             return every
 

@@ -215,7 +215,7 @@ def parse_preload(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise ValueError(f"{name or repr('')} is no module; expected off, auto or names")
+            raise ValueError(f"{name or repr('')} is not a module; expected off, auto or names")
     if "auto" in names:
         raise ValueError("auto finds the modules by itself; leave out the names or auto")
     if "off" in names:

@@ -253,7 +253,7 @@ def test_a_job_that_its_scheduler_forgot_is_listed(
         (today, "SUCCEEDED"), (handle, "FAILED")
     ]  # fmt: skip
     found = relight("status", handle)
-    assert found.stdout == f"{handle} FAILED\n  its scheduler has forgotten it\n"
+    assert found.stdout == f"{handle} FAILED\n  its scheduler no longer knows it\n"
     assert "command" in relight("describe", handle).stdout
 
 

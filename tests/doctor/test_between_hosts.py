@@ -71,7 +71,7 @@ def test_a_host_that_lets_in_nothing_but_the_endpoints_port_is_named(
     lab.wall("node2", [PORT])
     reports = diagnose(lab, commands(THREE), tmp_path)
     for report in reports.values():
-        finding = report.one("in the other direction they work")
+        finding = report.one("but work in the other direction")
         assert finding["where"] == "all others -> node2"
         assert "32768-60999" in finding["remedy"]
         assert "--master-port" in finding["remedy"]
@@ -279,7 +279,7 @@ def test_a_running_job_at_the_endpoint_is_recognised(lab: Lab, tmp_path: Path) -
     while "1 of" not in job.stderr.readline():
         pass
     reports = diagnose(lab, commands(("node2",), "--timeout=1", count=2), tmp_path)
-    assert reports["node2"].one("a coordinator has the endpoint", level="warning")
+    assert reports["node2"].one("a coordinator uses the endpoint", level="warning")
     assert reports["node2"].code == 0
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 
@@ -294,8 +294,8 @@ def test_a_node_with_another_token_is_told_so_and_named(lab: Lab, tmp_path: Path
         assert report.of("error") == report.of("warning") == [], report
     with_token["node3"] = words["node3"]
     reports = diagnose(lab, with_token, tmp_path)
-    assert "token" in reports["node3"].one("turned away")["what"]
-    assert [f for f in reports["node1"].findings if f["what"].startswith("turned away")]
+    assert "token" in reports["node3"].one("this node was refused")["what"]
+    assert [f for f in reports["node1"].findings if f["what"].startswith("refused a connection")]
 
 
 def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> None:
@@ -307,14 +307,14 @@ def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> Non
     words["node2"] = [sys.executable, "-c", die, *words["node2"][len(RELIGHT) :]]
     reports = diagnose(lab, words, tmp_path)
     for name in ("node1", "node3"):
-        assert reports[name].one("did not tell what it found")["where"] == "node2"
+        assert reports[name].one("but sent no report")["where"] == "node2"
 
 
 def test_a_node_too_many_is_turned_away_with_the_reason(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE, "--timeout=3")
     words["node3"] = [w.replace("--nnodes=3", "--nnodes=2") for w in words["node3"]]
     reports = diagnose(lab, words, tmp_path)
-    assert "--nnodes=3" in reports["node3"].one("turned away")["what"]
+    assert "--nnodes=3" in reports["node3"].one("this node was refused")["what"]
 
 
 def with_hosts(path: Path, command: list[str]) -> list[str]:

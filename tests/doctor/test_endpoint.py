@@ -40,7 +40,7 @@ HELLO = {"type": "hello", "nonce": "00" * 32, "token": False}
         (wire.GREETING + wire.encode({"type": "refused", "reason": "tls"}), True, RELIGHT),
         (b"relight 7\n", True, RELIGHT),
         (b"", True, "closes the connection"),
-        (b"", False, "says nothing"),
+        (b"", False, "sends nothing"),
         (b"HTTP/1.1 400 Bad Request\r\n", False, "a web server"),
         (b"SSH-2.0-OpenSSH_9.2\r\n", False, "an SSH server"),
         (b"\x15\x03\x01\x00\x02", True, "TLS"),
@@ -64,7 +64,7 @@ def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
         ((EndpointAnswer("10.0.0.1", REFUSED),), ERROR, "the connection is refused"),
         ((EndpointAnswer("10.0.0.1", REFUSED, ours=True),), OK, "its port is free"),
         ((EndpointAnswer("10.0.0.1", SILENT),), ERROR, "nothing comes back"),
-        ((EndpointAnswer("10.0.0.1", SILENT, alive=True),), ERROR, "lives: a firewall drops"),
+        ((EndpointAnswer("10.0.0.1", SILENT, alive=True),), ERROR, "is up: a firewall drops"),
         (
             (EndpointAnswer("10.0.0.1", f"{NO_ROUTE}: Network is unreachable"),),
             ERROR,
@@ -78,7 +78,7 @@ def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
             "a coordinator",
         ),
         ((EndpointAnswer("10.0.0.1", DOCTOR),), OK, "another `relight doctor`"),
-        ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "wants TLS, a token"),
+        ((EndpointAnswer("10.0.0.1", RELIGHT),), WARNING, "requires TLS or a token"),
     ],
 )
 def test_each_way_to_be_answered_is_one_finding(
@@ -144,7 +144,7 @@ def serve() -> Iterator[Serve]:
     [
         (b"HTTP/1.0 400 no\r\n\r\n", "it is a web server"),
         (b"", "it closes the connection without an answer"),
-        (None, "it takes connections and says nothing"),
+        (None, "it accepts connections and sends nothing"),
     ],
 )
 def test_a_program_that_is_no_coordinator_is_named(

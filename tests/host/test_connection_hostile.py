@@ -50,8 +50,8 @@ def greeting(**hello: object) -> bytes:
         (b"\0" * 64, "it began with"),
         (wire.GREETING + b"\xff\xff\xff\xff" + b"x" * 64, "4294967295 bytes is above the limit"),
         (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),
-        (wire.GREETING + wire.frame(b"[" * 4000), "no JSON"),
-        (wire.GREETING + wire.frame(b""), "no JSON"),
+        (wire.GREETING + wire.frame(b"[" * 4000), "not valid JSON"),
+        (wire.GREETING + wire.frame(b""), "not valid JSON"),
         (wire.GREETING + wire.encode({"type": "beat"}), "before it was authenticated"),
         (
             wire.GREETING + wire.encode({"type": "proof", "mac": "00"}),
@@ -140,7 +140,7 @@ def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
     ("answer", "words"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n", "does not speak relight's protocol"),
-        (wire.GREETING + wire.frame(b"x" * 4000), "no JSON"),
+        (wire.GREETING + wire.frame(b"x" * 4000), "not valid JSON"),
         (wire.GREETING + b"\xff\xff\xff\xff", "above the limit of 4096"),
         (wire.GREETING + wire.encode({"type": "generation"}), "before it was authenticated"),
         (greeting(token=True) + wire.encode({"type": "generation"}), "before it was authenticated"),

@@ -47,7 +47,7 @@ def test_a_handle_names_a_job_a_role_or_replicas(text: str, expected: Handle) ->
     ],
 )  # fmt: skip
 def test_text_that_is_no_handle_is_refused_with_the_form_of_one(text: str) -> None:
-    with pytest.raises(UsageError, match="is no handle of a job") as caught:
+    with pytest.raises(UsageError, match="is not the handle of a job") as caught:
         handles.parse(text)
     assert "SCHEDULER://SESSION/JOB" in caught.value.hint
 

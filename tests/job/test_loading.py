@@ -87,7 +87,7 @@ def test_a_file_named_like_a_module_of_python_is_the_users(place: Path) -> None:
         ("raise SystemExit(3)\n", "bad.py:f", "bad.py:1 does not load: SystemExit: 3"),
         ("import nope\n", "bad.py:f", "bad.py:1 does not load: ModuleNotFoundError"),
         ("def g(): ...\n", "bad.py:f", "there is no f in bad.py"),
-        ("f = 1\n", "bad.py:f", "f in bad.py is no function"),
+        ("f = 1\n", "bad.py:f", "f in bad.py is not a function"),
         ("def f():\n    return 1\n", "bad.py:f", "bad.py:f returned a int, not an AppDef"),
         ("def f():\n\n    raise KeyError('x')\n", "bad.py:f", "failed in bad.py:3: KeyError: 'x'"),
         ("", "other.py:f", "there is no file other.py"),

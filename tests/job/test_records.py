@@ -131,7 +131,7 @@ def test_a_record_nested_too_deeply_for_json_is_an_error_of_one_line() -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../a", "a\0b", "-a", ".a", "ü", "a b"])
 def test_text_that_is_no_id_is_refused(name: str) -> None:
     """An id is a name of a directory, and of no other than the job's."""
-    with pytest.raises(UsageError, match="is no id of a job"):
+    with pytest.raises(UsageError, match="is not the id of a job"):
         records.path(name)
     assert records.of_handle("local", name) is None
 

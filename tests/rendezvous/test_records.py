@@ -121,7 +121,7 @@ def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path, launch
     result = launch("run", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
                     "--rdzv-id=job", "--nnodes=2", "--no-python", "true")  # fmt: skip
     assert result.returncode == 2
-    assert "job in it is no regular file\nhint: remove it" in result.stderr
+    assert "job in it is not a regular file\nhint: remove it" in result.stderr
 
 
 def test_a_directory_that_takes_no_files_is_refused_at_once(launch: Launch) -> None:

@@ -183,7 +183,7 @@ def test_a_job_that_its_scheduler_has_forgotten(
     assert runner.status(first).exitcode == 3
     scheduler.jobs.clear()
     found = runner.status(first)
-    assert (found.state, found.message) == (AppState.FAILED, "its scheduler has forgotten it")
+    assert (found.state, found.message) == (AppState.FAILED, "its scheduler no longer knows it")
     assert runner.status(second).state is AppState.UNKNOWN
 
 
@@ -262,7 +262,7 @@ def test_a_job_that_is_just_being_sent_can_be_cancelled_and_deleted(
     sending = threading.Thread(target=runner.submit, args=(job,))
     sending.start()
     assert begun.wait(20)
-    assert runner.status(f"scripted://relight/{job.app_id}").message == "it is being sent"
+    assert runner.status(f"scripted://relight/{job.app_id}").message == "it is being submitted"
     found = []
     stop = getattr(Runner(), verb)
     stopping = threading.Thread(
@@ -452,7 +452,7 @@ def test_a_job_whose_end_is_forgotten_is_not_waited_for(
     """A job whose scheduler can't say any more how it ended is not waited for."""
     handle = runner.submit("utils.echo")
     scheduler.jobs.clear()
-    with pytest.raises(MachineError, match=f"^{handle}: its scheduler has forgotten it$"):
+    with pytest.raises(MachineError, match=f"^{handle}: its scheduler no longer knows it$"):
         runner.wait(handle, timeout=20)
 
 
@@ -498,11 +498,11 @@ def test_who_waits_for_a_job_learns_that_it_was_deleted(
 
 def test_a_value_of_another_type_is_an_error_of_one_line(runner: Runner) -> None:
     for call, text in (
-        (lambda: runner.submit(None), "None is no app"),  # type: ignore[arg-type]
+        (lambda: runner.submit(None), "None is neither an app"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", cfg=5), "cfg=5: expected a dict"),  # type: ignore[arg-type]
         (lambda: runner.submit("utils.echo", "--msg a"), "expected a list of words"),
         (lambda: runner.submit("utils.echo", 5), "expected a list of words"),  # type: ignore[arg-type]
-        (lambda: runner.status(5), "5 is no handle"),  # type: ignore[arg-type]
+        (lambda: runner.status(5), "5 is not the handle"),  # type: ignore[arg-type]
         (lambda: Runner(session="a/b"), "expected a word without '/'"),
     ):
         with pytest.raises(UsageError, match=text):

@@ -163,7 +163,7 @@ def test_a_port_is_open_only_if_it_is_asked_for() -> None:
     assert caught.value.hint == "did you mean http?"
     with pytest.raises(UsageError, match="would both have port 8080"):
         configs(its, role("other", port_map={"http": 8080}), publish=["http"])
-    with pytest.raises(UsageError, match="is no port"):
+    with pytest.raises(UsageError, match="is not a port"):
         configs(its, publish=["http:99999"])
 
 
@@ -173,7 +173,7 @@ def test_a_port_is_open_only_if_it_is_asked_for() -> None:
         ({"image": "<NONE>"}, {}, "trainer has no image"),
         ({"image": ""}, {}, "trainer has no image"),
         ({"mounts": (BindMount("/a", "b"),)}, {}, "begins with /"),
-        ({}, {"shm_size": "lots"}, "shm_size=lots is no size"),
+        ({}, {"shm_size": "lots"}, "shm_size=lots is not a size"),
         ({}, {"workspace": "/no/such/place"}, "/no/such/place is not a directory"),
     ],
 )

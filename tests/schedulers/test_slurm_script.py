@@ -157,7 +157,7 @@ def test_agents_are_told_before_the_time_limit(
     [
         ([ddp(), ddp()], {}, "two roles have the name main"),
         ([Role("a/b", "img")], {}, "can't be the name of a directory"),
-        ([ddp(env={"a.b": "c"})], {}, "'a.b' is no name of a variable"),
+        ([ddp(env={"a.b": "c"})], {}, "'a.b' is not the name of a shell variable"),
         ([ddp(env={"A": "\0"})], {}, "a NUL in"),
         ([ddp()], {"comment": "a\nb"}, "is one line"),
         ([ddp()], {"sbatch": ["--nice\nrm"]}, "is one line"),

@@ -35,7 +35,7 @@ def test_a_host_is_read_with_its_user_and_port(text: str, expected: SshHost) -> 
 )  # fmt: skip
 def test_a_word_that_is_no_host_is_refused(text: str) -> None:
     """A word that ssh or a shell could take for something else is refused."""
-    with pytest.raises(UsageError, match="is no host"):
+    with pytest.raises(UsageError, match="is not a host"):
         hosts.parse(text)
 
 

@@ -8,10 +8,10 @@ from relight.runner.runner import Runner
 _MANY = 1000
 PAGE = Page(
     "cancel [flags] JOB …",
-    ("Stops jobs that are not over; logs and record stay. JOB is a handle, or an id alone.",),
+    ("Stops running jobs; logs and record stay. JOB is a handle, or an id alone.",),
     (JSON, HELP),
     (f"relight cancel {HANDLE}",),
-    "exit code: 0, also if it was over already; 2 there is no such job",
+    "exit code: 0, also for a job that was over already; 2 a job does not exist",
 )
 
 

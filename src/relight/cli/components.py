@@ -14,9 +14,9 @@ from relight.spec import Flag
 
 PAGE = Page(
     "components [flags] [COMPONENT]",
-    ("Lists the components that can be submitted, or tells the flags of one.",),
+    ("Lists the components that can be submitted, or the flags of one.",),
     (
-        Flag("print", None, False, "", "print its source, to begin one's own with", from_env=False),
+        Flag("print", None, False, "", "print its source, as a start for your own", from_env=False),
         JSON,
         HELP,
     ),

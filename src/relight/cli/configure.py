@@ -15,14 +15,14 @@ PAGE = Page(
     "configure [flags]",
     (
         f"Writes {FILE} with a section a scheduler: each option with its default, commented out.",
-        "A file that is there is only added to.",
-        "Looked for here and in the home directory, value by value; here goes before.",
+        "Adds missing sections to a file that exists.",
+        "Values in this directory's file take precedence over those in the home directory's.",
     ),
     (
         Flag("schedulers", str, "", "A,B", "only these", short="s", from_env=False),
-        Flag("all", None, False, "", "set all options to their defaults, in no comment", short="a",
+        Flag("all", None, False, "", "write options without the comment sign", short="a",
              from_env=False),
-        Flag("print", None, False, "", "print it, and write nothing", from_env=False),
+        Flag("print", None, False, "", "print it instead of writing it", from_env=False),
         HELP,
     ),
     ("relight configure -s slurm", "relight configure --all --print"),
@@ -45,7 +45,9 @@ def main(argv: list[str]) -> int:
         except RelightError as error:
             if parsed.values["schedulers"]:
                 raise
-            say(f"without {name}: {error.message}")  # of another package: no reason for no file
+            say(
+                f"{name} is left out: {error.message}"
+            )  # a broken plug-in must not prevent the file
     names = list(sections)
     if parsed.values["print"]:
         print("\n\n".join(sections.values()))
@@ -55,14 +57,15 @@ def main(argv: list[str]) -> int:
         there = [name for name in names if name in known]
         if there:
             raise UsageError(
-                f"{FILE} has a section [{there[0]}]", hint="--print shows what would be written"
+                f"{FILE} already has a section [{there[0]}]",
+                hint="--print shows what would be written",
             )
     new = [text for name, text in sections.items() if name not in known]
     try:
         _add(("\n" if known else "") + "\n\n".join(new) + "\n")
     except OSError as error:
         raise MachineError(f"can't write {FILE}: {error.strerror}") from None
-    say(f"{FILE} has {', '.join(names)}")
+    say(f"{FILE} has sections for {', '.join(names)}")
     return EXIT_OK
 
 

@@ -221,14 +221,14 @@ def _listen(bind: Endpoint, *, any_port: bool) -> tuple[socket.socket, str]:
     default = 0 if any_port else DEFAULT_ENDPOINT_PORT
     port = default if bind.port is None else bind.port
     if bind.others or "/" in bind.host or (port == 0 and not any_port):
-        raise UsageError(f"--bind={bind}: expected one HOST or HOST:PORT, which agents know")
+        raise UsageError(f"--bind={bind}: expected one HOST or HOST:PORT that agents can reach")
     address = _address(bind.host) if bind.host else ""
     sock = listen(address, port)
     if sock is None:
         raise UsageError(
             f"can't listen at {bind.host or 'port'}{':' if bind.host else ' '}{port}: it is taken, "
             "or no address of this machine",
-            hint="an agent on this machine may coordinate there; give those --rdzv-conf=is_host=0",
+            hint="if an agent here coordinates at that port: start it with --rdzv-conf=is_host=0",
         )
     return sock, str(Endpoint(bind.host or socket.gethostname(), port))
 

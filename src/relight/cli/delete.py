@@ -9,7 +9,7 @@ _MANY = 1000
 PAGE = Page(
     "delete [flags] JOB …",
     (
-        "Stops jobs and removes all that is left of them: logs, state, record.",
+        "Stops jobs and removes their logs, state and record.",
         "JOB is a handle, or an id alone.",
     ),
     (HELP,),
@@ -18,7 +18,7 @@ PAGE = Page(
         "relight list --json | jq -r '.[] | select(.state==\"FAILED\").handle' | "
         "xargs relight delete",
     ),
-    "exit code: 0; 2 there is no such job",
+    "exit code: 0; 2 a job does not exist",
 )
 
 

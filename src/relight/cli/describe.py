@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             lines = list(_lines(found))
         except (KeyError, TypeError, AttributeError):
             where = f"the record of {found['handle']} is broken"
-            raise MachineError(where, hint="--json shows it as it is") from None
+            raise MachineError(where, hint="--json prints the raw record") from None
         print("\n".join(lines))
     return EXIT_OK
 

@@ -103,7 +103,7 @@ def _spec(parsed: ParsedFlags, env: Environment) -> RunSpec:
     backends.check(spec.rdzv_backend)
     is_file = spec.script not in ("", "-") and not (spec.module or spec.no_python)
     if is_file and not os.path.exists(spec.script):
-        raise UsageError(f"there is no file {spec.script}", hint="look at the path")
+        raise UsageError(f"there is no file {spec.script}", hint="check the path")
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     if spec.rdzv_backend not in ("c10d", "static"):

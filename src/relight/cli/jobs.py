@@ -159,7 +159,7 @@ class Follower:
         with self._changed:
             while not self._is_over():
                 if not self._moves(limit_s) and not self._printing:
-                    raise MachineError(f"it does not come to an end: relight logs {self._handle}")
+                    raise MachineError(f"its output does not end: relight logs {self._handle}")
         if self._errors:
             raise self._errors[0]
 

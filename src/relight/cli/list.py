@@ -9,11 +9,11 @@ from relight.values import one_of
 
 PAGE = Page(
     "list [flags]",
-    ("Lists the jobs that were submitted here, newest first, yesterday's too.",),
+    ("Lists the jobs submitted from this machine, also those that are over, newest first.",),
     (
-        Flag("scheduler", str, "", "NAME", "its jobs only, and those not submitted here too",
+        Flag("scheduler", str, "", "NAME", "only its jobs, also those submitted from elsewhere",
              short="s", from_env=False),
-        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs that are so",
+        Flag("state", one_of(*AppState.__members__), "", "STATE", "only jobs in this state",
              from_env=False),
         JSON,
         HELP,

@@ -28,7 +28,7 @@ def parse_time(text: str) -> datetime:
         try:
             return datetime.now().astimezone() - timedelta(seconds=ago)
         except OverflowError:
-            raise ValueError("that is before all calendars") from None
+            raise ValueError("that is before the year 1") from None
     try:
         return datetime.fromisoformat(text).astimezone()
     except (ValueError, OverflowError):
@@ -38,7 +38,7 @@ def parse_time(text: str) -> datetime:
 PAGE = Page(
     "logs [flags] JOB[/ROLE[/REPLICA,…]]",
     (
-        "Prints what the replicas of a job wrote; with several, each line after its replica.",
+        "Prints what the replicas of a job wrote. With several, each line begins with its replica.",
         "JOB is a handle, or an id alone.",
     ),
     (
@@ -50,9 +50,9 @@ PAGE = Page(
              from_env=False),
         Flag("role", str, "", "NAME", "only this role", from_env=False),
         Flag("replica", str, "", "N,…", "only these replicas", from_env=False),
-        Flag("regex", str, "", "R", "only lines in which this is found", from_env=False),
-        Flag("since", parse_time, None, "T", "only from then on: 10m, or a time", from_env=False),
-        Flag("until", parse_time, None, "T", "only up to then", from_env=False),
+        Flag("regex", str, "", "R", "only lines that match", from_env=False),
+        Flag("since", parse_time, None, "T", "lines since then: 10m, or a time", from_env=False),
+        Flag("until", parse_time, None, "T", "lines until then", from_env=False),
         Flag("streams", one_of("stdout", "stderr", "combined"), "combined", "NAME",
              "stdout, stderr or combined", from_env=False),
         JSON,

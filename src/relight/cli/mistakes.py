@@ -64,7 +64,7 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
 
 
 def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
-    """Return the error for a first word that is no command.
+    """Return the error for a first word that is not a command.
 
     Args:
         argv: the whole command line.
@@ -76,7 +76,7 @@ def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
         return UsageError(f"unknown flag: {word}", hint=f"did you mean relight {meant}?")
     if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
         line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
-        return UsageError(f"{word} is no command", hint=f"did you mean relight run {line}?")
+        return UsageError(f"{word} is not a command", hint=f"did you mean relight run {line}?")
     meant = _COMMANDS.get(word) or nearest(word, list(commands))
     hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
     return UsageError(f"unknown command: {word}", hint=hint)

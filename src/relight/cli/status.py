@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 PAGE = Page(
     "status [flags] [JOB]",
     (
-        "Says how a job is, and each of its replicas. JOB is its handle, or its id alone.",
+        "Shows the state of a job and of its replicas. JOB is its handle, or its id alone.",
         "Without JOB: which agents of yours (relight run) run on this machine, and the memory of",
-        "each with its workers; of that, what the process takes that holds preloaded modules.",
+        "each with its workers; PRELOADED is the part that preloaded modules take.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -32,7 +32,7 @@ PAGE = Page(
         f"relight status {HANDLE}",
         "relight status --json train-x3bk9qwz | jq -r .state",
     ),
-    "exit code: 0 there is such a job, however it is; 2 there is none",
+    "exit code: 0 the job exists, in any state; 2 it does not exist",
 )
 
 
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
     if found.message:
         print(f"  {found.message}")
     if found.restarts:
-        print(f"  started again {many(found.restarts, 'time')}")
+        print(f"  restarted {many(found.restarts, 'time')}")
     if found.url:
         print(f"  {found.url}")
     rows = [
@@ -114,7 +114,7 @@ def _here(*, as_json: bool) -> int:
         )
         for agent in found
     ]
-    heads = ("AGENT", "RUN ID", "WORKERS", "SINCE", "MEMORY", "OF IT PRELOADED")
+    heads = ("AGENT", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
     print("\n".join(table(rows, heads)))
     return EXIT_OK
 

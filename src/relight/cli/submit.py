@@ -22,7 +22,7 @@ SUBMIT_FLAGS = (
     Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
     Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
     Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
-    Flag("workspace", str, "", "DIR", "a directory that travels with the job", from_env=False),
+    Flag("workspace", str, "", "DIR", "a directory to copy for the job", from_env=False),
     Flag("parent-run-id", str, "", "ID", "the run that this one is part of", from_env=False),
     Flag("launcher", str, "relight", "NAME", "relight, or torchrun for images without it",
          from_env=False),
@@ -43,7 +43,7 @@ PAGE = Page(
         "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
         "relight submit dist.ddp --help        (components: relight components)",
     ),
-    "exit code: 0 it was sent or, after waiting, ended well; the job's own; 2 wrong usage",
+    "exit code: 0 the job was sent or, with --wait, succeeded; else its own; 2 wrong usage",
 )
 _STDIN = {
     "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
@@ -164,7 +164,7 @@ def _refuse_beside_stdin(words: list[str], rest: list[str]) -> None:
     beside = ("--stdin", "--dryrun", "--json", "--launcher")
     wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
     if wrong:
-        raise UsageError(f"--stdin says all of it: {wrong[0]} can't stand beside it")
+        raise UsageError(f"--stdin reads all of this: {wrong[0]} can't be given with it")
 
 
 def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
@@ -174,7 +174,7 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     try:
         found = json.load(sys.stdin)
     except ValueError as error:
-        raise UsageError(f"--stdin: this is no JSON: {error}") from None
+        raise UsageError(f"--stdin: not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError("--stdin: expected a JSON object", hint=f"keys: {', '.join(_STDIN)}")
     for key, value in found.items():
@@ -187,7 +187,7 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
         if key not in found:
             raise UsageError(f"--stdin: {key} is missing", hint=f"needed: {', '.join(_NEEDED)}")
     if "component_args" in found and "component_args_str" in found:
-        raise UsageError("--stdin: component_args and component_args_str are both there")
+        raise UsageError("--stdin: component_args and component_args_str exclude each other")
     for key in ("dryrun", "wait", "log", "tee_logs", "workspace", "parent_run_id", "scheduler"):
         values[key] = found.get(key) or values[key]
     values["scheduler_args"] = {**found["scheduler_args"], **found.get("scheduler_cfg", {})}

@@ -96,7 +96,7 @@ def coordinator_help(flags: Iterable[Flag]) -> str:
         "usage: relight coordinator [flags]",
         "",
         "Coordinates jobs of several nodes from a machine that need not train. The jobs name it in",
-        "--rdzv-endpoint. Killed and started again, it finds them as they are; no worker notices.",
+        "--rdzv-endpoint. If it is killed and started again, jobs reconnect and workers run on.",
         "",
         *flag_lines(flags),
         "",

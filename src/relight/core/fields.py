@@ -97,7 +97,7 @@ def decode(text: bytes | str) -> Any:
     try:
         return _decode(text.decode() if isinstance(text, bytes) else text)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"no JSON: {error}") from None
+        raise Malformed(f"not valid JSON: {error}") from None
 
 
 def message(kinds: Any, value: Message) -> Any:
@@ -240,13 +240,13 @@ def _by_word(kinds: Any) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if number in (float("inf"), float("-inf")):
-        raise ValueError(f"{text[:40]} is no number")
+        raise ValueError(f"{text[:40]} is not a number")
     return number
 
 

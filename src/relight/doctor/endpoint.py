@@ -61,7 +61,7 @@ def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
         found = judge(look(host, port, seconds * 0.9))
         return [line for finding in found for line in lines_of(finding)]
     except Exception as error:  # must not hide why the rendezvous failed
-        return [f"the endpoint could not be looked at: {error}"]
+        return [f"the endpoint could not be examined: {error}"]
 
 
 def look(host: str, port: int, seconds: float) -> Seen:
@@ -111,7 +111,7 @@ def itself(host: str, port: int, addresses: list[str]) -> Finding | None:
         text_of(host, port),
         "/etc/hosts gives the name a loopback address, as Debian does for a machine's own name"
         if named
-        else "no other machine gets there",
+        else "no other machine can reach it",
         "if it is the name of another machine, correct /etc/hosts here; nodes of other machines "
         "need an address that they reach",
     )
@@ -147,12 +147,12 @@ def answer_of(data: bytes, *, closed: bool) -> str:
     if not data:
         if closed:
             return "it closes the connection without an answer, as torch's own store does"
-        return "it takes connections and says nothing"
+        return "it accepts connections and sends nothing"
     for start, name in ((b"HTTP/", "a web server"), (b"SSH-", "an SSH server")):
         if data.startswith(start):
             return f"it is {name}"
     if data[0] in (0x15, 0x16):
-        return "it speaks TLS, and not as relight does"
+        return "it uses TLS, but not as relight does"
     return f"it answers {data[:24]!r}"
 
 
@@ -292,7 +292,7 @@ def _spoken(answer: EndpointAnswer, where: str) -> Finding:
         )
     return Finding(
         WARNING,
-        "relight answers, and wants TLS, a token, or is of another version",
+        "relight answers, but requires TLS or a token, or is of another version",
         where,
         "the endpoint can be reached from here",
         "use the same version of relight, RELIGHT_TOKEN and tls_ settings on all nodes",
@@ -309,13 +309,13 @@ def _wrong(what: str, same: list[EndpointAnswer], where: str, port: int) -> Find
             ERROR,
             "the connection is refused",
             where,
-            f"{addresses} lives, and nothing listens at port {port}, or a firewall rejects it",
+            f"{addresses} is up, but nothing listens at port {port}, or a firewall rejects it",
             "start relight on that host too; is it the right host and the right port?",
         )
     if what == SILENT:
         alive = any(answer.alive for answer in same)
         why = (
-            f"{addresses} lives: a firewall drops what comes to port {port}"
+            f"{addresses} is up: a firewall drops packets to port {port}"
             if alive
             else f"nothing comes back from {addresses}: a firewall drops it, the machine is down, "
             "or the address is wrong"
@@ -340,7 +340,7 @@ def _wrong(what: str, same: list[EndpointAnswer], where: str, port: int) -> Find
     end = f"end {holder}, or take" if holder else "end that program, or take"
     return Finding(
         ERROR,
-        f"port {port} is taken by a program that is no coordinator of relight",
+        f"port {port} is taken by a program that is not a coordinator of relight",
         where,
         f"{what}; {holder}" if holder else what,
         f"{end} another port in --rdzv-endpoint on all nodes",

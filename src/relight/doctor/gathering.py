@@ -158,19 +158,19 @@ class _Participant(Seeker):
         level = ERROR
         if self._came:
             reason = "the meeting of the nodes ended without a verdict"
-            remedy = "run it again; the node that has the endpoint must stay"
+            remedy = "run it again; the node at the endpoint must stay until the end"
         elif self._turned_away:
-            reason = f"turned away: {self._turned_away}"
+            reason = f"this node was refused: {self._turned_away}"
             remedy = "give all nodes the same flags, RELIGHT_TOKEN and tls_ settings"
         elif COORDINATOR in spoken:
             level = WARNING
-            reason = "a coordinator has the endpoint, so that the nodes can't meet there"
-            remedy = "for the checks between nodes use another port in --rdzv-endpoint, on a node"
+            reason = "a coordinator uses the endpoint, so that the nodes can't meet there"
+            remedy = "to check the network between nodes, use another port in --rdzv-endpoint"
         else:
-            reason = f"no other node was met at {meeting.where}"
+            reason = f"no other node came to {meeting.where}"
             remedy = "run the same command on all nodes at about the same time"
             if DOCTOR in spoken:
-                remedy = "run it again, and sooner after the others"
+                remedy = "run it again, closer in time to the others"
         found.insert(0, Finding(level, reason, "", "", remedy))
         return Verdict(tuple(found), self._came)
 
@@ -253,7 +253,7 @@ class _Participant(Seeker):
     def opened(self, connection: Connection, hello: Message) -> None:
         """Introduce this node to the peer, if that hosts the meeting."""
         if fields.record(Hello, hello).sender != DOCTOR:
-            connection.fail("what listens there is no doctor")
+            connection.fail("the program that listens there is not `relight doctor`")
             return
         if self._station is None:
             self._station = Station(self._loop)
@@ -295,9 +295,9 @@ class _Participant(Seeker):
 
     def _begin(self, connection: Connection, begin: Begin) -> None:
         if self._examination is not None or self._station is None:
-            raise Malformed("a second beginning")
+            raise Malformed("a second order to begin")
         if not 0 < begin.number < len(begin.nodes):
-            raise Malformed("a number that is none")
+            raise Malformed("an invalid node number")
         # The host does not know the address at which we reached it.
         nodes = (begin.nodes[0]._replace(address=self._dialled), *begin.nodes[1:])
         cookie = cookie_from(begin.cookie)

@@ -120,12 +120,12 @@ class MeetingHost:
         """Take the connection of a new node."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender != "doctor":
-            connection.fail("it is no `relight doctor`, and this is one")
+            connection.fail("the peer is not `relight doctor`, and this side is")
             return
         if job != self._job or settings is None or settings[:2] != self._wanted:
             reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={_range(self._wanted)}"
         elif not self._is_open():
-            reason = f"{len(self._attendees)} nodes have come already, no more are asked for"
+            reason = f"{len(self._attendees)} nodes have come already, which is all of --nnodes"
         else:
             return
         connection.send(fields.to_json(Sorry(reason)))
@@ -163,7 +163,7 @@ class MeetingHost:
         if self._number_of(connection):
             raise Malformed("a second node")
         if node.address and not is_numeric(node.address):
-            raise Malformed(f"an address that is none: {node.address:.40}")
+            raise Malformed(f"an invalid address: {node.address:.40}")
         if not self._is_open():
             connection.close()
             return
@@ -241,9 +241,9 @@ class MeetingHost:
     def _take_report(self, connection: Connection, report: ProbeReport) -> None:
         number = self._number_of(connection)
         if self._began_at is None or not number or self._attendees[number].reported:
-            raise Malformed("a report that nobody asked for")
+            raise Malformed("a report that was not asked for")
         if any(target >= len(self._attendees) for target, _ in report.probes):
-            raise Malformed("a report of a node that there is not")
+            raise Malformed("a report on an unknown node")
         self._note(number, dict(report.probes), report.clock_s, report.clock_error_s)
 
     def _note(
@@ -280,7 +280,7 @@ class MeetingHost:
         return [
             Finding(
                 WARNING,
-                f"turned away: {reason}",
+                f"refused a connection from there: {reason}",
                 host,
                 "",
                 "if it is a node of the job: the same version of relight, RELIGHT_TOKEN and tls_ "
@@ -301,8 +301,8 @@ def absent(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
             f"{missing} of {_range(wanted)} nodes did not come",
             "",
             f"these did: {', '.join(came)}" if came else "",
-            "run the same command on the others within the time of --timeout: it says what they "
-            "see of the endpoint",
+            "run the same command on the others within --timeout; it says whether they reach the "
+            "endpoint",
         )
     ]
 

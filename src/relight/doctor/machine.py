@@ -229,7 +229,7 @@ def _gpus(gpus: Gpus) -> list[Finding]:
                 WARNING,
                 f"{gpus.hiding} names {gpus.named} devices, and {gpus.visible} of them are there",
                 "",
-                "the list ends at the first entry that is no device",
+                "CUDA stops at the first entry that does not exist",
                 f"name devices that exist: {_gpu(gpus.usable)} here, from 0 on",
             )
         )
@@ -277,8 +277,8 @@ def _names(machine: Machine) -> list[Finding]:
             WARNING,
             f"the machine's own name {machine.host} is a name {what}",
             "",
-            "gloo listens where that name leads, and others can't reach it there; relight goes by "
-            "addresses",
+            "gloo listens at that address, and other nodes can't reach it there; relight itself "
+            "uses addresses",
             "give the name the machine's address in /etc/hosts, or set GLOO_SOCKET_IFNAME to the "
             f"interface that others reach{_choice(machine.addresses)}",
         )

@@ -43,9 +43,9 @@ def judge(
         findings.append(
             Finding(
                 ERROR,
-                "came to the endpoint, and did not tell what it found",
+                "reached the endpoint, but sent no report",
                 names_of(nodes[number].name for number in missing),
-                "it ended, or its connection did",
+                "its process or its connection ended",
                 "look at what `relight doctor` printed there",
             )
         )
@@ -90,9 +90,8 @@ _PORTS = (
 )
 _KINDS: dict[str, tuple[str, str, str]] = {
     "closed": (
-        "connections to free ports get no answer, in the other direction they work",
-        "a firewall of the host that is called drops them, though the endpoint's port {port} is "
-        "open",
+        "connections to free ports get no answer, but work in the other direction",
+        "a firewall of the target host drops them, though the endpoint's port {port} is open",
         _PORTS,
     ),
     "blocked": (
@@ -101,8 +100,8 @@ _KINDS: dict[str, tuple[str, str, str]] = {
         _PORTS,
     ),
     "one way": (
-        "nothing gets through in this direction, and it does in the other",
-        "one-way: a route back is missing, or a firewall drops all from there",
+        "nothing gets through in this direction, but packets do in the other",
+        "a route back is missing, or a firewall drops all packets from there",
         _ROUTES,
     ),
     "nothing": (
@@ -121,8 +120,8 @@ _KINDS: dict[str, tuple[str, str, str]] = {
         _ROUTES + "; --local-addr chooses the address that others use",
     ),
     Way.MUTE: (
-        "a connection is taken, and it is not the other node that answers",
-        "a proxy, a load balancer or a port mapping stands between",
+        "a connection is accepted, but not by the other node",
+        "there is a proxy, a load balancer or a port mapping between them",
         "let the nodes reach each other directly (host network for containers)",
     ),
     "mtu": (

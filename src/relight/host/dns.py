@@ -27,7 +27,7 @@ def resolve(
             case OSError():
                 done([], f"{host} does not resolve: {found.strerror or found}")
             case ValueError() | OverflowError():
-                done([], f"{host!r} is no host name")
+                done([], f"{host!r} is not a host name")
             case _:
                 done([], f"{host} can't be looked up: {found}")
 
@@ -67,7 +67,7 @@ def sock_address(host: str, port: int) -> tuple[int, tuple[Any, ...]]:
     try:
         found = socket.getaddrinfo(_quick(host), port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, ValueError, OverflowError):
-        raise ValueError(f"{text_of(host, port)} is no numeric address") from None
+        raise ValueError(f"{text_of(host, port)} is not a numeric address") from None
     return found[0][0], found[0][4]
 
 

@@ -40,7 +40,7 @@ def parse(text: str) -> Handle:
         return _part_of(Handle(scheduler, session, app_id), role, replicas)
     match = None if "://" in text else re.fullmatch(_ID_FORM, text)
     if match is None:
-        raise UsageError(f"{text!r} is no handle of a job", hint=_EXAMPLE)
+        raise UsageError(f"{text!r} is not the handle of a job", hint=_EXAMPLE)
     app_id, role, replicas = match.groups()
     return _part_of(_by_id(app_id), role, replicas)
 

@@ -59,7 +59,7 @@ def path(app_id: str) -> str:
         UsageError: the id is invalid.
     """
     if not _is_id(app_id):
-        raise UsageError(f"{app_id!r} is no id of a job", hint="relight list shows them")
+        raise UsageError(f"{app_id!r} is not the id of a job", hint="relight list shows them")
     return os.path.join(root(), app_id)
 
 
@@ -202,7 +202,9 @@ def remove(name: str) -> None:
     where = path(name)
     remove_tree(where)
     if os.path.lexists(where):
-        raise MachineError(f"can't remove all of {where}", hint="whose are the files there?")
+        raise MachineError(
+            f"can't remove all of {where}", hint="check the owner of the files there"
+        )
 
 
 def token() -> str:
@@ -219,7 +221,7 @@ def token() -> str:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         with open(os.open(file, flags, 0o600), "r+") as opened:
             if os.fstat(opened.fileno()).st_uid not in (os.geteuid(), 0) and os.geteuid():
-                raise PermissionError(errno.EPERM, "it belongs to somebody else", file)
+                raise PermissionError(errno.EPERM, "it belongs to another user", file)
             fcntl.flock(opened, fcntl.LOCK_EX)
             known = opened.read().strip()
             if not known:
@@ -227,7 +229,7 @@ def token() -> str:
                 opened.write(known)
             return known
     except OSError as error:
-        raise MachineError(f"can't keep {file}: {error.strerror}") from None
+        raise MachineError(f"can't use {file}: {error.strerror}") from None
 
 
 def _is_id(text: str) -> bool:

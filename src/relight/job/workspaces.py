@@ -310,5 +310,5 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 def _unreadable(source: str, error: OSError) -> MachineError:
     return MachineError(
         f"can't copy the workspace {source}: {error}",
-        hint="name what need not travel in .relightignore",
+        hint="list what need not be copied in .relightignore",
     )

@@ -222,7 +222,7 @@ class FileRegister:
 
     def _no_file(self, name: str) -> UsageError:
         return UsageError(
-            f"--rdzv-endpoint={self._directory}: {name} in it is no regular file",
+            f"--rdzv-endpoint={self._directory}: {name} in it is not a regular file",
             hint="remove it: the directory is for the records of jobs only",
         )
 

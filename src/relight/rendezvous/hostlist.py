@@ -46,7 +46,7 @@ def expand_tasks(text: str) -> list[int]:
         match = _TASKS.fullmatch(part)
         times = int(match[2] or 1) if match else 0
         if match is None or not times or len(tasks) + times > MOST_HOSTS:
-            raise ValueError(f"{part[:60]!r} is no number of tasks")
+            raise ValueError(f"{part[:60]!r} is not a number of tasks")
         tasks += [int(match[1])] * times
     return tasks
 
@@ -66,7 +66,7 @@ def _split(text: str) -> list[str]:
     """Return the words separated by commas outside of brackets."""
     words = re.findall(r"(?:\[[^][]*\]|[^][,\s])+", text)
     if not words or ",".join(words) != text:
-        raise ValueError(f"{text[:60]!r} is no list of hosts")
+        raise ValueError(f"{text[:60]!r} is not a list of hosts")
     return words
 
 
@@ -76,10 +76,10 @@ def _numbers(text: str) -> list[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"{part[:60]!r} is no range of numbers")
+            raise ValueError(f"{part[:60]!r} is not a range of numbers")
         low, high = int(match[1]), int(match[2] or match[1])
         if high < low:
-            raise ValueError(f"{part!r} is no range of numbers")
+            raise ValueError(f"{part!r} is not a range of numbers")
         _check(len(numbers), [range(low, high + 1)])
         numbers += [str(number).zfill(len(match[1])) for number in range(low, high + 1)]
     return numbers

@@ -109,9 +109,9 @@ def _check_parts(role: Role) -> None:
 def _check_texts(role: Role) -> None:
     for word in (role.entrypoint, *role.args):
         if not isinstance(word, str) or "\0" in word:
-            raise UsageError(f"the role {role.name} has an argument that is no text: {word!r}")
+            raise UsageError(f"the role {role.name} has an argument that is not a text: {word!r}")
     for name, value in role.env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
             raise UsageError(f"the role {role.name} has a variable of the name {name!r}")
         if not isinstance(value, str) or "\0" in value:
-            raise UsageError(f"the role {role.name} has a variable that is no text: {name}")
+            raise UsageError(f"the role {role.name} has a variable that is not a text: {name}")

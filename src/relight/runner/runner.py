@@ -157,7 +157,7 @@ class Runner:
             RelightError: an argument is invalid.
         """
         if not isinstance(app, AppDef | str):
-            raise UsageError(f"{app!r} is no app, and no address of a component")
+            raise UsageError(f"{app!r} is neither an app nor the address of a component")
         if isinstance(args, str) or not isinstance(args, Sequence | Mapping):
             raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
         if not isinstance(cfg, Mapping | str):
@@ -237,9 +237,9 @@ class Runner:
             state = AppState[record["state"]]
             found = AppStatus(
                 state if state.is_over else AppState.UNKNOWN,
-                "it is being sent"
+                "it is being submitted"
                 if records.is_being_sent(record["id"])
-                else "its scheduler has forgotten it",
+                else "its scheduler no longer knows it",
             )
         if found is None:
             raise _no_job(job)
@@ -479,7 +479,7 @@ def compiled(regex: str) -> "re.Pattern[str] | None":
 
 def _parsed(handle: str | Handle) -> Handle:
     if not isinstance(handle, str | Handle):
-        raise UsageError(f"{handle!r} is no handle of a job")
+        raise UsageError(f"{handle!r} is not the handle of a job")
     return handles.parse(handle) if isinstance(handle, str) else handle
 
 

@@ -155,7 +155,7 @@ def _of_module(module: ModuleType, name: str, place: str) -> Component:
         return found  # type: ignore[no-any-return]
     known = public(module)
     hint = did_you_mean(name, known, f"it has {', '.join(known) or 'no functions'}")
-    what = f"{name} in {place} is no function" if found is not None else f"no {name} in {place}"
+    what = f"{name} in {place} is not a function" if found is not None else f"no {name} in {place}"
     raise UsageError(f"there is {what}" if found is None else what, hint=hint)
 
 

@@ -61,7 +61,7 @@ def refuse_script(args: Sequence[str]) -> None:
     first, *rest = args or [""]
     if first.endswith(".py"):
         words = shlex.join(["--script", first, *(["--", *rest] if rest else [])])
-        raise UsageError(f"{first} stands where arguments of a script are", hint=f"type {words}")
+        raise UsageError(f"{first} comes where arguments of a script are", hint=f"type {words}")
 
 
 def role_name(script: str | None, m: str | None) -> str:

@@ -202,7 +202,7 @@ class _Given:
 def _published(word: str) -> tuple[str, int]:
     name, _, port = word.partition(":")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
-        raise UsageError(f"-cfg publish={word}: {port} is no port", hint="NAME or NAME:PORT")
+        raise UsageError(f"-cfg publish={word}: {port} is not a port", hint="NAME or NAME:PORT")
     return name, int(port or 0)
 
 
@@ -306,7 +306,7 @@ def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+)([bkmgt]?)b?", text.strip().lower())
     if match is None:
-        raise UsageError(f"-cfg shm_size={text} is no size", hint="such as 512m or 8g")
+        raise UsageError(f"-cfg shm_size={text} is not a size", hint="such as 512m or 8g")
     return int(match[1]) * _UNITS[match[2]]
 
 

@@ -130,7 +130,7 @@ class Executor:
             self._states = [self._blank(number) for number in range(len(self._replicas))]
         state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
         why = self._stopped or (self._why() if failed else "")
-        lost = f"not all that it wrote is in its logs: {self._lost}" if self._lost else ""
+        lost = f"its logs are not complete: {self._lost}" if self._lost else ""
         self._write(state, "; ".join(filter(None, (why, lost))))
 
     def _try_once(self) -> bool:
@@ -239,7 +239,7 @@ class Executor:
 
     def _why(self) -> str:
         if self._first is None:
-            return "its processes could not be ended"
+            return "its processes could not be killed"
         state = self._states[self._first]
         code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
         how = f"exit code {code}" if code > 0 else signal_name(-code)

@@ -156,7 +156,7 @@ class ProcessJobs:
         if _read(app_id) is None:
             raise self._unknown(app_id)
         if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
-            raise MachineError(f"{app_id} does not end: the system does not let go of a process")
+            raise MachineError(f"{app_id} does not end: a process of it can't be killed")
 
     def delete(self, app_id: str) -> None:
         """Stop a job and remove its state and logs.
@@ -167,13 +167,13 @@ class ProcessJobs:
         state = _read(app_id)
         if state is None and records.of_handle(self._scheduler, app_id) is not None:
             if LocalRecord(records.path(app_id)).is_held():
-                raise MachineError(f"{app_id} has lost its state, but runs")
+                raise MachineError(f"the state of {app_id} is lost, but it still runs")
             return  # the owner of the record removes it
         self.cancel(app_id)
         assert state is not None
         _remove(state["log_dir"])
         if os.path.lexists(state["log_dir"]):
-            raise MachineError(f"can't remove {state['log_dir']}", hint="it has to go by hand")
+            raise MachineError(f"can't remove {state['log_dir']}", hint="remove it by hand")
         records.remove(app_id)
 
     def list(self) -> Sequence[Listed]:
@@ -268,7 +268,7 @@ def _last_line(path: str) -> str:
             lines = file.read().split("\n")
     except OSError:
         lines = []
-    last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+    last = next((line for line in reversed(lines) if line.strip()), "it printed nothing")
     return f"the process that runs the job could not start: {last.strip()}"
 
 

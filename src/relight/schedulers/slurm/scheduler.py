@@ -56,7 +56,7 @@ class Slurm:
     options: Sequence[Option] = (
         Option("partition", str, None, "the partition, or several: p1,p2"),
         Option("time", str, None, "time limit: minutes, H:M:S, or D-H:M:S"),
-        Option("account", str, None, "whom to charge"),
+        Option("account", str, None, "account to charge"),
         Option("qos", str, None, "quality of service"),
         Option("constraint", str, None, "features that nodes must have"),
         Option("comment", str, None, "a comment"),
@@ -65,7 +65,7 @@ class Slurm:
         Option("nodelist", str, None, "nodes that the job must have: node[1-4]"),
         Option("exclude", str, None, "nodes that it must not have"),
         Option("exclusive", bool, False, "share nodes with no other job"),
-        Option("mem", bool, None, "ask for memory; if not said, where the partition manages it"),
+        Option("mem", bool, None, "ask for memory (default: where the partition manages it)"),
         Option(
             "gpus",
             str,
@@ -196,7 +196,7 @@ class Slurm:
         if folder is None:
             raise UsageError(
                 f"where the logs of {app_id} are is not known here",
-                hint="it was submitted by somebody else, or from another home directory",
+                hint="it was submitted by another user, or with another home directory",
             )
         directory, roles = folder
         if not 0 <= query.replica < roles.get(query.role, 0):
@@ -454,7 +454,7 @@ def _forgotten(folder: Folder) -> AppStatus:
     if state is AppState.UNKNOWN:
         replicas = [r._replace(state=state, exitcode=None) for r in replicas]
         return AppStatus(
-            state, "Slurm has forgotten it, and it was cancelled or lost", tuple(replicas)
+            state, "Slurm no longer knows it: it was cancelled or lost", tuple(replicas)
         )
     return AppStatus(state, "", tuple(replicas))
 

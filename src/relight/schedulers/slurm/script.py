@@ -78,7 +78,7 @@ def render(
     names = _functions(roles)
     for role, name in zip(roles, names, strict=True):
         lines += _run(role, name, here, programs)
-    lines += ["# What a try before has left."]
+    lines += ["# Remove what an earlier try has left."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
         numbers = f"{{0..{role.num_replicas - 1}}}" if role.num_replicas > 1 else "0"
@@ -127,12 +127,12 @@ def minutes(text: str) -> float | None:
 
 
 _TOKEN = """\
-# Without it nobody joins this job.
+# An agent needs this token to join the job.
 export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}
 """.splitlines()
 
 _FIRST_FAILURE = """\
-# Of what srun has said: how the first task ended that failed, and not because its node was lost.
+# Print how the first task failed, by the messages of srun. Tasks of lost nodes do not count.
 first_failure() {
     awk '/: error: Node failure on / { lost[$NF ":"] }
          /: error: [^ ]+: tasks? [^ ]+: / && !($3 in lost) { print $NF; exit }' "$1"
@@ -144,7 +144,7 @@ _STEP = """\
 step() {
     local role=$1 nodes=$2 code how said=$RELIGHT_JOB_DIR/$1/srun.log
     shift 2
-    trap : TERM USR1 # this shell goes on, srun does what it does
+    trap : TERM USR1 # srun handles the signal, this shell waits for it
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 --open-mode=append \\
         --output="$RELIGHT_JOB_DIR/$role/%t/stdout.log" \\
         --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$said"
@@ -152,9 +152,9 @@ step() {
     cat "$said"
     how=$(first_failure "$said")
     if [[ $code != 0 && $how =~ ^[0-9]+$ ]]; then
-        code=$how # what srun ends with may be from a task that was stopped because of it
+        code=$how # srun may exit with the code of a task that was stopped afterwards
     elif [[ -z $how && "$*" == *--no-kill* ]] && grep -q ': error: Node failure on ' "$said"; then
-        code=0 # the others did without the lost nodes
+        code=0 # the other nodes went on without the lost ones
     fi
     if [ "$code" != 0 ]; then
         echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
@@ -164,20 +164,20 @@ step() {
 """
 
 _STOP = """\
-# The roles of a job end together. The next try has the same number, and must not be hit.
+# The roles of a job end together. The next try has the same job id: do not kill it.
         scancel --signal=TERM "$SLURM_JOB_ID"
         { sleep 40; kill -0 $$ 2>/dev/null && scancel --signal=KILL "$SLURM_JOB_ID"; } &
 """
 
 _LIMIT = """\
-# Slurm says that the time limit is near: so do we to the workers.
+# Slurm sends USR1 to this script when the time limit is near: signal the workers.
 near_the_limit() {
     interrupted=yes
-    echo "relight: the time limit is near, SIG{signal} to the workers"
+    echo "relight: the time limit is near, sending SIG{signal} to the workers"
     scancel --signal={signal} "$SLURM_JOB_ID"
     if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-        # Whatever does not end by itself ends in time to be queued again. The next try has the same
-        # number, and must not be hit.
+        # Stop what still runs, in time to queue the job again. The next try has the same job id: do
+        # not kill it.
         { sleep {half}; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
     fi
 }
@@ -185,17 +185,17 @@ trap near_the_limit USR1
 """
 
 _END = """\
-# A signal interrupts the wait.
+# A signal interrupts `wait`: wait again.
 until interrupted=; wait "${steps[@]}"; [ -z "$interrupted" ]; do :; done
 
 code=0
 [ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
 [ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
 if [ -n "$stopped" ]; then
-    exit "$code" # Slurm knows why
+    exit "$code" # Slurm records why
 fi
 if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-    echo "relight: queued again, for try $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+    echo "relight: queueing the job again, for try $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"
@@ -212,7 +212,7 @@ def _check(app: AppDef, directory: str) -> None:
             raise UsageError(f"role name {role.name!r} can't be the name of a directory here")
         for name in role.env:
             if not _VARIABLE.fullmatch(name):
-                raise UsageError(f"role {role.name}: {name!r} is no name of a variable of a shell")
+                raise UsageError(f"role {role.name}: {name!r} is not the name of a shell variable")
         for text in (role.entrypoint, *role.args, *role.env.values()):
             if "\0" in text:
                 raise UsageError(f"role {role.name}: a NUL in {text!r}")

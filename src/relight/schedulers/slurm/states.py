@@ -86,7 +86,7 @@ class Part(NamedTuple):
         """Return a message about its state, or nothing."""
         said = "" if self.reason in ("None", "(null)", "") else self.reason
         if self.app_state is AppState.PENDING:
-            return f"it waits: {said}" if said else "it waits"
+            return f"pending: {said}" if said else "it waits"
         if self.app_state is AppState.FAILED and (said, self.exitcode) == ("JobLaunchFailure", -9):
             return "the node that ran its script, the first, was lost"
         if self.app_state is AppState.FAILED:

@@ -57,7 +57,9 @@ def parse(text: str) -> SshHost:
     begins_well = not name.startswith("-") and not user.startswith("-")
     port_is_well = (colon == ":" and 0 < number < 65536) or (not colon and not port)
     if not name or bool(at) != bool(user) or not plain or not begins_well or not port_is_well:
-        raise UsageError(f"{text!r} is no host", hint="NAME, USER@NAME, NAME:PORT, [ADDRESS]:PORT")
+        raise UsageError(
+            f"{text!r} is not a host", hint="NAME, USER@NAME, NAME:PORT, [ADDRESS]:PORT"
+        )
     return SshHost(name, user, number)
 
 
@@ -71,7 +73,7 @@ def read(path: str) -> list[SshHost]:
         with open(os.path.expanduser(path)) as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"can't read the host file {path}: {why}") from None
     hosts = []
     for number, line in enumerate(lines, 1):
@@ -86,7 +88,7 @@ def read(path: str) -> list[SshHost]:
             name, equals, value = word.partition("=")
             if name not in _SLOTS or not equals or not value.isdecimal():
                 raise UsageError(
-                    f"{path}:{number}: {word!r} has no meaning here",
+                    f"{path}:{number}: {word!r} is not valid here",
                     hint="a line is a host, then slots=NUMBER or nothing",
                 )
     return hosts

@@ -227,7 +227,7 @@ class Session:
         for end in supervisor.ends:
             self._end = frames.ReplicaEnded(end.exitcode, evidence)
         if supervisor.has_ended and supervisor.alive:
-            reason = evidence or "the system does not let go of it"
+            reason = evidence or "it did not exit after SIGKILL"
             self._end = frames.ReplicaEnded(-signal.SIGKILL, reason)
 
     @property

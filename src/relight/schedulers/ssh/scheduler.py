@@ -72,7 +72,7 @@ class Ssh:
         Option("ssh_args", str, None, "more arguments of ssh"),
         Option("copy_env", list, None, "variables of this process to send; NCCL_* is a pattern"),
         Option("grace", float, 10.0, "seconds from SIGTERM to SIGKILL, 30 at most"),
-        Option("silence", float, 15.0, "seconds without a word after which a connection is lost"),
+        Option("silence", float, 15.0, "seconds of silence after which a connection is lost"),
         Option("log_dir", str, None, "directory here for the logs of jobs"),
         Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
     )  # fmt: skip
@@ -294,7 +294,7 @@ def _ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> 
     if errors:
         error = errors[0][1]
         others = ", ".join(dict.fromkeys(str(host) for host, _ in errors[1:]))
-        more = f"; and there is something wrong with {others}" if others else ""
+        more = f"; there are errors on {others} too" if others else ""
         raise type(error)(error.message + more, hint=error.hint)
 
 
@@ -323,8 +323,8 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
         out, err = process.communicate(timeout=_CHECK_LIMIT_S)
     except subprocess.TimeoutExpired:
         return MachineError(
-            f"{host} lets us in but does not answer",
-            hint="what do the start-up files of the shell there wait for?",
+            f"{host} accepts the login but does not answer",
+            hint="do the start-up files of the shell there wait for input?",
         )
     decoder = frames.FrameDecoder(frames.GREETING)
     try:
