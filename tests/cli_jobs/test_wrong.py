@@ -78,7 +78,7 @@ SUBMIT = [
     ("--launcher torchrn utils.echo", "--launcher=torchrn: expected relight or torchrun"),
     ("dist.ddp", "exactly one of --script and -m is needed: none is there"),
     ("dist.ddp --script a.py -m a", "exactly one of --script and -m is needed: both are there"),
-    ("dist.ddp a.py --lr 1", "a.py stands where arguments of a script are"),
+    ("dist.ddp a.py --lr 1", "a.py comes where arguments of a script are"),
     ("dist.ddp --script no.py", "there is no file no.py"),
     ("dist.ddp --script a.py -j 2x", "-j '2x': expected NODESxWORKERS"),
     ("dist.ddp --script a.py -j 1x2x3", "expected NODESxWORKERS"),
@@ -116,12 +116,12 @@ SUBMIT = [
     ("utils.sh --entrypoint nope", "the command of sh/0, nope, is not there"),
     ("utils.binary --entrypoint nope", "the command of binary/0, nope, is not there"),
     ("utils.binary --entrypoint ./c.py", "./c.py, is not executable"),
-    ("utils.python a.py --lr 1", "a.py stands where arguments of a script are"),
+    ("utils.python a.py --lr 1", "a.py comes where arguments of a script are"),
     ("utils.python", "exactly one of -m, -c and --script is needed: none is there"),
     ("utils.python -m a -c b", "exactly one of -m, -c and --script is needed: 2 are there"),
     ("utils.booth --x1 1 --x2 a", "--x2=a: expected a number"),
     ("utils.copy --src a", "utils.copy needs --dst"),
-    ("--stdin utils.echo", "--stdin says all of it: utils.echo can't stand beside it"),
+    ("--stdin utils.echo", "--stdin reads all of this: utils.echo can't be given with it"),
 ]
 OTHERS = [
     ("status --roles a", "--roles needs a job"),
@@ -184,7 +184,7 @@ STDIN: list[tuple[Any, str]] = [
     ({"component_args": {"nope": ""}}, "utils.echo has no parameter nope"),
     ({"component_args": {"msg": "a\0"}}, "an argument that is not a text"),
     ({"component_args_str": [1]}, "--stdin: component_args_str must be a list of texts"),
-    ({"component_args": {}, "component_args_str": []}, "are both there"),
+    ({"component_args": {}, "component_args_str": []}, "exclude each other"),
     ({"scheduler": "nosuch"}, "there is no scheduler nosuch"),
     ({"component_name": "a\0b"}, "there is no component"),
     (

@@ -259,7 +259,7 @@ def test_silence_and_a_refusal_of_the_endpoint_are_told_apart(lab: Lab, tmp_path
     assert "the connection is refused" in alone.one("nothing listens at port 29400")["what"]
     lab.wall("node1", [33434])
     alone = diagnose(lab, {"node2": words["node2"]}, tmp_path)["node2"]
-    assert "10.77.0.1 lives: a firewall drops what comes to port 29400" in alone.out
+    assert "10.77.0.1 is up: a firewall drops packets to port 29400" in alone.out
     assert alone.one("no answer")["remedy"].startswith("open TCP port 29400")
 
 
