@@ -217,7 +217,7 @@ def test_the_output_of_squeue_is_read() -> None:
     assert (seven.state, seven.exitcode, seven.restarts, seven.name) == ("FAILED", 9, 2, "a b")
     assert seven.hosts == ("n1", "n2") and seven.submitted == "2026-01-02"
     assert (first.offset, second.offset, first.exitcode) == (0, 1, -15)
-    assert second.explain() == "it waits: Resources" and seven.explain() == ""
+    assert second.explain() == "pending: Resources" and seven.explain() == ""
     lost = seven._replace(reason="JobLaunchFailure", exitcode=-9)
     assert lost.explain() == "the node that ran its script, the first, was lost"
     assert states.state_of(jobs["8"]) is AppState.RUNNING
