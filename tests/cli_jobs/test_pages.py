@@ -164,7 +164,9 @@ def test_configure_leaves_out_a_broken_plug_in_by_name(
     site = {"PYTHONPATH": str(tmp_path / "site")}
     found = relight("configure", "--print", **site)
     assert found.returncode == 0
-    assert found.stderr.startswith("relight: broken is left out: the scheduler broken (no_such_module)")
+    assert found.stderr.startswith(
+        "relight: broken is left out: the scheduler broken (no_such_module)"
+    )
     assert "[local]" in found.stdout and "broken" not in found.stdout
     assert relight("configure", "--print", "-s", "broken", **site).returncode == 2
 
