@@ -187,8 +187,8 @@ class RemoteLink(finders.Seeker):
             match effect:
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
-                case SendHeartbeat(number, late):
-                    self._beat(number, late)
+                case SendHeartbeat() as beat:
+                    self._beat(beat)
                 case LetWorkersRun(until):
                     self._owner.lease(None if until == FOR_EVER else until)
                 case Disconnect():
@@ -395,18 +395,19 @@ class RemoteLink(finders.Seeker):
             self._beats.close()
             self._beats = None
 
-    def _beat(self, number: int, late: bool) -> None:
-        """Send a heartbeat; as a datagram if the last one seems lost, as TCP would delay it."""
+    def _beat(self, beat: SendHeartbeat) -> None:
         connection = self._connection
         if connection is None:
             return
-        if not late:
-            connection.send({"type": "beat", "number": number})
+        if beat.over_connection:
+            connection.send({"type": "beat", "number": beat.number})
+        if not beat.as_datagram:
             return
         if self._beats is None:
             self._open_beats(connection)
         if self._beats is not None:
-            self._beats.send(self._beats.datagram(number, connection.session_key), self._target)
+            datagram = self._beats.datagram(beat.number, connection.session_key)
+            self._beats.send(datagram, self._target)
 
     def _open_beats(self, connection: "Connection") -> None:
         from relight.host.heartbeats import Heartbeats

@@ -54,7 +54,7 @@ class Played:
         self.step(Tick())
         self.step(PlaceFound())
         (beat,) = self.step(Opened("10.0.0.1:29400"))
-        assert beat == SendHeartbeat(1, late=False)
+        assert beat == SendHeartbeat(1, over_connection=True, as_datagram=False)
         self.step(Echoed(1))
         assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + 1.0)]
         assert self.link.state is LinkState.CONNECTED
@@ -69,7 +69,7 @@ def test_a_lease_counts_from_when_the_echoed_beat_was_sent() -> None:
     """However late an echo comes, what it gives ends a lease after the beat."""
     played = Played().connected()
     sent_at = played.now + 0.25
-    assert SendHeartbeat(2, late=False) in played.step(Tick(), 0.25)
+    assert SendHeartbeat(2, over_connection=True, as_datagram=False) in played.step(Tick(), 0.25)
     assert played.step(Echoed(2), 0.9) == [LetWorkersRun(sent_at + 1.0)]
     assert played.step(Echoed(2)) == []  # an echo that is repeated
 
@@ -89,12 +89,32 @@ def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> No
     """Beats go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
     played = Played().connected()
     played.step(Tick(), 0.25)
-    assert played.step(Tick(), 0.25) == [SendHeartbeat(3, late=True)]
+    late = SendHeartbeat(3, over_connection=False, as_datagram=True)
+    assert played.step(Tick(), 0.25) == [late]
     assert played.link.deadline() == pytest.approx(played.now + 0.05)
     effects = played.step(Tick(), 1.0)
     assert effects[0] == Disconnect() and effects[-2:] == [CoordinatorLost(), Seek()]
     assert "no heartbeat from it for 1.5 s" in str(effects[1])
     assert played.link.state is LinkState.SEEKING
+
+
+def test_echoes_that_are_always_late_keep_the_connection_where_datagrams_are_dropped() -> None:
+    """The connection carries a heartbeat each interval, whatever goes as a datagram beside it."""
+    played = Played().connected()
+    sent: list[tuple[float, int]] = []
+    leased_until = played.now + 1.0
+    for _ in range(1000):  # 50 s; an echo takes 0.6 s, more than two intervals
+        played.now += 0.05
+        while sent and played.now >= sent[0][0] + 0.6:
+            for effect in played.step(Echoed(sent.pop(0)[1])):
+                if isinstance(effect, LetWorkersRun):
+                    leased_until = effect.until
+        for effect in played.step(Tick()):
+            match effect:
+                case SendHeartbeat(number, over_connection=True):
+                    sent.append((played.now, number))
+        assert played.link.state is LinkState.CONNECTED
+        assert leased_until > played.now
 
 
 def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_without_a_pause() -> None:

@@ -358,7 +358,7 @@ class Beats(heartbeats.Heartbeats):
         there = world.host_of(str(target[0]), here)
         if there is None or not world.passes(here, there) or world.refuses(here, there):
             return
-        if world.random.random() >= world.loss:
+        if world.random.random() >= world.loss and world.has_datagrams:
             sender = here.address, self.port
             world.after(world.delay(), self._arrive, there.number, int(target[1]), data, sender)
 

@@ -229,6 +229,8 @@ class World:
         """Decides what came later into the plays, so that the others stay as they were."""
         self.lively = self.extras.random() < 0.2
         """Whether workers start processes, and other programs send those signals."""
+        self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
+        """Whether datagrams arrive; some firewalls drop them all."""
         self.now = 0.0
         self.clocks = self.random.choice((0.0, 0.0, 0.001, 0.01))
         """By how much clocks run too fast or too slow, at most."""

@@ -35,7 +35,9 @@ UNFIT_S = 30.0
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
 LATE = 1.6
-"""In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well."""
+"""In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well, as
+TCP would delay them. A firewall may drop all datagrams, so the connection carries as many as ever.
+"""
 
 
 class LinkState(Enum):
@@ -129,10 +131,11 @@ class Seek(NamedTuple):
 
 
 class SendHeartbeat(NamedTuple):
-    """Effect: send a heartbeat; `late`: the echo of the last one is late."""
+    """Effect: send a heartbeat, over the connection, as a datagram, or both."""
 
     number: int
-    late: bool
+    over_connection: bool
+    as_datagram: bool
 
 
 class Disconnect(NamedTuple):
@@ -383,7 +386,9 @@ class Link:
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
         late = silent_s > terms.interval_s * LATE
-        self._effects.append(SendHeartbeat(session.send(now), late))
+        number = session.send(now)
+        is_regular = not late or number % max(1, round(terms.interval_s / BURST_S)) == 0
+        self._effects.append(SendHeartbeat(number, is_regular, as_datagram=late))
         self._due = now + (BURST_S if late else terms.interval_s)
 
     def _echo(self, sent_at: float | None) -> None:
