@@ -32,7 +32,6 @@ GOOD = Machine(
     torch="2.13.0",
     own_name=("10.0.0.1",),
     addresses=("lo 127.0.0.1", "eth0 10.0.0.1"),
-    ipv6=True,
 )
 
 

@@ -1,8 +1,9 @@
 """Compares facts that should be equal on all nodes of a job, and reports differences for people."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from relight.core.ranks import natural
+from relight.typed import TypeVar
 
 _SUBJECTS = {
     "script": "the script's content differs",
@@ -11,6 +12,7 @@ _SUBJECTS = {
 _MAX_HOSTS = 4
 _MAX_VALUES = 4
 _MAX_LENGTH = 60
+T = TypeVar("T")
 
 
 def compare(
@@ -29,10 +31,7 @@ def compare(
     """
     lines = []
     for name, value in new.items():
-        hosts_by_value: dict[str, list[str]] = {}
-        for host, facts in known.items():
-            if name in facts:
-                hosts_by_value.setdefault(facts[name], []).append(host)
+        hosts_by_value = by_value((f[name], host) for host, f in known.items() if name in f)
         if not hosts_by_value or value in hosts_by_value:
             continue
         hosts_by_value[value] = [new_host]
@@ -43,7 +42,7 @@ def compare(
 def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
     values = sorted(hosts_by_value, key=lambda v: (len(hosts_by_value[v]), natural(v)))
     short = _shorten(values)
-    parts = [f"{short[v]} on {_names(hosts_by_value[v])}" for v in values[:_MAX_VALUES]]
+    parts = [f"{short[v]} on {names_of(hosts_by_value[v])}" for v in values[:_MAX_VALUES]]
     if len(values) > _MAX_VALUES:
         rest = len(values) - _MAX_VALUES
         parts.append(f"{rest} other value{'s' * (rest > 1)} elsewhere")
@@ -51,7 +50,16 @@ def _sentence(name: str, hosts_by_value: Mapping[str, Sequence[str]]) -> str:
     return f"{subject} between the nodes: {', '.join(parts)}"
 
 
-def _names(hosts: Sequence[str]) -> str:
+def by_value(values: Iterable[tuple[T, str]]) -> dict[T, list[str]]:
+    """Return the hosts that have each value, from pairs of a value and a host."""
+    hosts_by_value: dict[T, list[str]] = {}
+    for value, host in values:
+        hosts_by_value.setdefault(value, []).append(host)
+    return hosts_by_value
+
+
+def names_of(hosts: Iterable[str]) -> str:
+    """Return names of hosts for people, shortened if there are many."""
     names = sorted(hosts, key=natural)
     if len(names) <= _MAX_HOSTS:
         return ", ".join(names)

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+from relight.core.mismatches import by_value, names_of
 from relight.core.ranks import natural
 
-_MAX_NAMES = 4
+_MAX_PARTS = 4
 
 
 class Level(StrEnum):
@@ -55,14 +56,6 @@ def to_object(finding: Finding) -> dict[str, Any]:
     return finding._asdict()
 
 
-def names_of(hosts: Iterable[str]) -> str:
-    """Return names of hosts for people, shortened if there are many."""
-    names = sorted(hosts, key=natural)
-    if len(names) <= _MAX_NAMES:
-        return ", ".join(names)
-    return f"{', '.join(names[: _MAX_NAMES - 1])} and {len(names) - _MAX_NAMES + 1} more"
-
-
 def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
     """Return pairs of hosts for people: `node2 -> all others`, `node1 -> node3`.
 
@@ -84,10 +77,8 @@ def pairs_of(pairs: Iterable[tuple[str, str]], hosts: Sequence[str]) -> str:
                 if wanted <= left:
                     left -= wanted
                     parts.append(words)
-    by_source: dict[str, list[str]] = {}
-    for source, target in left:
-        by_source.setdefault(source, []).append(target)
+    by_source = by_value(left)
     parts += [f"{s} -> {names_of(by_source[s])}" for s in sorted(by_source, key=natural)]
-    if len(parts) > _MAX_NAMES:
-        parts = [*parts[: _MAX_NAMES - 1], f"{len(parts) - _MAX_NAMES + 1} more of that kind"]
+    if len(parts) > _MAX_PARTS:
+        parts = [*parts[: _MAX_PARTS - 1], f"{len(parts) - _MAX_PARTS + 1} more of that kind"]
     return "; ".join(parts)

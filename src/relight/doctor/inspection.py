@@ -55,7 +55,6 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
         torch=facts.get("torch", ""),
         own_name=own_name,
         addresses=_interfaces(root),
-        ipv6=os.path.exists(os.path.join(root, "proc/net/if_inet6")),
     )
 
 

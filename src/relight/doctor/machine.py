@@ -63,7 +63,6 @@ class Machine(NamedTuple):
     torch: str
     own_name: tuple[str, ...]
     addresses: tuple[str, ...]
-    ipv6: bool
 
 
 def judge(machine: Machine, *, alone: bool) -> list[Finding]:

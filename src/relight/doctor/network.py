@@ -17,7 +17,8 @@ blocks it; if both fail, datagrams show whether packets pass at all, and in whic
 from collections.abc import Mapping, Sequence
 
 from relight.core import mismatches
-from relight.doctor.findings import ERROR, WARNING, Finding, names_of, pairs_of
+from relight.core.mismatches import by_value, names_of
+from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
 from relight.doctor.messages import DoctorNode, Probe, Way
 
 CLOCKS_S = 1.0
@@ -209,10 +210,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
 
 
 def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
-    by_mtu: dict[int, list[str]] = {}
-    for node in nodes:
-        if node.mtu:
-            by_mtu.setdefault(node.mtu, []).append(node.name)
+    by_mtu = by_value((node.mtu, node.name) for node in nodes if node.mtu)
     if len(by_mtu) < 2:
         return []
     values = ", ".join(f"{mtu} on {names_of(by_mtu[mtu])}" for mtu in sorted(by_mtu))
@@ -243,11 +241,9 @@ def _translated(nodes: Sequence[DoctorNode]) -> list[Finding]:
 
 def _names(nodes: Sequence[DoctorNode]) -> list[Finding]:
     """Check whether the endpoint's name leads to different machines."""
-    by_address: dict[str, list[str]] = {}
-    for node in nodes:
-        if node.resolved:
-            text = ", ".join(sorted(node.resolved))
-            by_address.setdefault(text, []).append(node.name)
+    by_address = by_value(
+        (", ".join(sorted(node.resolved)), node.name) for node in nodes if node.resolved
+    )
     if len(by_address) < 2:
         return []
     values = "; ".join(f"{text} on {names_of(by_address[text])}" for text in sorted(by_address))
@@ -268,10 +264,7 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
     for fact in sorted({name for node in nodes for name in node.facts}):
         if fact == "port range":
             continue
-        hosts: dict[str, list[str]] = {}
-        for name, facts in known.items():
-            if fact in facts:
-                hosts.setdefault(facts[fact], []).append(name)
+        hosts = by_value((facts[fact], name) for name, facts in known.items() if fact in facts)
         if len(hosts) < 2:
             continue
         rarest = min(hosts, key=lambda value: (len(hosts[value]), value))

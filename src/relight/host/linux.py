@@ -317,12 +317,7 @@ def show_as(short: bytes, command_line: bytes) -> None:
 
 def children() -> list[int]:
     """Return the pids of this process's unreaped children, unordered."""
-    pid = os.getpid()
-    try:
-        with open(f"/proc/self/task/{pid}/children") as file:
-            return [int(word) for word in file.read().split()]
-    except FileNotFoundError:  # a kernel without CONFIG_PROC_CHILDREN
-        return [child for child in _all_pids() if parent_of(child) == pid]
+    return _children_of(os.getpid())
 
 
 def kill_children() -> None:
@@ -387,13 +382,22 @@ def is_uninterruptible(pid: int) -> bool:
     return _state(pid) == b"D"
 
 
+def parent_of(pid: int) -> int:
+    """Return the parent of a process; 0 if it has none or has ended."""
+    return int(_state_and_parent(pid)[1])
+
+
 def _state(pid: int) -> bytes:
     """Return the state letter of proc(5); empty for a process that is gone."""
+    return _state_and_parent(pid)[0]
+
+
+def _state_and_parent(pid: int) -> list[bytes]:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0]
+            return file.read().rpartition(b")")[2].split()[:2]
     except OSError:
-        return b""
+        return [b"", b"0"]
 
 
 def memory(pid: int) -> int:
@@ -409,12 +413,3 @@ def memory(pid: int) -> int:
 
 def _all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-
-
-def parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 if it has none or has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[1])
-    except OSError:
-        return 0
