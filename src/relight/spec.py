@@ -239,8 +239,8 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
             notes.append("--local-addr has no effect with --master-port or a static endpoint")
     if static and not spec.runs_locally():
         if spec.nnodes.least < spec.nnodes.most:
-            notes.append(f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}: the static rendezvous "
-                         f"waits for all {spec.nnodes.most} nodes")  # fmt: skip
+            notes.append(f"--nnodes={spec.nnodes}: the static rendezvous waits for all "
+                         f"{spec.nnodes.most} nodes")  # fmt: skip
         if "master-addr" not in given and not spec.rdzv_endpoint.host:
             notes.append("without --master-addr all nodes must be on this machine")
     if not spec.rdzv_id and not spec.runs_locally():
@@ -258,7 +258,7 @@ def check(spec: RunSpec, given: "set[str]") -> list[str]:
 def _check_standalone(spec: RunSpec, given: "set[str]", notes: list[str]) -> None:
     contradictions = []
     if spec.nnodes.most != 1:
-        contradictions.append(f"--nnodes={spec.nnodes.least}:{spec.nnodes.most}")
+        contradictions.append(f"--nnodes={spec.nnodes}")
     if "rdzv-backend" in given and spec.rdzv_backend != "c10d":
         contradictions.append(f"--rdzv-backend={spec.rdzv_backend}")
     if spec.rdzv_endpoint.host not in LOCAL_HOSTS:

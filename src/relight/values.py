@@ -25,6 +25,9 @@ class Nodes(NamedTuple):
     least: int
     most: int
 
+    def __str__(self) -> str:
+        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
 
 class Endpoint(NamedTuple):
     """Where the nodes meet. `port` is None if none was given; `others` are further hosts that may

@@ -209,7 +209,7 @@ def test_a_variable_with_a_bad_value_is_named_as_the_source(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--standalone", "--nnodes=2"], "--standalone contradicts --nnodes=2:2"),
+        (["--standalone", "--nnodes=2"], "--standalone contradicts --nnodes=2"),
         (["--standalone", "--rdzv-backend=static"], "contradicts --rdzv-backend=static"),
         (["--standalone", "--rdzv-endpoint=far:1"], "contradicts --rdzv-endpoint=far"),
         (["--standalone", "--node-rank=1"], "contradicts --node-rank=1"),

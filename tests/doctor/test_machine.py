@@ -222,7 +222,7 @@ def test_small_shared_memory_is_an_error_with_its_remedy(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--nnode=2",), "--nnodes=2:2 without --rdzv-endpoint"),
+        (("--nnode=2",), "--nnodes=2 without --rdzv-endpoint"),
         (("--nnodes=2", "--rdzv-backend=etcd", "--rdzv-endpoint=x"), "meet at an endpoint"),
         (("--timeout=0",), "above 0"),
         (("--bogus",), "unknown flag: --bogus"),

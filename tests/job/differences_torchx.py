@@ -82,7 +82,7 @@ CASES = (
     Case("launcher", (*DRY, "dist.ddp", "--script", "a.py"), '"torchrun --rdzv_backend',
          '"relight run --rdzv_backend'),
     Case("least-above-most", (*DRY, "dist.ddp", "--script", "a.py", "-j", "4:2x1"), "--nnodes 4:2",
-         "at least 4 nodes are more than at most 2"),
+         "the minimum, 4, is above the maximum, 2"),
     Case("zero-resources", (*DRY, "dist.ddp", "--script", "a.py", "--cpu", "0"), '"cpu": 2',
          '"cpu": 0'),
     Case("dollars", (*DRY, *SH, "echo $$"), "request <echo $>", "request <echo $$>"),

@@ -17,7 +17,7 @@ RUNS = [case for case in CASES if case["argv"][:1] == ["run"]]
 
 # Where TorchX's answer is one of its defects: what is answered here.
 REFUSED = {
-    "-j 4:2x1": "at least 4 nodes are more than at most 2",
+    "-j 4:2x1": "the minimum, 4, is above the maximum, 2",
     "comp.py:types --b 1": "--b=1: expected true or false",
 }
 ACCEPTED = ("-- --x 1 --x 2", "-s local_docker")

@@ -9,28 +9,29 @@ from relight.job.components.nodes import (
     JobSize,
     Name,
     parse_name,
-    parse_nodes,
-    parse_nodes_of,
+    parse_size,
+    parse_size_of,
     role_name,
 )
+from relight.values import Nodes
 
 
 @pytest.mark.parametrize(
     ("j", "expected", "text"),
     [
-        ("2", JobSize(1, 1, 2), "1"),
-        ("1x2", JobSize(1, 1, 2), "1"),
-        ("4x8", JobSize(4, 4, 8), "4"),
-        ("2:4x8", JobSize(2, 4, 8), "2:4"),
-        ("4:4x1", JobSize(4, 4, 1), "4"),
-        ("01x02", JobSize(1, 1, 2), "1"),
-        ("1000x16", JobSize(1000, 1000, 16), "1000"),
+        ("2", JobSize(Nodes(1, 1), 2), "1"),
+        ("1x2", JobSize(Nodes(1, 1), 2), "1"),
+        ("4x8", JobSize(Nodes(4, 4), 8), "4"),
+        ("2:4x8", JobSize(Nodes(2, 4), 8), "2:4"),
+        ("4:4x1", JobSize(Nodes(4, 4), 1), "4"),
+        ("01x02", JobSize(Nodes(1, 1), 2), "1"),
+        ("1000x16", JobSize(Nodes(1000, 1000), 16), "1000"),
     ],
 )
 def test_nodes_and_workers_are_read_in_every_form(j: str, expected: JobSize, text: str) -> None:
     """[[MIN:]NODESx]WORKERS, and what --nnodes takes."""
-    assert parse_nodes(j) == expected
-    assert expected.text == text
+    assert parse_size(j) == expected
+    assert str(expected.nodes) == text
 
 
 @pytest.mark.parametrize(
@@ -40,53 +41,53 @@ def test_nodes_and_workers_are_read_in_every_form(j: str, expected: JobSize, tex
             "", "x", "2x", "x2", "1x2x3", "a", "2xb", "-1x2", "1x-2", "1.5x2", "1 x2", "+1x2",
             "2:x1", ":2x1", "1:2:3x1", "1:2", "1X2", "٣x2", "²x2", "1_0x2", "2x2:4",
         )),
-        ("0x1", "a job has at least one node"),
-        ("0:2x1", "a job has at least one node"),
-        ("2x0", "a node has at least one worker"),
-        ("0", "a node has at least one worker"),
-        ("4:2x1", "at least 4 nodes are more than at most 2"),
+        ("0x1", "there must be at least 1 node"),
+        ("0:2x1", "there must be at least 1 node"),
+        ("2x0", "there must be at least 1 worker on a node"),
+        ("0", "there must be at least 1 worker on a node"),
+        ("4:2x1", "the minimum, 4, is above the maximum, 2"),
     ],
 )  # fmt: skip
 def test_nodes_that_describe_no_job_are_refused(j: str, message: str) -> None:
     """A -j that is of another form, or describes no job, is refused."""
     with pytest.raises(UsageError) as caught:
-        parse_nodes(j)
+        parse_size(j)
     assert caught.value.message.startswith("-j ")
     assert message in caught.value.message
 
 
 @given(st.integers(1, 999), st.integers(0, 999), st.integers(1, 99))
 def test_every_size_that_is_written_is_read_as_it_was(least: int, more: int, workers: int) -> None:
-    nodes = parse_nodes(f"{least}:{least + more}x{workers}")
-    assert nodes == JobSize(least, least + more, workers)
-    assert parse_nodes(f"{nodes.text}x{workers}") == nodes
+    size = parse_size(f"{least}:{least + more}x{workers}")
+    assert size == JobSize(Nodes(least, least + more), workers)
+    assert parse_size(f"{size.nodes}x{workers}") == size
 
 
 @given(st.text(alphabet="0123456789x: -", max_size=9))
 def test_any_text_is_nodes_or_refused(j: str) -> None:
     """What is accepted is a job that can be."""
     try:
-        nodes = parse_nodes(j)
+        size = parse_size(j)
     except UsageError as error:
         assert "\n" not in error.message
     else:
-        assert 1 <= nodes.least <= nodes.most
-        assert nodes.workers >= 1
+        assert 1 <= size.nodes.least <= size.nodes.most
+        assert size.workers >= 1
 
 
 @pytest.mark.parametrize(
     ("h", "j", "expected"),
     [
-        ("aws_p4d.24xlarge", "2", JobSize(2, 2, 8)),
-        ("aws_p4d.24xlarge", "2x4", JobSize(2, 2, 4)),
-        ("gpu.small", "3", JobSize(3, 3, 1)),
-        ("aws_trn1.32xlarge", "2x16", JobSize(2, 2, 16)),
-        ("cpu.small", "1x2", JobSize(1, 1, 2)),
+        ("aws_p4d.24xlarge", "2", JobSize(Nodes(2, 2), 8)),
+        ("aws_p4d.24xlarge", "2x4", JobSize(Nodes(2, 2), 4)),
+        ("gpu.small", "3", JobSize(Nodes(3, 3), 1)),
+        ("aws_trn1.32xlarge", "2x16", JobSize(Nodes(2, 2), 16)),
+        ("cpu.small", "1x2", JobSize(Nodes(1, 1), 2)),
     ],
 )
 def test_as_many_workers_as_gpus(h: str, j: str, expected: JobSize) -> None:
     """A number alone is of nodes; the resource says how many workers each has."""
-    assert parse_nodes_of(h, j) == expected
+    assert parse_size_of(h, j) == expected
 
 
 @pytest.mark.parametrize(
@@ -94,8 +95,8 @@ def test_as_many_workers_as_gpus(h: str, j: str, expected: JobSize) -> None:
     [
         ("aws_trn1.32xlarge", "2", "-j 2: aws_trn1.32xlarge has no GPU to count workers by"),
         ("NULL", "2", "has no GPU"),
-        ("gpu.small", "0", "at least one node"),
-        ("gpu.small", "1x0", "at least one worker"),
+        ("gpu.small", "0", "at least 1 node"),
+        ("gpu.small", "1x0", "at least 1 worker"),
         ("gpu.small", "1x1x1", "expected NODESxWORKERS or NODES"),
         ("gpu.small", "2:4x1", "expected NODESxWORKERS or NODES"),
         ("gpu.small", "", "expected NODESxWORKERS or NODES"),
@@ -105,7 +106,7 @@ def test_as_many_workers_as_gpus(h: str, j: str, expected: JobSize) -> None:
 def test_nodes_of_a_resource_without_gpus_are_refused(h: str, j: str, message: str) -> None:
     """JobSize of another form are refused as well."""
     with pytest.raises(UsageError) as caught:
-        parse_nodes_of(h, j)
+        parse_size_of(h, j)
     assert message in caught.value.message
 
 

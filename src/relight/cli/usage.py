@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from relight.errors import signal_name
 from relight.spec import Flag
-from relight.values import Endpoint, Nodes, StreamChoice
+from relight.values import Endpoint, StreamChoice
 
 _WIDTH = 34
 _SCREEN = 80
@@ -55,8 +55,6 @@ def _default(flag: Flag) -> str:
         return ""
     if flag.name == "local-ranks-filter":
         return "all"
-    if isinstance(value, Nodes):
-        return str(value.most)
     if isinstance(value, StreamChoice):
         return str(value.default)
     if isinstance(value, Endpoint):

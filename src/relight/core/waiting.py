@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from relight.core.group_types import GroupSettings
 from relight.core.messages import Join
 from relight.core.mismatches import compare
+from relight.values import Nodes
 
 _MAX_KINDS = 8
 """Most sets of facts that are compared: where all nodes differ, more notes tell nothing."""
@@ -32,8 +33,8 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     """Return why a node can't join, or an empty string. `holder` has its node rank already."""
     if (join.least, join.most) != (settings.least, settings.most):
         return (
-            f"--nnodes={_range(join.least, join.most)} on {join.host}, "
-            f"but the job was started with --nnodes={_range(settings.least, settings.most)}"
+            f"--nnodes={Nodes(join.least, join.most)} on {join.host}, "
+            f"but the job was started with --nnodes={Nodes(settings.least, settings.most)}"
         )
     if settings.ordered and not 0 <= join.node_rank < settings.most:
         return f"--node-rank={join.node_rank} on {join.host} is not below --nnodes={settings.most}"
@@ -129,7 +130,3 @@ def duration(seconds: float, digits: int = 0) -> str:
 
 def _timeout(left_s: float) -> str:
     return f"join timeout in {duration(left_s)}"
-
-
-def _range(least: int, most: int) -> str:
-    return str(least) if least == most else f"{least}:{most}"

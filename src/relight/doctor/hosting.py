@@ -123,7 +123,7 @@ class MeetingHost:
             connection.fail("the peer is not `relight doctor`, and this side is")
             return
         if job != self._job or settings is None or settings[:2] != self._wanted:
-            reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={_range(self._wanted)}"
+            reason = f"other nodes ask for --rdzv-id={self._job} --nnodes={self._wanted}"
         elif not self._is_open():
             reason = f"{len(self._attendees)} nodes have come already, which is all of --nnodes"
         else:
@@ -298,14 +298,10 @@ def absent(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
     return [
         Finding(
             ERROR if len(came) < wanted.least else WARNING,
-            f"{missing} of {_range(wanted)} nodes did not come",
+            f"{missing} of {wanted} nodes did not come",
             "",
             f"these did: {', '.join(came)}" if came else "",
             "run the same command on the others within --timeout; it says whether they reach the "
             "endpoint",
         )
     ]
-
-
-def _range(nodes: Nodes) -> str:
-    return str(nodes.most) if nodes.least == nodes.most else f"{nodes.least}:{nodes.most}"

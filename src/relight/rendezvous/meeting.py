@@ -183,7 +183,7 @@ def _hosts(spec: RunSpec) -> tuple[tuple[str, int], ...]:
     endpoint = spec.rdzv_endpoint
     if not endpoint.host:
         raise UsageError(
-            f"--nnodes={spec.nnodes.least}:{spec.nnodes.most} without --rdzv-endpoint",
+            f"--nnodes={spec.nnodes} without --rdzv-endpoint",
             hint="give all nodes the same --rdzv-endpoint=HOST:PORT, an address of one of them",
         )
     if "/" in endpoint.host:

@@ -32,12 +32,7 @@ class Taken(NamedTuple):
 
     def __str__(self) -> str:
         value = self.value
-        if isinstance(value, Nodes):
-            value = value.most if value.least == value.most else f"{value.least}:{value.most}"
-        elif isinstance(value, Endpoint):
-            each = (value, *value.others)
-            value = ",".join(e.host if e.port is None else f"{e.host}:{e.port}" for e in each)
-        elif isinstance(value, tuple):
+        if self.flag == "rdzv-conf":
             value = ",".join(map("=".join, value))
         return f"{self.flag}={value}, from {self.source}"
 
@@ -138,8 +133,7 @@ def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) 
     if crowded and agents > spec.nnodes.most and not _PLACE & given:
         raise _crowded(found)
     if not spec.nnodes.least <= agents <= spec.nnodes.most:
-        asked = str(Taken("nnodes", spec.nnodes, "")).partition(",")[0]
-        notes.append(f"--{asked} overrides {(found.agents or found.nnodes).source}")
+        notes.append(f"--nnodes={spec.nnodes} overrides {(found.agents or found.nnodes).source}")
     return spec.nnodes
 
 

@@ -15,8 +15,8 @@ from relight.job.components import IMAGE, launcher
 from relight.job.components.nodes import (
     JobSize,
     parse_name,
-    parse_nodes,
-    parse_nodes_of,
+    parse_size,
+    parse_size_of,
     role_name,
 )
 from relight.job.mounts import parse_mounts
@@ -77,9 +77,9 @@ def torchrun(
         debug: set the variables that make CUDA, NCCL and torch say more
         tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
     """
-    nodes = parse_nodes_of(h, j) if h and j.isdecimal() else parse_nodes(j)
+    size = parse_size_of(h, j) if h and j.isdecimal() else parse_size(j)
     return _app(
-        nodes,
+        size,
         script_args,
         script=script,
         m=m,
@@ -146,7 +146,7 @@ def ddp(
         tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
     """
     return _app(
-        parse_nodes(j),
+        parse_size(j),
         script_args,
         script=script,
         m=m,
@@ -199,7 +199,7 @@ def spmd(
         debug: set the variables that make CUDA, NCCL and torch say more
     """
     return _app(
-        parse_nodes_of(h, j),
+        parse_size_of(h, j),
         args,
         script=script,
         m=m,
@@ -215,7 +215,7 @@ def spmd(
 
 
 def _app(
-    nodes: JobSize,
+    size: JobSize,
     script_args: tuple[str, ...],
     *,
     script: str | None,
@@ -241,7 +241,7 @@ def _app(
         raise UsageError(f"--rdzv_port={rdzv_port}: expected a port from 1 to 65535")
     if tee not in range(4):
         raise UsageError(f"--tee={tee}: expected 0, 1, 2 or 3")
-    endpoint = "localhost:0" if nodes.most == 1 else f"{_RANK0_HOST}:{rdzv_port}"
+    endpoint = "localhost:0" if size.nodes.most == 1 else f"{_RANK0_HOST}:{rdzv_port}"
     words = ["--rdzv_backend", shlex.quote(rdzv_backend)]
     if not rdzv_backend.strip():
         raise UsageError(f"--rdzv_backend={rdzv_backend}: expected a name, as c10d")
@@ -251,7 +251,7 @@ def _app(
                 raise UsageError(f"--rdzv_conf={rdzv_conf}: expected A=1,B=2")
         words += ["--rdzv_conf", shlex.quote(rdzv_conf)]
     words += ["--rdzv_endpoint", endpoint, "--rdzv_id", shlex.quote(macros.app_id)]
-    words += ["--nnodes", nodes.text, "--nproc_per_node", str(nodes.workers)]
+    words += ["--nnodes", str(size.nodes), "--nproc_per_node", str(size.workers)]
     words += ["--tee", str(tee), "--role", "''"]
     if rdzv_backend == "static":
         words += ["--node_rank", shlex.quote(macros.replica_id)]
@@ -267,11 +267,11 @@ def _app(
     role = Role(
         name=role_name(script, m),
         image=image,
-        min_replicas=nodes.least,
+        min_replicas=size.nodes.least,
         entrypoint="bash",
         args=("-c", " ".join([_PROGRAM[launcher.get()], *words])),
         env=variables,
-        num_replicas=nodes.most,
+        num_replicas=size.nodes.most,
         max_retries=max_retries,
         resource=resource(cpu=cpu, gpu=gpu, memMB=memMB, h=h),
         port_map={"c10d": rdzv_port},

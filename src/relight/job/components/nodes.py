@@ -1,17 +1,17 @@
 """`--name EXPERIMENT/RUN` and `-j NODESxWORKERS`, as TorchX reads them."""
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from relight.errors import UsageError
 from relight.job.resources import named_resources
+from relight.values import Nodes, parse_nodes, parse_nproc
 
 DEFAULT_EXPERIMENT = "default-experiment"
 _MOST = 100_000
-_DIGITS = 1000
-"""More than these Python does not read."""
 
 
 class Name(NamedTuple):
@@ -22,16 +22,10 @@ class Name(NamedTuple):
 
 
 class JobSize(NamedTuple):
-    """A `-j`: at least `least` and at most `most` nodes, each with `workers`."""
+    """A `-j`: the nodes, and the workers of each."""
 
-    least: int
-    most: int
+    nodes: Nodes
     workers: int
-
-    @property
-    def text(self) -> str:
-        """What --nnodes takes."""
-        return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
 
 
 def parse_name(
@@ -81,52 +75,40 @@ def role_name(script: str | None, m: str | None) -> str:
     return os.path.splitext(os.path.basename(script or ""))[0]
 
 
-def parse_nodes(j: str) -> JobSize:
+def parse_size(j: str) -> JobSize:
     """Return what `MIN:MAXxWORKERS`, `NODESxWORKERS` or `WORKERS` says.
 
     Raises:
-        UsageError: it is none of these, or such a job can't be.
+        UsageError: it has another form, or there can be no such job.
     """
-    nodes, times, workers = j.rpartition("x")
-    least, colon, most = nodes.rpartition(":")
-    numbers = [*([least] if colon else ()), *([most] if times else ()), workers]
-    if not all(map(_is_number, numbers)):
+    match = re.fullmatch("(?:([0-9]{1,18}(?::[0-9]{1,18})?)x)?([0-9]{1,18})", j)
+    if match is None:
         raise UsageError(f"-j {j!r}: expected NODESxWORKERS", hint="as in -j 2x8, or -j 2:4x8")
-    nodes = most or "1"
-    return _checked(j, JobSize(int(least or nodes), int(nodes), int(workers)))
+    return _size(j, match[1] or "1", match[2])
 
 
-def parse_nodes_of(h: str, j: str) -> JobSize:
-    """Return what `NODES` or `NODESxWORKERS` says, with as many workers as `h` has GPUs if they are
-    not said.
+def parse_size_of(h: str, j: str) -> JobSize:
+    """Return what `NODES` or `NODESxWORKERS` says; without WORKERS, as many as `h` has GPUs.
 
     Raises:
-        UsageError: it is neither, or the resource has no GPU.
+        UsageError: it has another form, there can be no such job, or the resource has no GPU.
     """
     gpus = named_resources[h].gpu
-    if _is_number(j):
-        if gpus < 1:
-            raise UsageError(
-                f"-j {j}: {h} has no GPU to count workers by", hint=f"say how many: -j {j}x8"
-            )
-        return _checked(j, JobSize(int(j), int(j), gpus))
-    nodes, _, workers = j.partition("x")
-    if not _is_number(nodes) or not _is_number(workers):
+    match = re.fullmatch("([0-9]{1,18})(?:x([0-9]{1,18}))?", j)
+    if match is None:
         raise UsageError(f"-j {j}: expected NODESxWORKERS or NODES", hint="as in -j 2x8")
-    return _checked(j, JobSize(int(nodes), int(nodes), int(workers)))
+    if not match[2] and gpus < 1:
+        raise UsageError(
+            f"-j {j}: {h} has no GPU to count workers by", hint=f"say how many: -j {j}x8"
+        )
+    return _size(j, match[1], match[2] or str(gpus))
 
 
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < _DIGITS
-
-
-def _checked(j: str, nodes: JobSize) -> JobSize:
-    if nodes.least > nodes.most:
-        raise UsageError(f"-j {j}: at least {nodes.least} nodes are more than at most {nodes.most}")
-    if not nodes.least:
-        raise UsageError(f"-j {j}: a job has at least one node")
-    if max(nodes.most, nodes.workers) > _MOST:
+def _size(j: str, nodes: str, workers: str) -> JobSize:
+    try:
+        size = JobSize(parse_nodes(nodes), int(parse_nproc(workers)))
+    except ValueError as error:
+        raise UsageError(f"-j {j}: {error}") from None
+    if max(size.nodes.most, size.workers) > _MOST:
         raise UsageError(f"-j {j}: more than {_MOST} nodes, or workers of a node")
-    if not nodes.workers:
-        raise UsageError(f"-j {j}: a node has at least one worker")
-    return nodes
+    return size
