@@ -191,7 +191,7 @@ def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "look", lambda *_: 1 / 0)
         assert doctor.at_timeout("gpu-01", 29400) == [
-            "the endpoint could not be looked at: division by zero"
+            "the endpoint could not be examined: division by zero"
         ]
     for host in ("", "\0", "a" * 300, "[::1]", "ä", "1.2.3.4.5"):
         assert doctor.at_timeout(host, 29400)

@@ -49,7 +49,7 @@ def test_workers_run_on_while_the_head_is_killed_and_started_again(
     while time.monotonic() < end:
         assert all(job.running(agent.host) for agent in agents), job.report()
     second = coordinate(lab, tmp_path / "second.txt")
-    job.until(lambda: "job test: its first node has come" in (tmp_path / "second.txt").read_text())
+    job.until(lambda: "job test: its first node has connected" in (tmp_path / "second.txt").read_text())
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert all(job.running(agent.host) for agent in agents), job.report()
@@ -107,7 +107,7 @@ def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
             assert job.stop() == [0, 0]
             (job.directory / "stop").unlink()
         jobs[0].until(lambda: path.read_text().count("its last node has disconnected") % 2 == 0)
-    assert path.read_text().count("job a: its first node has come") == 2
+    assert path.read_text().count("job a: its first node has connected") == 2
     head.send_signal(signal.SIGTERM)
     assert head.wait(20) == 0
 

@@ -107,7 +107,7 @@ def test_a_refusal_at_a_loopback_address_does_not_evict_another_host(
         value = json.dumps({"host": "h", "addresses": ["127.0.0.2"], "port": port})
         record = write(tmp_path / "meet", value, 600)
         standby = start("coordinator")
-        wait_for(lambda: "h, which coordinates, refuses" in standby.read_text(), "a refusal")
+        wait_for(lambda: "the coordinator on h refuses" in standby.read_text(), "a refusal")
         agent = start("run", "--nnodes=1:2", "--rdzv-conf=join_timeout=4", "--no-python", "true")
         wait_for(lambda: "no coordinator" in agent.read_text(), "the agent's end")
         assert json.loads(record.read_text())["token"] == "t"

@@ -122,7 +122,7 @@ def test_a_full_disk_costs_the_logs_not_the_job(scheduler: Local) -> None:
     assert status.exitcode == 3
     assert status.message == (
         "main/0 failed with exit code 3: kept; "
-        "not all that it wrote is in its logs: No space left on device"
+        "its logs are not complete: No space left on device"
     )
     assert lines(scheduler, app_id, stream="stderr") == ["kept"]
 
