@@ -49,7 +49,9 @@ def test_workers_run_on_while_the_head_is_killed_and_started_again(
     while time.monotonic() < end:
         assert all(job.running(agent.host) for agent in agents), job.report()
     second = coordinate(lab, tmp_path / "second.txt")
-    job.until(lambda: "job test: its first node has connected" in (tmp_path / "second.txt").read_text())
+    job.until(
+        lambda: "job test: its first node has connected" in (tmp_path / "second.txt").read_text()
+    )
     end = time.monotonic() + 3
     while time.monotonic() < end:
         assert all(job.running(agent.host) for agent in agents), job.report()

@@ -121,8 +121,7 @@ def test_a_full_disk_costs_the_logs_not_the_job(scheduler: Local) -> None:
     status = wait(scheduler, app_id)
     assert status.exitcode == 3
     assert status.message == (
-        "main/0 failed with exit code 3: kept; "
-        "its logs are not complete: No space left on device"
+        "main/0 failed with exit code 3: kept; its logs are not complete: No space left on device"
     )
     assert lines(scheduler, app_id, stream="stderr") == ["kept"]
 
