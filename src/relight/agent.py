@@ -277,7 +277,7 @@ class Agent:
         workers = self._running
         return [self._failure()] if workers is not None and workers.failed else []
 
-    def told(self, message: FromCoordinator) -> None:
+    def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
         match message:
             case Form() if self._ready is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
-from relight.core.group_types import GroupSettings, Hello, NodeLost, Told
+from relight.core.group_types import GroupSettings, Hello, NodeLost, Received
 from relight.core.messages import (
     Beat,
     Form,
@@ -189,7 +189,7 @@ class Coordinator:
             self._peers.join(peer, heard.node)
             peer.group.sinks[heard.node] = self._sink(connection)
         if peer.node:
-            peer.group.step(Told(peer.node, heard))
+            peer.group.step(Received(peer.node, heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of an agent's connection."""

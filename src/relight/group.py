@@ -7,7 +7,7 @@ for each job, and agents reach it by a `link.RemoteLink`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.core.group_types import Drop, GroupSettings, NodeLost, Send, Told
+from relight.core.group_types import Drop, GroupSettings, NodeLost, Received, Send
 from relight.core.membership import Membership
 from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
 from relight.events import Tick
@@ -26,7 +26,7 @@ class LinkOwner(Protocol):
     def standing(self) -> Sequence[FromAgent]:
         """Return what else the coordinator should know: whether this node is ready."""
 
-    def told(self, message: FromCoordinator) -> None:
+    def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
 
     def lease(self, until: float | None) -> None:
@@ -57,7 +57,7 @@ class Group:
         self._loop = loop
         self._timer: Timer | None = None
 
-    def step(self, event: Told | NodeLost | Tick) -> None:
+    def step(self, event: Received | NodeLost | Tick) -> None:
         """Take an event and carry out its effects."""
         if not self._holds():
             return
@@ -102,14 +102,14 @@ class LocalLink:
         node = self.join.node
 
         def sink(message: FromCoordinator) -> None:
-            self._loop.call_after(0, lambda: owner.told(message))
+            self._loop.call_after(0, lambda: owner.received(message))
 
         self._group.sinks[node] = sink
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:
         """Pass a message to the group."""
-        self._group.step(Told(self.join.node, message))
+        self._group.step(Received(self.join.node, message))
 
     def share_port(self, store: object) -> int:
         """Return 0: no endpoint is known to other nodes."""

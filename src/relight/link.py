@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from relight.core import fields
-from relight.core.group_types import GroupSettings, Hello, Told
+from relight.core.group_types import GroupSettings, Hello, Received
 from relight.core.lease import FOR_EVER
 from relight.core.link import (
     Broken,
@@ -116,7 +116,7 @@ class RemoteLink(finders.Seeker):
     def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator. A new one gets `LinkOwner.standing` instead."""
         if self._group is not None:
-            self._group.step(Told(self.join.node, message))
+            self._group.step(Received(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
                 self._coordinator.tell_all(
                     f"the coordinator, {self.join.host}, left: {message.reason}"
@@ -228,7 +228,7 @@ class RemoteLink(finders.Seeker):
                     hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"
                     report = *report, hint
                 message = message._replace(report=report)
-        self._owner.told(message)
+        self._owner.received(message)
 
     # Called by the finder.
 
@@ -258,7 +258,7 @@ class RemoteLink(finders.Seeker):
                 case finders.Never(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
                     report = f"error: {error.message}", *hint
-                    self._owner.told(JobEnded(error.exit_code, error.message, report, None))
+                    self._owner.received(JobEnded(error.exit_code, error.message, report, None))
 
     def certain(self, until: float) -> None:
         """Note that this process is the coordinator for longer."""
@@ -346,19 +346,19 @@ class RemoteLink(finders.Seeker):
     def received(self, connection: "Connection", message: "Message") -> None:
         """Handle a message of the coordinator."""
         del connection
-        told = fields.message(_HEARD, message)
-        if isinstance(told, Redirect):
+        heard = fields.message(_HEARD, message)
+        if isinstance(heard, Redirect):
             self._disconnect()
-            self._step(Broken(self._finder.redirected(told.host), resigned=True))
+            self._step(Broken(self._finder.redirected(heard.host), resigned=True))
             return
-        if isinstance(told, Beat):
+        if isinstance(heard, Beat):
             self._step(Heard(lets_run=False))
-            self._step(Echoed(told.number))
+            self._step(Echoed(heard.number))
             return
-        if isinstance(told, Form) and told.place.local_world_size != self.join.slots:
-            raise fields.Malformed(f"a place for {told.place.local_world_size} workers")
-        self._step(Heard(self._lets_run(told)))
-        self._tell(told)
+        if isinstance(heard, Form) and heard.place.local_world_size != self.join.slots:
+            raise fields.Malformed(f"a place for {heard.place.local_world_size} workers")
+        self._step(Heard(self._lets_run(heard)))
+        self._tell(heard)
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """Handle a connection that has ended or could not be made."""

@@ -17,7 +17,7 @@ A node of the name `task7` has been numbered 7 by its scheduler.
 """
 
 from relight.core.exits import Failure
-from relight.core.group_types import Drop, Effect, Event, GroupSettings, NodeLost, Told
+from relight.core.group_types import Drop, Effect, Event, GroupSettings, NodeLost, Received
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
@@ -126,8 +126,8 @@ class Table:
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
-            return [Told(node, self.join(node, self.announce(node, done="done" in verb)))]
-        return [Told(node, message) for message in messages[verb]]
+            return [Received(node, self.join(node, self.announce(node, done="done" in verb)))]
+        return [Received(node, message) for message in messages[verb]]
 
     def announce(self, node: str, *, done: bool = False) -> Announce:
         generation, place = self.last[node]

@@ -13,7 +13,7 @@ from relight.core.excerpts import rows_of
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.failures import shared
 from relight.core.fields import Malformed, to_json
-from relight.core.group_types import GroupSettings, NodeLost, Send, Told
+from relight.core.group_types import GroupSettings, NodeLost, Received, Send
 from relight.core.membership import Membership
 from relight.core.messages import (
     FromAgent,
@@ -53,7 +53,7 @@ def joins(node: str, wanted: GroupSettings) -> list[Any]:
     number = "abc".index(node) if wanted.ordered else -1
     asked = wanted.least, wanted.most, wanted.max_restarts
     join = Join(node, f"host-{node}", "", 1, "default", number, *asked, {}, None)
-    return [Told(node, join), Told(node, NodeReady(NO_GENERATION, 1, (), ()))]
+    return [Received(node, join), Received(node, NodeReady(NO_GENERATION, 1, (), ()))]
 
 
 @fuzzed
@@ -73,9 +73,9 @@ def test_nothing_that_a_node_says_breaks_the_group(chance: Chance) -> None:
                 message = message._replace(least=asked.least, most=most, max_restarts=1)
             # The coordinator knows a node by its connection.
             node = message.node if isinstance(message, Join) else chance.choice("abc")
-            events += [Told(node, message), Tick()]
+            events += [Received(node, message), Tick()]
     ends = WorkerFailed(formed(0), "x"), NodeReady(formed(0), 1, (record(),), ())
-    events += [*(Told("a", each) for each in ends), NodeLost("b", "x")]
+    events += [*(Received("a", each) for each in ends), NodeLost("b", "x")]
     for event in events:
         for effect in group.step(event, now):
             if isinstance(effect, Send):
@@ -101,9 +101,9 @@ def test_nothing_that_is_reported_of_failures_does_harm(chance: Chance) -> None:
         ready = fields.message(FromAgent, fields.decode(chance.written(sent)))
     except Malformed:
         ready = arrives(FromAgent, NodeReady(formed(0), 1, (first, alike, first), (1, 1)))
-    group.step(Told("b", WorkerFailed(formed(0), "a worker failed on b")), 7.0)
-    group.step(Told("b", ready), 7.0)
-    effects = group.step(Told("a", NodeReady(formed(0), 1, (record(),), ())), 8.0)
+    group.step(Received("b", WorkerFailed(formed(0), "a worker failed on b")), 7.0)
+    group.step(Received("b", ready), 7.0)
+    effects = group.step(Received("a", NodeReady(formed(0), 1, (record(),), ())), 8.0)
     ends = [
         each.message for each in effects if isinstance(getattr(each, "message", None), JobEnded)
     ]
@@ -158,7 +158,7 @@ def test_ends_that_differ_in_the_kind_of_report_alone_are_sorted() -> None:
         group.step(event, 0.0)
     ends = [record()._replace(report=REPORT._replace(kind=kind)) for kind in FailureKind]
     ends += [record()._replace(report=None)]
-    *_, effect = group.step(Told("a", NodeReady(formed(0), 1, tuple(ends), ())), 1.0)
+    *_, effect = group.step(Received("a", NodeReady(formed(0), 1, tuple(ends), ())), 1.0)
     assert isinstance(effect.message, JobEnded)
 
 

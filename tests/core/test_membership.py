@@ -2,7 +2,7 @@
 
 from plays import formed, record, table
 
-from relight.core.group_types import GroupState, NodeLost, Told
+from relight.core.group_types import GroupState, NodeLost, Received
 from relight.core.messages import (
     Announce,
     Form,
@@ -87,10 +87,10 @@ def test_of_too_many_the_first_are_taken() -> None:
 def test_members_are_told_their_ranks_roles_and_the_address_of_rank_0() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)
-    game.step(Told("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
-    game.step(Told("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
-    game.step(Told("b", NodeReady(NO_GENERATION, 4000, (), ())))
-    game.step(Told("a", NodeReady(NO_GENERATION, 5000, (), ())))
+    game.step(Received("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
+    game.step(Received("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
+    game.step(Received("b", NodeReady(NO_GENERATION, 4000, (), ())))
+    game.step(Received("a", NodeReady(NO_GENERATION, 5000, (), ())))
     (a,), (b,) = ([m for m in game.heard[node] if isinstance(m, Form)] for node in ("a", "b"))
     assert a.generation == b.generation
     assert (a.generation.master_addr, a.generation.master_port) == ("10.1.1.1", 5000)
@@ -169,7 +169,7 @@ def test_a_failure_that_nobody_describes_ends_the_job_too() -> None:
         1 a failed
         -> stop 0: a
     """)
-    game.step(Told("a", NodeReady(formed(0), 1, (), ())))
+    game.step(Received("a", NodeReady(formed(0), 1, (), ())))
     assert game.end("a").exit_code == 1
     assert game.end("a").reason == "a worker failed on a"
 
@@ -182,9 +182,13 @@ def test_ages_of_failures_do_not_need_a_common_clock() -> None:
         9 a failed
         -> stop 0: a b
     """)
-    game.step(Told("a", NodeReady(formed(0), 1, (record(0, exitcode=3)._replace(at=-0.1),), ())))
+    game.step(
+        Received("a", NodeReady(formed(0), 1, (record(0, exitcode=3)._replace(at=-0.1),), ()))
+    )
     game.now = 12.0
-    game.step(Told("b", NodeReady(formed(0), 1, (record(2, exitcode=4)._replace(at=-3.5),), ())))
+    game.step(
+        Received("b", NodeReady(formed(0), 1, (record(2, exitcode=4)._replace(at=-3.5),), ()))
+    )
     assert game.end("a").exit_code == 4
 
 
@@ -294,7 +298,7 @@ def test_messages_of_older_generations_are_ignored() -> None:
         NodeReady(first, 1, (record(),), ()),
     ]
     for old in (*olds, NodeReady(NO_GENERATION, 1, (), ())):
-        game.step(Told("a", old))
+        game.step(Received("a", old))
     assert game.sent() == []
     assert game.group.state is GroupState.RUNNING
     game.play("""
@@ -312,7 +316,7 @@ def test_messages_of_nodes_that_have_not_joined_are_ignored() -> None:
         WorkerFailed(first, "x"),
         NodeLeaving("x"),
     ):
-        game.step(Told("x", message))
+        game.step(Received("x", message))
     game.step(NodeLost("x", "no heartbeat"))
     assert game.sent() == []
     assert game.group.deadline() is None
@@ -325,7 +329,7 @@ def test_a_node_with_another_nnodes_is_refused() -> None:
     """A node with another --nnodes could not work; it alone ends, with exit code 2."""
     game = table(2, 4)
     game.play("0 a joins")
-    game.step(Told("x", game.join("x", least=1)))
+    game.step(Received("x", game.join("x", least=1)))
     assert game.sent() == ["end 2: x"]
     assert game.end("x").reason == "--nnodes=1:4 on x, but the job was started with --nnodes=2:4"
     assert [member.node for member in game.group.members] == ["a"]
@@ -399,8 +403,8 @@ def test_numbered_nodes_have_the_place_of_their_number() -> None:
 def test_a_newcomers_difference_is_told_to_it_and_to_the_first_node() -> None:
     """It may join."""
     game = table(2, 2)
-    game.step(Told("a", game.join("a", facts={"script": "1"})))
-    game.step(Told("b", game.join("b", facts={"script": "2"})))
+    game.step(Received("a", game.join("a", facts={"script": "1"})))
+    game.step(Received("b", game.join("b", facts={"script": "2"})))
     notes = {node: [m for m in heard if isinstance(m, Note)] for node, heard in game.heard.items()}
     assert len(notes["a"]) == 1
     assert notes["a"] == notes["b"]
@@ -414,20 +418,20 @@ def test_each_difference_between_nodes_is_told_once() -> None:
     """What some node has already was told when the first of its kind came; not all can be news."""
     game = table(100, 100)
     for index in range(60):
-        game.step(Told(f"n{index}", game.join(f"n{index}", facts={"script": f"{index % 2}"})))
+        game.step(Received(f"n{index}", game.join(f"n{index}", facts={"script": f"{index % 2}"})))
     notes = [(n, m) for n, heard in game.heard.items() for m in heard if isinstance(m, Note)]
     assert sorted(node for node, _ in notes) == ["n0", "n1"]
     for index in range(60):
-        game.step(Told(f"m{index}", game.join(f"m{index}", facts={"script": f"m{index}"})))
+        game.step(Received(f"m{index}", game.join(f"m{index}", facts={"script": f"m{index}"})))
     assert len([m for m in game.heard["n0"] if isinstance(m, Note)]) < 10
 
 
 def test_an_impossible_generation_number_does_not_spoil_the_next_one() -> None:
     game = table(1, 2)
-    game.step(Told("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
-    game.step(Told("a", NodeReady(formed(1 << 61), 1, (), ())))
-    game.step(Told("b", game.join("b")))
-    game.step(Told("b", NodeReady(NO_GENERATION, 1, (), ())))
+    game.step(Received("a", game.join("a", Announce(formed(1 << 61), 0, 0, 1, done=False))))
+    game.step(Received("a", NodeReady(formed(1 << 61), 1, (), ())))
+    game.step(Received("b", game.join("b")))
+    game.step(Received("b", NodeReady(NO_GENERATION, 1, (), ())))
     assert game.sent() == [f"stop {1 << 61}: a", "form 0: a b"]
 
 

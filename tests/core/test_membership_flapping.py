@@ -2,7 +2,7 @@
 
 from plays import formed, table
 
-from relight.core.group_types import Told
+from relight.core.group_types import Received
 from relight.core.messages import NodeReady, Note
 from relight.core.ranks import NO_GENERATION
 
@@ -152,8 +152,8 @@ def test_spares_that_come_first_to_a_new_coordinator_do_not_begin_beside_the_old
     """They have heard of a generation, whose nodes may only be slow to come: as long as a lease."""
     game = table(2, 2, rejoin_s=1.75)
     for node in ("s", "t"):
-        game.step(Told(node, game.join(node)))
-        game.step(Told(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(4))))
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(4))))
     game.play("""
         1.7 -
         1.8 -
@@ -169,8 +169,8 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
     """)
     game = old.follow()
     for node in ("s", "t"):
-        game.step(Told(node, game.join(node)))
-        game.step(Told(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(0))))
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(NO_GENERATION, 29500, (), (), latest=formed(0))))
     game.play("""
         0.5 a returns
         0.6 b returns
@@ -183,8 +183,8 @@ def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer
     """Whoever can have been in it is here, without workers: nobody else can run any."""
     game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
     for node in ("a", "b", "c"):
-        game.step(Told(node, game.join(node)))
-        game.step(Told(node, NodeReady(formed(4), 29500, (), ())))
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(formed(4), 29500, (), ())))
     assert game.sent() == ["form 5: a b c"]
 
 
@@ -192,8 +192,8 @@ def test_nodes_of_two_generations_of_one_number_are_not_all_of_one() -> None:
     """As many are here as may be, but each of the two can lack one, whose workers may run."""
     game = table(1, 2, last_call_s=1.0, rejoin_s=2.0)
     for node, coordinator in (("a", 1), ("b", 2)):
-        game.step(Told(node, game.join(node)))
-        game.step(Told(node, NodeReady(formed(4, coordinator), 29500, (), ())))
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(formed(4, coordinator), 29500, (), ())))
     game.play("""
         1.9 -
         2 -
@@ -205,8 +205,8 @@ def test_the_wait_for_an_unknown_generation_ends_with_its_leases() -> None:
     """Two of three that can have been in it are here: the third may run until then."""
     game = table(1, 3, last_call_s=1.0, rejoin_s=2.0)
     for node in ("a", "b"):
-        game.step(Told(node, game.join(node)))
-        game.step(Told(node, NodeReady(formed(4), 29500, (), ())))
+        game.step(Received(node, game.join(node)))
+        game.step(Received(node, NodeReady(formed(4), 29500, (), ())))
     game.play("""
         1.9 -
         2 -

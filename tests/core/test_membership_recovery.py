@@ -3,7 +3,7 @@
 import pytest
 from plays import Table, formed, table
 
-from relight.core.group_types import GroupState, Told
+from relight.core.group_types import GroupState, Received
 from relight.core.messages import (
     Announce,
     Form,
@@ -201,6 +201,6 @@ def test_the_second_node_that_announces_a_place_is_superseded() -> None:
 )
 def test_a_node_that_announces_a_place_outside_the_group_is_stopped(announce: Announce) -> None:
     game = table(2, 3)
-    game.step(Told("a", game.join("a", announce)))
+    game.step(Received("a", game.join("a", announce)))
     assert game.group.state is GroupState.GATHERING
     assert game.sent() == [f"stop {announce.generation.number}: a"]

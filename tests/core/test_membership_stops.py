@@ -2,7 +2,7 @@
 
 from plays import Table, table
 
-from relight.core.group_types import Told
+from relight.core.group_types import Received
 from relight.core.messages import Note, WaitReason
 
 
@@ -66,7 +66,7 @@ def test_who_was_given_up_is_not_waited_for_again() -> None:
 def test_the_node_that_coordinates_is_not_given_up() -> None:
     """Its process can't give itself up: its workers are waited for however long it takes."""
     game = table(1, 2)
-    game.step(Told("a", game.join("a")))
+    game.step(Received("a", game.join("a")))
     game.stop_s = 10.0
     game.play("""
         0 b joins

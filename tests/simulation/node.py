@@ -62,10 +62,10 @@ class Node(Agent):
         """Whether they have ended well."""
         return self._running is not None and self._running.done
 
-    def told(self, message: FromCoordinator) -> None:
+    def received(self, message: FromCoordinator) -> None:
         if isinstance(message, Form | WaitReason):
             self.waits = message if isinstance(message, WaitReason) else None
-        super().told(message)
+        super().received(message)
 
     def read_console(self, *, reads: bool = True) -> None:
         """Somebody reads what is printed, or does no more."""

@@ -37,8 +37,8 @@ from relight.core.group_types import (
     GroupSettings,
     GroupState,
     NodeLost,
+    Received,
     Send,
-    Told,
 )
 from relight.core.link import Heard, Opened
 from relight.core.messages import Confirm, Form, JobEnded, Join, NodeLeaving, NodeReady
@@ -138,14 +138,14 @@ class Watch:
     ) -> None:
         """A coordinator has taken a step."""
         sent = [effect for effect in effects if isinstance(effect, Send)]
-        if isinstance(event, Told | NodeLost) or effects:
+        if isinstance(event, Received | NodeLost) or effects:
             self.world.log(f"C{coordinator.number} {_shown(event)} -> {coordinator.state.value}")
         due = coordinator.deadline()
         if (
             due is not None
             and due <= now
             and not effects
-            and not isinstance(event, Told | NodeLost)
+            and not isinstance(event, Received | NodeLost)
         ):
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         formation = self._by_coordinator.get(coordinator.number)
@@ -163,7 +163,7 @@ class Watch:
                     formation.given_up.add(effect.node)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
-            heard = isinstance(event, Told) and isinstance(event.message, Join | NodeReady)
+            heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
             if not heard and (restart != before + 1 or self.failures == self._failures_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures
@@ -185,9 +185,9 @@ class Watch:
     def _see_change(self, formation: Formation, event: Event) -> None:
         """See whether there is a reason for a generation that is no failure."""
         match event:
-            case Told(node, NodeReady()) if node in formation.nodes:
+            case Received(node, NodeReady()) if node in formation.nodes:
                 pass
-            case NodeLost() | Told(_, Join() | NodeLeaving() | NodeReady()):
+            case NodeLost() | Received(_, Join() | NodeLeaving() | NodeReady()):
                 formation.changed = True
             case _:
                 pass
@@ -345,10 +345,10 @@ class Watch:
 
 def _shown(event: Event) -> str:
     match event:
-        case Told(node, Join(announce=announce)):
+        case Received(node, Join(announce=announce)):
             of = f" with {_of(announce)}, done: {announce.done}" if announce else ""
             return f"{node[:4]} Join{of}"
-        case Told(node, message):
+        case Received(node, message):
             return f"{node[:4]} {type(message).__name__}{_of(message)}"
         case NodeLost(node, reason):
             return f"{node[:4]} Lost: {reason}"

@@ -56,7 +56,7 @@ class GroupState(Enum):
     ENDED = "ended"
 
 
-class Told(NamedTuple):
+class Received(NamedTuple):
     """Event: a message of a node."""
 
     node: str
@@ -85,5 +85,5 @@ class Drop(NamedTuple):
     node: str
 
 
-Event = Told | NodeLost | Tick
+Event = Received | NodeLost | Tick
 Effect = Send | Drop

@@ -47,8 +47,8 @@ from relight.core.group_types import (
     GroupSettings,
     GroupState,
     NodeLost,
+    Received,
     Send,
-    Told,
 )
 from relight.core.members import Member, Members
 from relight.core.messages import (
@@ -103,6 +103,41 @@ class _Stopping:
             self.give_up_at = max(self.give_up_at or 0.0, now + stop_s)
 
 
+class _Numbers:
+    """Numbers generations: each new one is above all that the group has heard of."""
+
+    def __init__(self, origin: str) -> None:
+        self.latest = NO_GENERATION
+        """The generation of the highest number that was heard of."""
+        self._origin = origin
+
+    def hear_of(self, generation: GenerationId) -> None:
+        """Note a generation that a node has named."""
+        latest = self.latest
+        if latest.number < generation.number < _MAX_NUMBER:
+            self.latest = generation
+        elif latest.number == generation.number and latest.origin != generation.origin:
+            self.latest = latest._replace(origin="")  # several generations have this number
+
+    def next(self) -> GenerationId:
+        """Return the id of a new generation."""
+        self.latest = GenerationId(self.latest.number + 1, self._origin)
+        return self.latest
+
+
+class _WaitReport:
+    """When the nodes that wait are told why: soon after a change, and not too often."""
+
+    def __init__(self) -> None:
+        self.is_pending = False  # they do not know the latest reason
+        self.at = 0.0
+
+    def after_join(self, now: float) -> None:
+        """Report that a node has joined; if more nodes join, they do not put it off."""
+        if not self.is_pending:
+            self.is_pending, self.at = True, max(self.at, now + _TELL_AFTER_S)
+
+
 class _Gathering:
     """The times while a generation is being formed."""
 
@@ -143,29 +178,27 @@ class Membership:
         self.settings = settings
         self.state = GroupState.GATHERING
         self.generation = NO_GENERATION
-        self._origin = origin
         self.restart = 0
         self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
         """The nodes of the live or last generation."""
         self._gathering = _Gathering()
-        self._latest = NO_GENERATION  # the latest that was heard of
+        self._numbers = _Numbers(origin)
         self._stopping: _Stopping | None = None  # set once the generation was told to stop
         self._cause = "start"
         self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still return with workers
-        self._untold = False  # waiting nodes do not know the latest reason
-        self._tell_at = 0.0
+        self._wait_report = _WaitReport()
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return the messages to send and the nodes to give up."""
         match event:
-            case Told(_, Join() as join):
-                self._join(join, now)
-            case Told(node, message) if node in self.members:
-                self._told(self.members[node], message, now)
+            case Received(_, Join() as join):
+                self._on_join(join, now)
+            case Received(node, message) if node in self.members:
+                self._on_message(self.members[node], message, now)
             case NodeLost(node, reason) if node in self.members:
                 self._lose(self.members[node], f"was lost: {reason}", now)
         self._advance(now)
@@ -177,9 +210,9 @@ class Membership:
         settings, times = self.settings, []
         if self.state is GroupState.GATHERING and self.members:
             times.append(self._gathering.since + settings.join_timeout_s)
-            if self._enough():
+            if self._has_enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
-                times.append(max(until, self._begins_alone_at()))
+                times.append(max(until, self._others_run_until()))
         elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
@@ -191,8 +224,11 @@ class Membership:
             times += self._stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
-        if self._untold and self.state in (GroupState.GATHERING, GroupState.RUNNING):
-            times.append(self._tell_at)
+        if self._wait_report.is_pending and self.state in (
+            GroupState.GATHERING,
+            GroupState.RUNNING,
+        ):
+            times.append(self._wait_report.at)
         return min(times, default=None)
 
     def present(self) -> int:
@@ -212,7 +248,7 @@ class Membership:
                 hosts = [member.join.host for member in self.members]
                 if here < settings.needed:
                     return waiting.too_few(hosts, settings.needed, settings.most, left)
-                if not self._enough():
+                if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
                     return waiting.not_ready(late, left)
                 return waiting.last_call(hosts, settings.most, settings.last_call_s)
@@ -237,7 +273,7 @@ class Membership:
         assert self._stopping is None or not self._stopping.given_up & live
         assert len(roster) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
-        assert self.generation.number <= self._latest.number
+        assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
@@ -251,7 +287,7 @@ class Membership:
 
     # Messages of nodes.
 
-    def _join(self, join: Join, now: float) -> None:
+    def _on_join(self, join: Join, now: float) -> None:
         if self.end is not None:
             self._send(join.node, self.end)
             return
@@ -262,10 +298,9 @@ class Membership:
             self._gathering.since = now
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
-        if not self._untold:  # if it is set, more joins do not put it off
-            self._untold, self._tell_at = True, max(self._tell_at, now + _TELL_AFTER_S)
+        self._wait_report.after_join(now)
         if join.announce is not None:
-            self._announced(self.members[join.node], join.announce, now)
+            self._on_announce(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has no workers, or never got its Form
             if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
@@ -273,12 +308,12 @@ class Membership:
                 self.roster.active.add(join.node)  # until its NodeReady comes
                 self._stop_too(join.node, now)
 
-    def _announced(self, member: Member, announce: Announce, now: float) -> None:
+    def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
         """Handle a node that joins with the workers of a generation."""
         generation, node = announce.generation, member.node
         place, size = announce.group_rank, announce.group_world_size
         possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
-        self._has_heard_of(generation)
+        self._numbers.hear_of(generation)
         nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
         if possible and generation.number > self.generation.number and nothing_known:
             for older in list(self.roster.places):
@@ -315,23 +350,16 @@ class Membership:
             if self.state is GroupState.RUNNING:
                 self._stop(f"{member.join.host} is in another generation", now)
 
-    def _has_heard_of(self, generation: GenerationId) -> None:
-        latest = self._latest
-        if latest.number < generation.number < _MAX_NUMBER:
-            self._latest = generation
-        elif latest.number == generation.number and latest.origin != generation.origin:
-            self._latest = latest._replace(origin="")  # several generations have this number
-
-    def _told(self, member: Member, message: FromAgent, now: float) -> None:
+    def _on_message(self, member: Member, message: FromAgent, now: float) -> None:
         node = member.node
         current = node in self.roster and getattr(message, "generation", None) == self.generation
         match message:
             case NodeReady():
-                self._has_heard_of(message.generation)
-                self._has_heard_of(message.latest)
+                self._numbers.hear_of(message.generation)
+                self._numbers.hear_of(message.latest)
                 if node in self.roster and not (current or member.idle):
                     return  # an outdated message
-                self._is_ready(member, message, current, now)
+                self._on_ready(member, message, current, now)
             case WorkerFailed(_, reason) if current:
                 self._ending.trouble = self._ending.trouble or reason
                 if self.state is GroupState.RUNNING:
@@ -344,7 +372,7 @@ class Membership:
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
-    def _is_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
+    def _on_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
         node = member.node
         if node in self.roster.active or node in self.roster.done:
             if current:
@@ -354,15 +382,15 @@ class Membership:
             self.roster.rest(node)
         if self.generation == NO_GENERATION:  # the budget outlives a coordinator
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
-            if self._latest.number >= 0 and not self._gathering.unsure_until:
+            if self._numbers.latest.number >= 0 and not self._gathering.unsure_until:
                 self._gathering.unsure_until = now + self.settings.rejoin_s
         self.members.set_ready(member, ready)
-        self._untold = True
+        self._wait_report.is_pending = True
 
     def _lose(self, member: Member, what: str, now: float, *, orderly: bool = False) -> None:
         node = member.node
         self.members.lose(member, now)
-        self._untold = True
+        self._wait_report.is_pending = True
         if node not in self.roster:
             return
         had_ended_well = node in self.roster.done
@@ -385,23 +413,23 @@ class Membership:
     def _advance(self, now: float) -> None:
         """Go on as far as possible."""
         if self._recover_until is not None:
-            self._recover(self._recover_until, now)
+            self._wait_for_lost(self._recover_until, now)
         if self.state is GroupState.RUNNING:
-            self._run(now)
+            self._while_running(now)
         if self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None:
-            self._hurry(self._stopping, now)
+            self._watch_stop(self._stopping, now)
         if (
             self.state is GroupState.STOPPING
             and not self.roster.active
             and self._recover_until is None
         ):
-            self._stopped(now)
+            self._after_stop(now)
         if self.state is GroupState.GATHERING:
-            self._gather(now)
-        if self._untold and now >= self._tell_at:
+            self._while_gathering(now)
+        if self._wait_report.is_pending and now >= self._wait_report.at:
             self._tell_why(now)
 
-    def _recover(self, until: float, now: float) -> None:
+    def _wait_for_lost(self, until: float, now: float) -> None:
         missing = self.roster.lost > 0
         if missing and now < until:
             return
@@ -418,7 +446,7 @@ class Membership:
             for node in self.roster.places:
                 self._send(node, Confirm(self.generation))
 
-    def _run(self, now: float) -> None:
+    def _while_running(self, now: float) -> None:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers ended well", (), None))
             return
@@ -450,7 +478,7 @@ class Membership:
             self._stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
-    def _hurry(self, stopping: _Stopping, now: float) -> None:
+    def _watch_stop(self, stopping: _Stopping, now: float) -> None:
         """Report which nodes a stop waits for, and give up nodes that should be ready by now."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
             waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
@@ -478,7 +506,7 @@ class Membership:
         for member in self.members:
             self._send(member.node, Note(text))
 
-    def _stopped(self, now: float) -> None:
+    def _after_stop(self, now: float) -> None:
         """After all workers have stopped: restart after a failure, go on after a change, or end."""
         self.state, self._gathering.since = GroupState.GATHERING, now
         if self._ending.trouble and not self._ending.changed:
@@ -495,11 +523,11 @@ class Membership:
         else:
             self.restart, self._cause = self.restart + 1, outcome
 
-    def _gather(self, now: float) -> None:
+    def _while_gathering(self, now: float) -> None:
         if not self.members:
             return
         late = now >= self._gathering.since + self.settings.join_timeout_s
-        if not self._enough():
+        if not self._has_enough():
             self._gathering.enough_since = None
         elif self.generation != NO_GENERATION:
             self._form(now)
@@ -508,7 +536,7 @@ class Membership:
             if self._gathering.enough_since is None:
                 self._gathering.enough_since = now
             over = self._is_full() or now >= self._last_call_until()
-            if (over and now >= self._begins_alone_at()) or late:
+            if (over and now >= self._others_run_until()) or late:
                 self._form(now)
                 return
         if late:
@@ -516,14 +544,14 @@ class Membership:
             reason = self.explain(now).partition(" (join timeout")[0]
             self._finish(JobEnded(EXIT_GROUP, f"gave up after {after}: {reason}", (), None))
 
-    def _enough(self) -> bool:
+    def _has_enough(self) -> bool:
         return self.members.count_ready() >= self.settings.needed
 
-    def _begins_alone_at(self) -> float:
+    def _others_run_until(self) -> float:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
         nodes have heard of one, and not all nodes that it can have had are here.
         """
-        here = self.members.ready_after(self._latest)
+        here = self.members.ready_after(self._numbers.latest)
         return self._gathering.unsure_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
@@ -547,11 +575,11 @@ class Membership:
         members = self._in_rank_order(now)
         first = members[0]
         assert first.ready is not None
-        self._latest = self.generation = GenerationId(self._latest.number + 1, self._origin)
+        self.generation = self._numbers.next()
         self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
         self.roster = Roster([member.node for member in members])
         self._gathering.enough_since = None
-        self._untold = len(self.members) > len(self.roster)
+        self._wait_report.is_pending = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)
         nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
@@ -578,18 +606,18 @@ class Membership:
     def _tell_why(self, now: float) -> None:
         """Send waiting nodes the reason for the wait."""
         if self.state is GroupState.GATHERING:
-            told, spare, text = list(self.members), False, self.explain(now)
+            members, spare, text = list(self.members), False, self.explain(now)
         elif self.state is GroupState.RUNNING:
-            told = [member for member in self.members if member.node not in self.roster]
+            members = [member for member in self.members if member.node not in self.roster]
             spare = self.roster.is_ending or len(self.roster) >= self.settings.most
             what = "kept as a spare" if spare else "let in soon"
             text = f"{self.explain(now)}; this node is {what}"
         else:
             return
-        self._untold = False
-        for member in told:
+        self._wait_report.is_pending = False
+        for member in members:
             self._send(member.node, WaitReason(text, spare, self.generation))
-            self._tell_at = now + _WAIT_EVERY_S
+            self._wait_report.at = now + _WAIT_EVERY_S
 
     def _has_room(self) -> bool:
         """Return whether waiting nodes may be let in. A job that is about to end lets in none."""
