@@ -105,7 +105,7 @@ class Coordinator:
 
     def holds(self) -> bool:
         """Return whether this process is the coordinator now."""
-        return self._finder.holds(self._is_torn)
+        return self._finder.holds(self._has_lost_nodes)
 
     def tell_all(self, text: str) -> None:
         """Print a message to the users of all agents."""
@@ -260,7 +260,7 @@ class Coordinator:
             self._peers.remove(peer.connection)
             peer.connection.close()
 
-    def _is_torn(self) -> bool:
+    def _has_lost_nodes(self) -> bool:
         return any(group.membership.lost() for group in self.groups.values())
 
     def _forget_empty_groups(self) -> None:

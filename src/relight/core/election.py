@@ -256,7 +256,7 @@ class Election:
         asking = self._campaign.is_asking
         assert not asking or self.state is ElectionState.CANDIDATE
         assert self._voter.is_for(self.me) == (asking or is_coordinator)
-        assert bool(self._campaign) == (asking or is_coordinator)
+        assert self._campaign.has_votes == (asking or is_coordinator)
         assert not self._alone or (self._may_stand_alone and is_coordinator)
         assert not is_coordinator or self._last_step < self.lease_until()
         self._campaign.check(self._last_step)

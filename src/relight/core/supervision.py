@@ -101,7 +101,7 @@ class Supervision:
             return []
         match event:
             case WorkerExited(local_rank, exitcode) if local_rank in self._alive:
-                self._bury(local_rank, exitcode, now)
+                self._note_exit(local_rank, exitcode, now)
                 if not self._alive:
                     return self._become_ended()
                 if exitcode and self.state is SupervisionState.RUNNING:
@@ -119,7 +119,7 @@ class Supervision:
                     return self._become_killing(now)
             case SpawnerLost():
                 for local_rank in self.alive:
-                    self._bury(local_rank, -signal.SIGKILL, now)
+                    self._note_exit(local_rank, -signal.SIGKILL, now)
                 return self._become_ended()
             case Tick() if self._deadline is not None and now >= self._deadline:
                 if self.state is SupervisionState.STOPPING:
@@ -157,7 +157,7 @@ class Supervision:
         assert self.state is SupervisionState.ENDED or self.alive
         assert not (self.state is SupervisionState.RUNNING and self.failed)
 
-    def _bury(self, local_rank: int, exitcode: int, now: float) -> None:
+    def _note_exit(self, local_rank: int, exitcode: int, now: float) -> None:
         del self._alive[local_rank]
         self.ends[local_rank] = WorkerEnd(local_rank, exitcode, now, self._asked)
 

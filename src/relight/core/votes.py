@@ -146,14 +146,15 @@ class Campaign:
         self._void_until = float("-inf")
         """Answers to requests sent up to then are ignored: their votes were given back."""
 
-    def __bool__(self) -> bool:
-        """Return whether this host has votes."""
-        return bool(self._until)
-
     @property
     def is_asking(self) -> bool:
         """Whether it asks for votes, and is not elected yet."""
         return self._asking_since is not None
+
+    @property
+    def has_votes(self) -> bool:
+        """Whether this host has votes, its own or others."""
+        return bool(self._until)
 
     @property
     def own_until(self) -> float:
@@ -230,10 +231,9 @@ class Campaign:
 
     def check(self, now: float) -> None:
         """Assert the invariants."""
-        if self._until:
-            assert self._me in self._until
-            assert max(self._until.values()) <= now + MARGIN * self._vote_s
         assert self._until or not self.is_asking
+        assert (self._me in self._until) == bool(self._until)
+        assert max(self._until.values(), default=now) <= now + MARGIN * self._vote_s
 
 
 def is_majority(voters: Collection[int], hosts: int) -> bool:

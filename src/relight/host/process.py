@@ -67,13 +67,13 @@ class Workers:
                 f"can't start processes on this machine: {error.strerror}",
                 hint="look at `ulimit -u`, `ulimit -n` and the pids limit of the container",
             ) from None
-        # The orphans of a killed spawner become our children, see _bury.
+        # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
         self.memory = OomCounters()
         self._gone = self._leaving = False
         self._insisting: Timer | None = None
         loop.on_readable(self._socket, self._receive)
-        loop.on_readable(self._spawner, self._bury)
+        loop.on_readable(self._spawner, self._on_spawner_exit)
 
     def signal(self, local_ranks: Sequence[int], number: int) -> None:
         """Send a signal to these workers; those that have ended are left out."""
@@ -149,7 +149,7 @@ class Workers:
         try:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
-            return  # the spawner and the workers are gone; _bury reports it
+            return  # the spawner and the workers are gone; _on_spawner_exit reports it
         self._spawner.send(signal.SIGCONT)  # in case it is stopped
 
     def _insist(self) -> None:
@@ -211,7 +211,7 @@ class Workers:
         else:
             self._on_event(WorkerExited(index, int(value)), float(times[0]))
 
-    def _bury(self) -> None:
+    def _on_spawner_exit(self) -> None:
         """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
         self._loop.forget(self._spawner)
         exitcode = self._spawner.wait()

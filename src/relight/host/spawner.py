@@ -104,7 +104,7 @@ class Spawner:
         holder = f"holder {os.getpid()}"
         self.tell("\n".join([holder, *(self._start(plan, mask) for plan in self.plans)]))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        self._let_go()
+        self._detach()
         while True:
             ready = dict(poll.poll(self._until_lease_ends()))
             if wake_read in ready:
@@ -151,7 +151,7 @@ class Spawner:
         signal.signal(signal.SIGCHLD, _do_nothing)
         return wake_read, wake_write
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         """Close the agent's descriptors, which the spawner does not need."""
         null = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):

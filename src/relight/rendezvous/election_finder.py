@@ -107,9 +107,9 @@ class ElectedFinder(Finder):
             self._hint = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
 
-    def holds(self, is_torn: Callable[[], bool]) -> bool:
+    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this host is the elected coordinator now."""
-        del is_torn
+        del has_lost_nodes
         return self._elector is not None and self._elector.holds()
 
     def whereabouts(self) -> int:

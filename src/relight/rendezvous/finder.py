@@ -115,11 +115,11 @@ class Finder:
         del host
         return "it coordinates no longer"
 
-    def holds(self, is_torn: Callable[[], bool]) -> bool:
-        """Return whether this process coordinates, and no other can. `is_torn` returns whether a
-        node of its group is gone whose workers had not succeeded.
+    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
+        """Return whether this process coordinates, and no other can. `has_lost_nodes` returns
+        whether a node of its group is gone whose workers had not succeeded.
         """
-        del is_torn
+        del has_lost_nodes
         return True
 
     def present(self, *, enough: bool) -> None:

@@ -6,7 +6,7 @@ group goes on. A successor never begins while workers of the old group run (docs
 """
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from relight.core.candidacy import Candidacy, Refused
 from relight.core.lease import Refusal
@@ -55,7 +55,9 @@ class RegisteredFinder(Finder):
         self._seeker: Seeker
         self.stays = bool(port)
         self._own = _OwnContact(meeting.local_addr, meeting.register, port)
-        self._choice = _AddressChoice()
+        self._turn = 0
+        self._tried_first = False
+        """Whether the last address was the first one of the holder's record."""
         self._dialled: _Dialled | None = None
         """The holder that was reported last; None once that has failed."""
         self._answers = False
@@ -76,7 +78,7 @@ class RegisteredFinder(Finder):
         """Note the answer: a refusal after it suggests that the coordinator has ended."""
         if self._dialled is not None:
             self._candidacy.answered(self._dialled.record.revision)
-        self._choice.start_again()
+        self._tried_first = False  # the next holder is dialled at its first address first
         self._own.close()
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
@@ -96,14 +98,14 @@ class RegisteredFinder(Finder):
             where += ", but still renews its record (is there a firewall?)"
         return where, Refusal.NOTHING
 
-    def holds(self, is_torn: Callable[[], bool]) -> bool:
+    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process is the holder. It gives up its hold if a node is gone while
         the register is silent: that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
         if not candidacy.holds(now):
             return False
-        if candidacy.is_fresh(now) or not is_torn():
+        if candidacy.is_fresh(now) or not has_lost_nodes():
             return True
         self._loop.call_after(0, self._lose)
         return False
@@ -160,12 +162,15 @@ class RegisteredFinder(Finder):
             self._resolve(found)
 
     def _resolve(self, record: Record) -> None:
-        """Resolve and report an address of the holder."""
+        """Resolve and report the holder's address: every other time the first one of its record."""
         contact = Contact.of(record.value)
         if contact is None:
             self._seeker.found(Nowhere("its record was not written by relight", _ASK_AGAIN_S))
             return
-        name, is_first = self._choice.next(contact.addresses)
+        self._turn += 1
+        first, *others = contact.addresses
+        is_first = self._tried_first = not others or not self._tried_first
+        name = first if is_first else others[self._turn // 2 % len(others)]
 
         def on_addresses(addresses: list[tuple[str, int]], error: str) -> None:
             if self._closed:
@@ -205,26 +210,6 @@ class _Dialled(NamedTuple):
     contact: Contact
     address: str
     is_first: bool
-
-
-class _AddressChoice:
-    """Chooses at which address a holder is dialled: every other time at the first of its record."""
-
-    def __init__(self) -> None:
-        self._was_first = False
-        self._turn = 0
-
-    def next(self, addresses: Sequence[str]) -> tuple[str, bool]:
-        """Return an address, and whether it is the first."""
-        self._turn += 1
-        first, *others = addresses
-        self._was_first = not others or not self._was_first
-        address = first if self._was_first else others[self._turn // 2 % len(others)]
-        return address, self._was_first
-
-    def start_again(self) -> None:
-        """Begin with the first address."""
-        self._was_first = False
 
 
 class _OwnContact:

@@ -75,7 +75,7 @@ class _GenerationSpawner(Spawner):
         self._pipe = self.wake_on_exits()
         return self._pipe[0]
 
-    def _let_go(self) -> None:
+    def _detach(self) -> None:
         os.close(self._stdin)
 
     def _reap(self, options: int) -> bool:

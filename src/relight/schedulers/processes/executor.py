@@ -119,7 +119,7 @@ class Executor:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._on_signal)
         if self._hold is not None:
-            self._loop.on_readable(self._hold, self._let_go)
+            self._loop.on_readable(self._hold, self._on_submitter_gone)
         self._record.write(self._state("RUNNING", ""))  # a job without a state does not start
         while True:
             failed = self._try_once()
@@ -197,9 +197,9 @@ class Executor:
             if all(state["state"] != "PENDING" for state in self._states):
                 self._say_started()
         elif isinstance(event, WorkerExited) and self._supervisor is not None:
-            self._bury(self._supervisor, event.local_rank, event.exitcode)
+            self._on_exit(self._supervisor, event.local_rank, event.exitcode)
 
-    def _bury(self, supervisor: Supervisor, number: int, exitcode: int) -> None:
+    def _on_exit(self, supervisor: Supervisor, number: int, exitcode: int) -> None:
         state, unasked = self._states[number], supervisor.ended_unasked(number)
         name = "SUCCEEDED" if exitcode == 0 else "FAILED" if unasked else "CANCELLED"
         state.update(state=name, exitcode=exitcode)
@@ -218,7 +218,7 @@ class Executor:
     def _on_signal(self, number: int) -> None:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
-    def _let_go(self) -> None:
+    def _on_submitter_gone(self) -> None:
         """Handle the only message of the submitting process: the end of its pipe."""
         assert self._hold is not None
         if not os.read(self._hold, 4096):
