@@ -107,10 +107,8 @@ class MeetingHost:
         """Close all connections."""
         self._timer.cancel()
         self._listener.close()
-        end = self._loop.call_after(_LAST_WORDS_S, lambda: None)
         left = self._connections()
-        while self._loop.now() < end.when and not all(map(Connection.drain, left)):
-            self._loop.run_once(None)
+        self._loop.run_until(lambda: all(map(Connection.drain, left)), _LAST_WORDS_S)
         for connection in left:
             connection.close()
 

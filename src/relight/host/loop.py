@@ -126,10 +126,14 @@ class Loop:
             return False
         return True
 
-    def run_until(self, done: Callable[[], bool]) -> None:
-        """Handle events until `done()` is true."""
+    def run_until(self, done: Callable[[], bool], limit_s: float | None = None) -> None:
+        """Handle events until `done()` is true, at most for `limit_s` (None: without limit)."""
+        end = None if limit_s is None else self.now() + limit_s
         while not done():
-            self.run_once(None)
+            left = None if end is None else end - self.now()
+            if left is not None and left <= 0:
+                return
+            self.run_once(left)
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for events, at most `timeout_s` (None: without limit), and handle them."""

@@ -99,13 +99,8 @@ class Preload:
         """Wait, with a limit, until the warm spawner is ready for the first generation."""
         if self.settled():
             return
-        end = self._loop.now() + _PATIENCE_S
-        timer = self._loop.call_at(end, lambda: None)
         silent = self._loop.call_after(_SILENT_S, self._tell_slow)
-        self._loop.run_until(
-            lambda: self.settled() or otherwise() or self._loop.now() >= end,
-        )
-        timer.cancel()
+        self._loop.run_until(lambda: self.settled() or otherwise(), _PATIENCE_S)
         silent.cancel()
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:

@@ -125,10 +125,7 @@ class Workers:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
             self._insist()
-            limit = self._loop.now() + _CLOSE_LIMIT_S
-            timer = self._loop.call_at(limit, lambda: None)
-            self._loop.run_until(lambda: self._gone or self._loop.now() >= limit)
-            timer.cancel()
+            self._loop.run_until(lambda: self._gone, _CLOSE_LIMIT_S)
         if self._insisting is not None:
             self._insisting.cancel()
         self._loop.forget(self._socket)

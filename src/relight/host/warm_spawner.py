@@ -130,17 +130,11 @@ class WarmSpawner:
             except OSError:
                 words.append(b"")
 
-        def known() -> bool:
-            # If the connection ends, the control socket has the reason.
-            return any(words) or self.is_stopped or self._loop.now() >= end
-
         self._child.send(signal.SIGCONT)  # in case it is stopped
-        end = self._loop.now() + ANSWER_S
-        timer = self._loop.call_at(end, lambda: None)
         self._loop.on_readable(connection, hear)
-        self._loop.run_until(known)
+        # If the connection ends, the control socket has the reason.
+        self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
         self._loop.forget(connection)
-        timer.cancel()
         return words == [b"holder "]
 
     def so_far(self, state: str) -> str:

@@ -1,0 +1,31 @@
+"""The loop waits for a condition, and no longer than it is asked to."""
+
+import os
+
+import pytest
+
+from relight.host.loop import Loop
+
+
+def test_waiting_with_a_limit_ends_at_the_limit_or_when_the_condition_is_true() -> None:
+    loop, (readable, writable) = Loop(), os.pipe()
+    read: list[bytes] = []
+    try:
+        begin = loop.now()
+        loop.run_until(lambda: False, 0.2)
+        assert 0.2 <= loop.now() - begin < 10
+        loop.on_readable(readable, lambda: read.append(os.read(readable, 1)))
+        os.write(writable, b"x")
+        loop.run_until(lambda: bool(read), 60)
+        assert read == [b"x"] and loop.now() - begin < 30
+    finally:
+        loop.close()
+        os.close(readable)
+        os.close(writable)
+
+
+@pytest.mark.parametrize("limit_s", [0, -1, None])
+def test_what_is_true_already_is_not_waited_for(limit_s: float | None) -> None:
+    loop = Loop()
+    loop.run_until(lambda: True, limit_s)
+    loop.close()
