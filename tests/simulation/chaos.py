@@ -1,5 +1,6 @@
 """One seeded run: a job, what goes wrong with it, and how it must end."""
 
+from random import Random
 from typing import Any
 
 from relight.core.group_types import GroupSettings, GroupState
@@ -57,6 +58,10 @@ class Run:
         self.service = Service(world)
         for number in range(count):
             world.hosts.append(Host(world, number))
+        distances = Random(f"{seed}, distances")
+        if distances.random() < 0.1:
+            for host in world.hosts:
+                host.far_s = distances.choice((0.0, 0.0, 0.05, 0.1))
         self._spread_s = random.choice((0.1, 1.0, 8.0))
         kinds: tuple[str, ...] = random.choice((
             ("kill", "crash", "cut", "reset", "stop", "fail", "leave", "hosts", "twin", "pause"),

@@ -175,7 +175,9 @@ class End:
             return
         if world.refuses(here, there):
             self._broken = True
-            world.after(world.delay(), self.process.call, self.reset, "Connection reset by peer")
+            world.after(
+                world.delay(here, there), self.process.call, self.reset, "Connection reset by peer"
+            )
             return
         large = kind == "message" and payload.get("type") != "beat"
         lost = large and {here.number, there.number} & world.holes
@@ -183,7 +185,7 @@ class End:
             self._held.append((kind, payload))
             world.held[self] = None
             return
-        delay = world.delay() if here is not there else 2e-4
+        delay = world.delay(here, there) if here is not there else 2e-4
         self._arrival = max(self._arrival, world.now + delay)
         world.at(self._arrival, self.other.arrive, kind, payload)
 
@@ -209,7 +211,12 @@ class End:
         world = self.world
         if world.passes(self.process.host, other.process.host):
             reason = "Connection reset by peer"
-            world.after(world.delay(), other.process.call, other.reset, reason)
+            world.after(
+                world.delay(self.process.host, other.process.host),
+                other.process.call,
+                other.reset,
+                reason,
+            )
 
     def reset(self, reason: str) -> None:
         """The connection is broken, as far as this end knows."""
@@ -266,12 +273,12 @@ class End:
         if self.gone or not self.process.alive:
             return
         if world.refuses(here, host):
-            world.after(2 * world.delay(), self.process.call, self.refuse)
+            world.after(2 * world.delay(here, host), self.process.call, self.refuse)
         elif not (world.passes(here, host) and world.passes(host, here)):
             if tries < len(SYN_AGAIN_S):
                 world.after(SYN_AGAIN_S[tries], self.syn, host, port, tries + 1)
         else:
-            delay = 2 * world.delay() if here is not host else 1e-4
+            delay = 2 * world.delay(here, host) if here is not host else 1e-4
             world.after(delay, self._reach, host, port, tries)
 
     def _reach(self, host: Host, port: int, tries: int) -> None:
@@ -360,7 +367,9 @@ class Beats(heartbeats.Heartbeats):
             return
         if world.random.random() >= world.loss and world.has_datagrams:
             sender = here.address, self.port
-            world.after(world.delay(), self._arrive, there.number, int(target[1]), data, sender)
+            world.after(
+                world.delay(here, there), self._arrive, there.number, int(target[1]), data, sender
+            )
 
     def _arrive(self, host: int, port: int, data: bytes, sender: tuple[str, int]) -> None:
         box = self._boxes.get((host, port))

@@ -38,6 +38,8 @@ class Host:
         self.address = f"10.0.{number >> 8}.{number & 255}"
         self.up = True
         self.paused = False
+        self.far_s = 0.0
+        """How much longer packets take, to it and from it."""
         self.lag_s = 0.0
         """How late a busy machine's processes get to run, at most."""
         self.rate = 1.0 + world.clocks * world.random.uniform(-1, 1)
@@ -288,9 +290,9 @@ class World:
 
     # The network.
 
-    def delay(self) -> float:
-        """Return how long a packet takes."""
-        delay = 0.0002 + self.random.random() * self.jitter_s
+    def delay(self, *hosts: Host) -> float:
+        """Return how long a packet takes between two machines."""
+        delay = 0.0002 + self.random.random() * self.jitter_s + sum(host.far_s for host in hosts)
         if self.loss and self.random.random() < self.loss:
             delay += self.random.uniform(0.2, 0.6)  # sent again
         return delay
