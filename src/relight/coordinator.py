@@ -38,7 +38,7 @@ from relight.rendezvous.finder import Finder
 _HEARD = FromAgent | Beat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
-"""Least time between two messages about peers that were turned away."""
+"""Least time between two messages about refused connections."""
 _IDLE_LOOK_S = 0.5
 """How often to check for silent nodes while there is no job, and so no node to lose."""
 _STALL_S = 0.5
@@ -55,7 +55,7 @@ class Coordinator:
         finder: says whether this process coordinates now, and elects the coordinator if the
             endpoint has several hosts.
         divert: called with clients of torch's TCPStore that connect to the endpoint's port.
-        say: prints a line to the user, about peers that were turned away.
+        say: prints a line to the user about a refused connection.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Coordinator:
             peer.connection.drain()
 
     def turned_away(self, line: str) -> None:
-        """Print who was turned away; if there are many, only some."""
+        """Print which connection was refused; if there are many, only some."""
         now = self._loop.now()
         if now >= self._quiet_until:
             self._quiet_until = now + _SAY_EVERY_S

@@ -152,7 +152,7 @@ FLAGS: tuple[Flag, ...] = (
          "where nodes meet; HOST1,HOST2,HOST3: the next takes over when one is lost"),
     Flag("rdzv-id", str, UNSET_RUN_ID, "ID", "id of the job, the same on all its nodes"),
     Flag("rdzv-conf", parse_conf, (), "K=V,…", "more settings of the rendezvous"),
-    Flag("standalone", None, False, "", "one node, nobody to meet, any free port"),
+    Flag("standalone", None, False, "", "one node, no other nodes to meet, any free port"),
     Flag("node-rank", parse_count, 0, "N", "rank of this node (static only)"),
     Flag("master-addr", parse_host, "127.0.0.1", "HOST", "address of node 0 (static only)"),
     Flag("master-port", parse_port, None, "PORT",

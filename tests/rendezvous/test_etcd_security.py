@@ -125,7 +125,7 @@ def test_a_node_without_a_good_certificate_is_told_so(
         given = pairs(backend, files, client=False)
     register = registers(Place(backend, tls.endpoint, "tls"), **given)
     error = _refusal(register)
-    assert "does not accept our certificate, or wants one" in error.message
+    assert "rejects our certificate, or requires one" in error.message
     assert f"{NAMES[backend]['cert']}=FILE" in error.hint
 
 
@@ -266,7 +266,7 @@ def test_without_a_user_the_error_names_the_missing_settings(
     users: dict[str, EtcdServer], backend: str, registers: New
 ) -> None:
     register = registers(Place(backend, users[backend].endpoint, "nobody"))
-    with pytest.raises(UsageError, match="wants a user and a password") as caught:
+    with pytest.raises(UsageError, match="requires a user and a password") as caught:
         register.hold("a", LONG_S)
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 

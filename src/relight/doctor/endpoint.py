@@ -159,7 +159,7 @@ def answer_of(data: bytes, *, closed: bool) -> str:
 def _try_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
-    """Call all addresses at once, say hello where somebody takes the call, and listen."""
+    """Connect to all addresses at once, send a hello to those that accept, and read the answers."""
     calls, answers = [], []
     for address in addresses:
         try:

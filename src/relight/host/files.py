@@ -39,9 +39,10 @@ def own_directory(env: Environment) -> str:
     except OSError:
         pass  # it exists already, or make_run_directory reports the error
     try:
-        if os.lstat(directory).st_uid != os.getuid():
+        owner = os.lstat(directory).st_uid
+        if owner != os.getuid():
             raise UsageError(
-                f"the log directory {directory} belongs to another user",
+                f"the log directory {directory} belongs to another user, uid {owner}",
                 hint="--log-dir=DIRECTORY names one of yours",
             )
     except FileNotFoundError:

@@ -205,7 +205,7 @@ class EtcdMembers:
             )
         if isinstance(error, ssl.SSLError) and _is_about_us(error.reason or ""):
             return UsageError(
-                f"{where} does not accept our certificate, or wants one: {_words(error)}",
+                f"{where} rejects our certificate, or requires one: {_words(error)}",
                 hint=f"--rdzv-conf={self._tls.cert}=FILE,{self._tls.key}=FILE",
             )
         if isinstance(error, ConnectionResetError | ssl.SSLError | http.client.BadStatusLine):
@@ -220,7 +220,7 @@ class EtcdMembers:
         ):
             return OSError("it closed the connection without an answer")
         if isinstance(error, ssl.SSLError):
-            return OSError(f"no TLS with it: {_words(error)}")
+            return OSError(f"the TLS handshake failed: {_words(error)}")
         if isinstance(error, socket.gaierror):
             return OSError(f"the name does not resolve: {error.strerror}")
         if isinstance(error, OSError):

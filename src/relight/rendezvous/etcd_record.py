@@ -84,6 +84,6 @@ class EtcdRegister:
 def login_needed(where: str) -> UsageError:
     """Return the error for a cluster that requires a login."""
     return UsageError(
-        f"{where} wants a user and a password",
+        f"{where} requires a user and a password",
         hint="--rdzv-conf=etcd_user=NAME,etcd_password_file=FILE",
     )

@@ -234,7 +234,9 @@ class V3Register(EtcdRegister):
             return answer
         base, self._base = self._base, ""
         if self._base_works:
-            raise OSError(f"etcd at {answer.member} has {base} no longer: it may be a newer one")
+            raise OSError(
+                f"etcd at {answer.member} no longer has {base}: it may have been upgraded"
+            )
         raise UsageError(
             f"etcd at {answer.member} has no JSON gateway at {base}",
             hint="start it without --enable-grpc-gateway=false",

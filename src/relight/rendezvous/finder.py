@@ -113,7 +113,7 @@ class Finder:
         none. Return that in words.
         """
         del host
-        return "it coordinates no longer"
+        return "it no longer coordinates"
 
     def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process coordinates, and no other can. `has_lost_nodes` returns

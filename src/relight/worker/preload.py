@@ -175,7 +175,7 @@ def _is_below(name: str, others: list[str]) -> bool:
 
 
 class _DependencyFinder:
-    """A finder that notes which module imports which, and lets nobody have those that don't fit:
+    """A finder that notes which module imports which, and refuses those that don't fit:
     who needs one does not fit either.
     """
 

@@ -154,9 +154,9 @@ def bind(
 
     Args:
         signature: of the component.
-        parsed: its command line, which goes before all else.
+        parsed: its command line, which takes precedence.
         settings: texts from a file of settings.
-        given: values from JSON or from Python, which go before the settings.
+        given: values from JSON or from Python, which take precedence over the settings.
 
     Raises:
         UsageError: a value does not fit, or a required one is missing.

@@ -26,7 +26,7 @@ def find(address: str) -> Component:
     """Return the function, or the class with a method `build`, at an address.
 
     Raises:
-        UsageError: there is none, or its file does not load.
+        UsageError: there is no such component, or its file does not load.
     """
     found = components.load(address)
     if found is not None:
@@ -61,7 +61,7 @@ def registered(asked: str = "") -> dict[str, Component]:
     of the name.
 
     Args:
-        asked: the name of the one that is wanted. A package for TorchX that does not load, as where
+        asked: the name of the wanted component. A package for TorchX that does not load, as where
             there is no torchx, is an error only if it is of that package.
 
     Raises:

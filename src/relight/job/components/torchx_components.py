@@ -19,7 +19,7 @@ def to_app(found: Any, component: str) -> AppDef:
     """Return what a component returned as an AppDef.
 
     Raises:
-        UsageError: it is none, and none of TorchX's.
+        UsageError: it is neither relight's AppDef nor TorchX's.
     """
     if isinstance(found, AppDef):
         return found

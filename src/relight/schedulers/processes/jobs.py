@@ -153,10 +153,14 @@ class ProcessJobs:
 
     def cancel(self, app_id: str) -> None:
         """Stop a job and return when it is over."""
-        if _read(app_id) is None:
+        state = _read(app_id)
+        if state is None:
             raise self._unknown(app_id)
         if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
-            raise MachineError(f"{app_id} does not end: a process of it can't be killed")
+            raise MachineError(
+                f"{app_id} does not end: process {state['pid']}, which runs it, did not exit",
+                hint=f"ps --ppid {state['pid']} -o pid,stat,args shows what can't be killed",
+            )
 
     def delete(self, app_id: str) -> None:
         """Stop a job and remove its state and logs.

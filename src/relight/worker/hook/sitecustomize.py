@@ -155,4 +155,4 @@ if stage == "learn":
 
 problem = customize() if stage == "learn" else preload(stage, *map(int, rest.split(",")))
 if problem is not None:
-    raise problem  # mostly that there is none, which site expects
+    raise problem  # usually ModuleNotFoundError, which site expects
