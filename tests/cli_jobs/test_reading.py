@@ -66,7 +66,7 @@ def test_status_without_a_job_lists_the_agents_of_this_machine(
     found = relight("status")
     assert (found.returncode, found.stderr) == (0, "")
     heads, *rows = found.stdout.splitlines()
-    assert heads.split() == ["AGENT", "RUN", "ID", "WORKERS", "SINCE", "MEMORY", "OF", "IT",
+    assert heads.split() == ["AGENT", "RUN", "ID", "WORKERS", "SINCE", "MEMORY",
                              "PRELOADED"]  # fmt: skip
     (row,) = [row.split() for row in rows if row.startswith(f"{job.pid} ")]
     assert (row[1:3], row.count("MiB")) == (["mine", "1"], 2)
