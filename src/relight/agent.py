@@ -180,8 +180,7 @@ class Agent:
         workers = self._workers = WorkerGroup(
             self._equipment, self.job, form, self._store, self._tell_failure
         )
-        workers.lease(self._lease_until)
-        workers.run(self.signals)
+        workers.run(self.signals, lambda: self._lease_until)
         self._leftovers.add(workers.logs, form.generation.number)
         if form.place.group_rank == 0 and self._store is not None:
             self._store.close()

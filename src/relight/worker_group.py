@@ -100,7 +100,6 @@ class WorkerGroup:
         self._job = job
         self._store = store
         self._on_failure = on_failure
-        self._lease_until = float("inf")
         directory = job.run_directory or equipment.scratch.make()
         generation = form.generation
         self._plans: list[WorkerPlan] = []
@@ -115,11 +114,12 @@ class WorkerGroup:
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
 
-    def run(self, signals: Sequence[int]) -> None:
+    def run(self, signals: Sequence[int], lease_until: Callable[[], float]) -> None:
         """Start the workers; return when all have exited and no process of theirs is left.
 
         Args:
             signals: the signals that the agent received; may grow.
+            lease_until: returns until when the workers may run, on the loop's clock.
 
         Raises:
             MachineError: the machine can't run them.
@@ -134,7 +134,7 @@ class WorkerGroup:
             timers = WorkerTimers(loop, path, self._on_late)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
-        self.lease(self._lease_until)
+        supervisor.lease(lease_until())
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
         watch = None
@@ -178,7 +178,6 @@ class WorkerGroup:
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time on the loop's clock, then freeze them."""
-        self._lease_until = until
         if self.supervisor is not None:
             self.supervisor.lease(until)
 
