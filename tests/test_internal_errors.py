@@ -136,7 +136,7 @@ def until(process: "subprocess.Popen[Any]", words: str) -> None:
 
 def test_without_descriptors_the_exit_code_is_4_and_a_line_says_why(tmp_path: Path) -> None:
     """This holds however few files may be open."""
-    for most in (11, 13, 15, 17):
+    for most in (11, 13, 14, 14, 15, 15, 17):  # with 14 and 15, spawner and guard are in a race
         command = f"ulimit -n {most}; exec {sys.executable} -m relight run --no-python true"
         result = subprocess.run(
             ["sh", "-c", command], capture_output=True, text=True, env=clean_environment(),

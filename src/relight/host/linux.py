@@ -136,8 +136,8 @@ def _guard(pid: int, agent: int, scratch: str) -> None:
     """Guard a child of this process; does not return."""
     try:
         poll = select.poll()
+        close_all_but(())  # or peers of the agent would not see its connections end
         child = os.pidfd_open(pid)
-        close_all_but((child,))  # or peers of the agent would not see its connections end
         poll.register(child, select.POLLIN)
         if not poll.poll(_START_MS):
             _stay(agent, poll)
@@ -279,12 +279,18 @@ def inotify_watch(fd: int, path: str, mask: int) -> int:
 
 def close_all_but(keep: Collection[int]) -> None:
     """Close all descriptors of this process except these."""
+    if 0 not in keep:
+        _close(0)  # none may be left, and the listing needs one
     for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
         if fd not in keep:
-            try:
-                os.close(fd)
-            except OSError:
-                pass  # the descriptor of the listing itself
+            _close(fd)
+
+
+def _close(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass  # it is closed: the descriptor of the listing itself
 
 
 def system_call(number: int, *arguments: int) -> int:
