@@ -9,13 +9,17 @@ import pytest
 import relight
 from relight import script
 from relight.cli.arguments import parse, to_spec
+from relight.cli.coordinator import COORDINATOR_FLAGS
+from relight.cli.doctor import DOCTOR_FLAGS
+from relight.cli.doctor import usage as doctor_help
 from relight.cli.main import main
-from relight.cli.usage import run_help
+from relight.cli.usage import coordinator_help, run_help, shown_default
 from relight.env import Environment
 from relight.errors import UsageError
-from relight.spec import FLAGS, RunSpec
+from relight.spec import FLAGS, Flag, RunSpec
 
 Refused = Callable[..., str]
+EVERY_FLAG = list(dict.fromkeys([*FLAGS, *COORDINATOR_FLAGS, *DOCTOR_FLAGS]))
 
 
 @pytest.fixture
@@ -208,9 +212,31 @@ def test_help_has_groups_and_defaults() -> None:
         assert f" --{flag.name}" in text
     before = text.partition("  --nnodes")[0]
     assert before.endswith("\n\nhow many:\n    ")
-    assert text.count(" [") + text.count("[1]") >= sum(flag.parse is not None for flag in FLAGS)
     for default in ("[1]", "[static]", "[30]", "[29500]", "[SIGTERM,SIGINT,SIGHUP,SIGQUIT]"):
         assert default in text
+
+
+@pytest.mark.parametrize("flag", EVERY_FLAG, ids=lambda f: f.name)
+def test_a_default_in_the_help_is_the_value_that_it_reads_as(flag: Flag) -> None:
+    """Typed, it means the default; a default that says nothing, such as no directory, is absent."""
+    shown = shown_default(flag)
+    if shown == "all":
+        assert flag.name == "local-ranks-filter"
+    elif shown and flag.parse is not None:
+        assert flag.parse(shown) == flag.default
+    else:
+        no_value = flag.parse is None or flag.default is None
+        assert no_value or flag.name == "rdzv-id" or not str(flag.default).strip("()")
+
+
+@pytest.mark.parametrize("text", [coordinator_help(COORDINATOR_FLAGS), doctor_help()])
+def test_the_help_of_coordinator_and_doctor_is_aligned_and_has_defaults(text: str) -> None:
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 100
+    flags = lines[lines.index("", 2) + 1 : lines.index("examples:") - 1]
+    assert all(line[32:34].strip() == "" and len(line) <= 80 for line in flags if len(line) > 34)
+    assert "      --rdzv-endpoint HOST[:PORT]" in flags
+    assert "[c10d]" in text
 
 
 def test_an_editor_completes_relight_launch() -> None:

@@ -12,7 +12,7 @@ from relight.spec import FLAGS, Flag
 
 LAUNCH_FLAGS = (
     *FLAGS,
-    Flag("use-env", None, False, "", "tell the local rank by LOCAL_RANK alone", from_env=False),
+    Flag("use-env", None, False, "", "pass the local rank only in LOCAL_RANK", from_env=False),
 )
 
 

@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterable
 
 from relight.errors import signal_name
-from relight.spec import Flag
-from relight.values import Endpoint, StreamChoice
+from relight.spec import UNSET_RUN_ID, Flag
+from relight.values import Endpoint, Nodes, StreamChoice, parse_signals
 
 _WIDTH = 34
 _SCREEN = 80
@@ -19,49 +19,50 @@ _GROUPS = {
     "help": "others",
 }
 """First flag of a group -> the group's title; the groups follow the table of flags."""
+_EMPTY = {"local-ranks-filter": "all", "preload": "off"}
+"""What the default means where it is an empty tuple."""
 
 
 def flag_lines(flags: Iterable[Flag]) -> list[str]:
-    """Return one line for each flag: its names, its value, its help."""
+    """Return the lines of flags: their names, their values, their help with the default."""
     lines = []
     for flag in flags:
         name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
         left = f"  {name} {flag.metavar}".rstrip()
-        lines.append(f"{left}{' ' * max(2, _WIDTH - len(left))}{flag.help}")
-    return lines
-
-
-def _grouped(flags: Iterable[Flag]) -> list[str]:
-    """Return the lines of flags under the titles of their groups, with their defaults."""
-    lines = []
-    for flag in flags:
-        if flag.name in _GROUPS:
-            lines += ["", f"{_GROUPS[flag.name]}:"]
-        (left,) = flag_lines([flag._replace(help="")])
-        default = _default(flag)
+        default = shown_default(flag)
         text = f"{flag.help} [{default}]" if default else flag.help
         rows = textwrap.wrap(text, _SCREEN - _WIDTH, break_on_hyphens=False)
-        if len(left.rstrip()) > _WIDTH - 2:
+        if len(left) > _WIDTH - 2:
             rows.insert(0, "")
-        lines += [(left.rstrip().ljust(_WIDTH) + rows[0]).rstrip()]
+        lines += [(left.ljust(_WIDTH) + rows[0]).rstrip()]
         lines += [" " * _WIDTH + row for row in rows[1:]]
     return lines
 
 
-def _default(flag: Flag) -> str:
+def _grouped(flags: Iterable[Flag]) -> list[str]:
+    """Return the lines of flags under the titles of their groups."""
+    lines = []
+    for flag in flags:
+        if flag.name in _GROUPS:
+            lines += ["", f"{_GROUPS[flag.name]}:"]
+        lines += flag_lines([flag])
+    return lines
+
+
+def shown_default(flag: Flag) -> str:
     """Return the default of a flag as it would be typed, or nothing if it is not informative."""
     value = flag.default
-    if flag.parse is None or value is None:
+    if flag.parse is None or value is None or value == UNSET_RUN_ID:
         return ""
-    if flag.name == "local-ranks-filter":
-        return "all"
+    if flag.parse is parse_signals:
+        return ",".join(map(signal_name, value))
     if isinstance(value, StreamChoice):
         return str(value.default)
-    if isinstance(value, Endpoint):
-        return str(value) if value.host else "none"
-    if isinstance(value, tuple):
-        return ",".join(map(signal_name, value)) or "none"
-    return str(value) or "none"
+    if isinstance(value, (Endpoint, Nodes)):
+        return str(value)
+    if isinstance(value, float):
+        return f"{value:g}"
+    return _EMPTY.get(flag.name, "") if value == () else str(value)
 
 
 def run_help(flags: Iterable[Flag], command: str = "run") -> str:
