@@ -8,15 +8,18 @@
                 changed: report what is known, get ready again         (postmortem)
 
 core/membership decides whether there is another generation, and who is in it; a job of one node
-runs it in this process. The agent decides nothing itself: it passes events to the cores and carries
-out the effects that they return.
+runs it in this process. The agent makes no decision about the group: it passes events to the cores
+and carries out the effects that they return. By itself it only leaves: on a signal, or if a worker
+can't be killed.
 
-States:
+`Agent._state` is one of
 
-    waiting     `_ready` is the last message sent, and no generation was formed since
-    formed      `_ready` is None: `_form` is a generation whose workers have not started here
-    running     `_workers` belong to that generation; they run, or are `done`
-    over        `_end` says how the job ended; or a signal asks this agent to leave
+    NodeReady       waiting: what this node reports; no generation was formed since
+    Form            a generation that this node is in, whose workers have not started here
+    WorkerGroup     the workers of that generation; they run, or are `done`
+    None            before the job, and after it
+
+In each of them the job may end (`_end`), or a signal may ask this agent to leave.
 """
 
 import os
@@ -25,6 +28,7 @@ from collections.abc import Sequence
 
 from relight.core.messages import (
     Announce,
+    Confirm,
     Form,
     FromAgent,
     FromCoordinator,
@@ -85,9 +89,8 @@ class Agent:
         )
         self.signals: list[int] = []
         """Signals that ask this agent to leave the job."""
-        self._form: Form | None = None  # the latest generation that includes this node
-        self._workers: WorkerGroup | None = None  # the latest workers started here
-        self._ready: NodeReady | None = None
+        self._state: NodeReady | Form | WorkerGroup | None = None
+        self._workers: WorkerGroup | None = None  # the latest ones, which the report may be about
         self._end: JobEnded | None = None
         self._restart = 0  # the last restart that the user was told of
         self._lease_until = _FOR_EVER
@@ -122,7 +125,7 @@ class Agent:
             broken = False
             return exit_code
         finally:
-            self._form = None  # from here on `announce` returns None
+            self._state = None  # from here on `announce` returns None
             self.link.close(lambda: broken or bool(self.signals))
             if preload is not None:
                 preload.close()
@@ -134,10 +137,8 @@ class Agent:
         outcome = Outcome()
         while True:
             self._get_ready(outcome)
-            self.loop.run_once(0)  # sees a signal that is pending: then no workers start
-            self.loop.run_until(lambda: self._may_begin() is not None or self._is_over())
-            form = self._may_begin()
-            if form is not None and not self._is_over():
+            form, outcome = self._wait_for_generation(), Outcome()
+            if form is not None:
                 workers, outcome = self._run_generation(form)
                 if workers.stuck and outcome.failures:
                     return self._give_up(workers, outcome)
@@ -164,20 +165,28 @@ class Agent:
         port = self._store.port
         if isinstance(self._store, TCPStore):
             port = self.link.share_port(self._store) or port
-        self._ready = NodeReady(self._latest, port, *outcome, self._restart)
-        self.link.send(self._ready)
+        self._state = NodeReady(self._latest, port, *outcome, self._restart)
+        self.link.send(self._state)
 
-    def _may_begin(self) -> Form | None:
-        """Return the formed generation, or None if its lease expired before it began: this machine
-        may have been suspended, and the other nodes may have gone on without it.
+    def _wait_for_generation(self) -> Form | None:
+        """Return the next generation with this node, or None if there is none.
+
+        It does not begin after its lease has expired: this machine may have been suspended, and the
+        other nodes may have gone on without it.
         """
-        formed = self._ready is None and self.loop.now() < self._lease_until
-        return self._form if formed else None
+
+        def may_begin() -> bool:
+            return isinstance(self._state, Form) and self.loop.now() < self._lease_until
+
+        self.loop.run_once(0)  # sees a signal that is pending: then no workers start
+        self.loop.run_until(lambda: may_begin() or self._is_over())
+        form = self._state
+        return form if isinstance(form, Form) and may_begin() and not self._is_over() else None
 
     def _run_generation(self, form: Form) -> tuple[WorkerGroup, Outcome]:
         """Run the workers until all have exited and no process of theirs is left."""
         self._tell(form)
-        workers = self._workers = WorkerGroup(
+        workers = self._state = self._workers = WorkerGroup(
             self._equipment, self.job, form, self._store, self._tell_failure
         )
         workers.run(self.signals, lambda: self._lease_until)
@@ -211,7 +220,7 @@ class Agent:
         self.link.send(
             NodeLeaving(f"its {workers.stuck} can't be killed: it is in an uninterruptible call")
         )
-        self._ready = NodeReady(self._latest, 0, *outcome, self._restart)
+        self._state = NodeReady(self._latest, 0, *outcome, self._restart)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         story = verdict.Story(ends, outcome.left, "", workers.began)
         reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
@@ -222,7 +231,8 @@ class Agent:
         if end.exit_code:
             from relight.postmortem import report
 
-            self.journal.say(report(end, self._ready, env))
+            ready = self._state if isinstance(self._state, NodeReady) else None
+            self.journal.say(report(end, ready, env))
         path = env.get("TORCHELASTIC_ERROR_FILE")
         if path and end.root is not None:  # set by a program that runs this agent as its worker
             from relight.postmortem import tell_parent
@@ -262,67 +272,72 @@ class Agent:
 
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, if any."""
-        if self._form is None or self._ready is not None:
-            return None
-        (generation, restart, *_), place = self._form
-        workers = self._running
-        done = workers is not None and workers.done
+        match self._state:
+            case Form() as form:
+                done = False
+            case WorkerGroup(form=form, done=done):
+                pass
+            case _:
+                return None
+        (generation, restart, *_), place = form
         return Announce(generation, restart, place.group_rank, place.group_world_size, done)
 
     def standing(self) -> Sequence[FromAgent]:
         """Return what else a new coordinator should know: whether this node is ready or failed."""
-        if self._ready is not None:
-            return [self._ready]
-        workers = self._running
-        return [self._failure()] if workers is not None and workers.failed else []
+        match self._state:
+            case NodeReady() as ready:
+                return [ready]
+            case WorkerGroup(failed=True):
+                return [self._failure()]
+        return []
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
         match message:
-            case Form() if self._ready is not None:
-                self._form, self._ready = message, None
+            case Form() if isinstance(self._state, NodeReady):
+                self._state = message
             case StopWorkers():
                 self._on_stop(message)
             case JobEnded(reason=reason):
                 self._end = message
-                if self._running is not None:
-                    self._running.stop(StopWorkers(self._latest, reason, gently=False))
+                if isinstance(self._state, WorkerGroup):
+                    self._state.stop(StopWorkers(self._latest, reason, gently=False))
             case WaitReason(text, _, generation):
-                ready = self._ready
-                if ready is not None and generation.number >= ready.latest.number:
+                ready = self._state
+                if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
                     # A new coordinator may not know it.
-                    self._ready = ready._replace(latest=generation)
+                    self._state = ready._replace(latest=generation)
                 self.journal.say(text)
             case Note(text):
                 self.journal.say(text)
-            case _:
-                pass
+            case Confirm() | Form():
+                pass  # the link renews the lease; a generation that was formed for an older report
 
     def lease(self, until: float | None) -> None:
         """Let the workers run until this time; None means without limit."""
         self._lease_until = _FOR_EVER if until is None else until
-        if self._running is not None:
-            self._running.lease(self._lease_until)
+        if isinstance(self._state, WorkerGroup):
+            self._state.lease(self._lease_until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
-        if self._ready is not None or stop.generation != self._latest:
-            return  # that generation has already ended here
-        if self._running is not None:
-            self._running.stop(stop)
-        else:  # its workers have not started
-            self._get_ready(Outcome())
+        if stop.generation != self._latest:
+            return
+        match self._state:
+            case WorkerGroup() as workers:
+                workers.stop(stop)
+            case Form():  # its workers have not started
+                self._get_ready(Outcome())
 
     @property
     def _latest(self) -> GenerationId:
-        """The generation that this node is in, or the last one that it was in."""
-        return NO_GENERATION if self._form is None else self._form.generation.id
-
-    @property
-    def _running(self) -> WorkerGroup | None:
-        """The workers of the generation that this node is in, once they have started."""
-        workers = self._workers
-        is_of_it = workers is not None and workers.form is self._form and self._ready is None
-        return workers if is_of_it else None
+        """The generation that this node is in, or the last one that it knows."""
+        match self._state:
+            case NodeReady(latest=latest):
+                return latest
+            case Form(generation) | WorkerGroup(form=Form(generation)):
+                return generation.id
+            case None:
+                return NO_GENERATION
 
     # Messages to the user and the coordinator.
 

@@ -1,4 +1,4 @@
-"""Turns the command line into what this node runs.
+"""Turns the checked flags (a RunSpec) into what this node runs (a NodeJob).
 
 All errors of a launch are found here, before anything is started.
 """

@@ -9,6 +9,7 @@ from relight.core.exits import Failure
 from relight.core.messages import Form, FromCoordinator, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
+from relight.worker_group import WorkerGroup
 
 from .processes import BELOW, Processes
 from .world import Failure as Violation
@@ -50,7 +51,7 @@ class Node(Agent):
     @property
     def form(self) -> Form | None:
         """The generation whose workers are here, also if they are done."""
-        return self._running.form if self._running is not None else None
+        return self._state.form if isinstance(self._state, WorkerGroup) else None
 
     @property
     def over(self) -> bool:
@@ -60,7 +61,7 @@ class Node(Agent):
     @property
     def done(self) -> bool:
         """Whether they have ended well."""
-        return self._running is not None and self._running.done
+        return isinstance(self._state, WorkerGroup) and self._state.done
 
     def received(self, message: FromCoordinator) -> None:
         if isinstance(message, Form | WaitReason):
@@ -105,9 +106,9 @@ class Workers:
         self.process: Process = loop.process
         self.world = self.process.world
         node = self.world.agent_of(self.process)
-        assert node._running is not None
+        assert isinstance(node._state, WorkerGroup)
         self.node = node
-        self.form: Form = node._running.form
+        self.form: Form = node._state.form
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}
