@@ -78,7 +78,7 @@ def render(
     names = _functions(roles)
     for role, name in zip(roles, names, strict=True):
         lines += _run(role, name, here, programs)
-    lines += ["# Remove what an earlier try has left."]
+    lines += ["# Remove files of an earlier attempt."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
         numbers = f"{{0..{role.num_replicas - 1}}}" if role.num_replicas > 1 else "0"
@@ -132,7 +132,8 @@ export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' 
 """.splitlines()
 
 _FIRST_FAILURE = """\
-# Print how the first task failed, by the messages of srun. Tasks of lost nodes do not count.
+# Print the exit code or signal of the first failed task, from srun's messages; ignore tasks on
+# lost nodes.
 first_failure() {
     awk '/: error: Node failure on / { lost[$NF ":"] }
          /: error: [^ ]+: tasks? [^ ]+: / && !($3 in lost) { print $NF; exit }' "$1"
@@ -142,18 +143,19 @@ first_failure() {
 _STEP = """\
 # Run a role: one task on each of its nodes.
 step() {
-    local role=$1 nodes=$2 code how said=$RELIGHT_JOB_DIR/$1/srun.log
+    local role=$1 nodes=$2 code first_code srun_log=$RELIGHT_JOB_DIR/$1/srun.log
     shift 2
-    trap : TERM USR1 # srun handles the signal, this shell waits for it
+    trap : TERM USR1 # let srun handle the signal; keep waiting
     srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 --open-mode=append \\
         --output="$RELIGHT_JOB_DIR/$role/%t/stdout.log" \\
-        --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$said"
+        --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$srun_log"
     code=$?
-    cat "$said"
-    how=$(first_failure "$said")
-    if [[ $code != 0 && $how =~ ^[0-9]+$ ]]; then
-        code=$how # srun may exit with the code of a task that was stopped afterwards
-    elif [[ -z $how && "$*" == *--no-kill* ]] && grep -q ': error: Node failure on ' "$said"; then
+    cat "$srun_log"
+    first_code=$(first_failure "$srun_log")
+    if [[ $code != 0 && $first_code =~ ^[0-9]+$ ]]; then
+        code=$first_code # srun may exit with the code of a task that was stopped afterwards
+    elif [[ -z $first_code && "$*" == *--no-kill* ]] &&
+        grep -q ': error: Node failure on ' "$srun_log"; then
         code=0 # the other nodes went on without the lost ones
     fi
     if [ "$code" != 0 ]; then
@@ -164,7 +166,8 @@ step() {
 """
 
 _STOP = """\
-# The roles of a job end together. The next try has the same job id: do not kill it.
+# The roles of a job end together. After a requeue the job id is the same: kill only if this
+        # script still runs.
         scancel --signal=TERM "$SLURM_JOB_ID"
         { sleep 40; kill -0 $$ 2>/dev/null && scancel --signal=KILL "$SLURM_JOB_ID"; } &
 """
@@ -176,8 +179,8 @@ near_the_limit() {
     echo "relight: the time limit is near, sending SIG{signal} to the workers"
     scancel --signal={signal} "$SLURM_JOB_ID"
     if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-        # Stop what still runs, in time to queue the job again. The next try has the same job id: do
-        # not kill it.
+        # Stop what still runs, in time to queue the job again. After a requeue the job id is the
+        # same: stop it only if this script still runs.
         { sleep {half}; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
     fi
 }
@@ -192,7 +195,7 @@ code=0
 [ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
 [ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
 if [ -n "$stopped" ]; then
-    exit "$code" # Slurm records why
+    exit "$code" # cancelled or timed out: Slurm records the reason
 fi
 if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
     echo "relight: queueing the job again, for try $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
