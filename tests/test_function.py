@@ -362,7 +362,7 @@ def test_a_rank_that_ends_before_it_returns_is_named(call: Call) -> None:
 
 REFUSED = {
     "nproc_per_nod=2": ("train takes no nproc_per_nod", "did you mean nproc_per_node?"),
-    "timeout=2": ("train takes no timeout", "nor does relight.launch"),
+    "timeout=2": ("train takes no timeout", "relight.launch takes: "),
     "rdzv_backend='c10d'": ("train takes no rdzv_backend", "flags=['--rdzv-backend=…']"),
     "1, 2, 3": ("too many positional arguments", ""),
     "": ("train: missing a required argument: 'lr'", ""),

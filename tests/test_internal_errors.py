@@ -60,8 +60,10 @@ def test_an_unwritable_stderr_leaves_the_exit_code(error: str, code: int) -> Non
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        ("KeyError('x')", 70, "relight: error: a mistake in relight: KeyError: 'x' (at "),
-        ("RecursionError()", 70, "relight: error: a mistake in relight: RecursionError (at "),
+        ("KeyError('x')", 70,
+         "relight: error: internal error in relight (a bug): KeyError: 'x' (at "),
+        ("RecursionError()", 70,
+         "relight: error: internal error in relight (a bug): RecursionError (at "),
         ("OSError(24, 'Too many open files', '/etc/hosts')", 4,
          "relight: error: this machine refuses /etc/hosts: Too many open files\nhint: look at"),
         ("OSError(13, 'Permission denied')", 4, "refuses PermissionError: [Errno 13] Permission"),
@@ -113,13 +115,15 @@ def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     assert broken.stderr is not None
     if method == "_look":
         assert broken.wait(30) == 70
-        assert "error: a mistake in relight: KeyError: 'x' (at " in broken.stderr.read()
+        assert (
+            "error: internal error in relight (a bug): KeyError: 'x' (at " in broken.stderr.read()
+        )
     else:
         until(broken, "1 of 2 nodes" if verb == "run" else "coordinating job")
         other = start("run", *where, *nodes, text=True)
-        until(broken, "a mistake in relight, please report it: a message of ")
+        until(broken, "internal error in relight (a bug), please report it: a message of ")
         until(other, "waiting for the coordinator")
-        until(broken, "a mistake in relight, please report it: a message of ")
+        until(broken, "internal error in relight (a bug), please report it: a message of ")
         other.kill()
         broken.terminate()
         assert broken.wait(30) == (128 + 15 if verb == "run" else 0)

@@ -195,7 +195,8 @@ def describe(event: Event) -> str:
         case WorkersWarm():
             return "preload: workers start " + ("warm" if event.warm else f"cold: {event.reason}")
         case Mistake():
-            return f"a mistake in relight, please report it: {event.during}: {event.error}"
+            where = "internal error in relight (a bug), please report it"
+            return f"{where}: {event.during}: {event.error}"
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case Ended():

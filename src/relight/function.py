@@ -200,8 +200,8 @@ def _meant(word: str) -> str:
     from relight.spec import FLAGS
 
     if word in {flag.field for flag in FLAGS}:
-        return f"flags=['--{word.replace('_', '-')}=…'] is for relight run"
-    return did_you_mean(word, _OWN, f"nor does relight.launch: {', '.join(_OWN)}")
+        return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
+    return did_you_mean(word, _OWN, f"relight.launch takes: {', '.join(_OWN)}")
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -60,7 +60,7 @@ def collect(
         raise _failure(directory, exit_codes, refusal)
     last = max((call.Begun(*each) for _, each in _kept(directory, call.BEGUN)), default=None)
     if last is None:
-        raise WorkersFailedError(f"no worker came to {name}; what they printed says why")
+        raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
     found = {rank: kept for rank, kept in _kept(directory, call.RESULT) if kept[0] == last.attempt}
     missing = [rank for rank in range(last.world_size) if rank not in found]
     if missing:
@@ -87,7 +87,7 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
         code = next(code for code in exit_codes if code)
         if code == UsageError.exit_code and refusal.message and not _began(directory):
             return UsageError(refusal.message, hint=refusal.hint)
-        why = refusal.message or "what it printed says why"
+        why = refusal.message or "see its output"
         return WorkersFailedError(
             f"relight run ended with exit code {code}; {why}", hint=refusal.hint
         )

@@ -25,9 +25,9 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
         hint = f"relight takes the place of {name}: leave it out"
         return UsageError(f"{script} is not a script", hint=hint)
     if script.startswith(("\u2013", "\u2014")):
-        hint = "it begins with a dash of printed texts; type -- for a flag"
+        hint = "it begins with a typographic dash; type `--`"
     elif " " in script and os.path.isfile(script.split()[0]):
-        hint = f"type the script and its arguments without quotes around both: {script}"
+        hint = f"don't quote script and arguments together: {script}"
     elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
         hint = f"components are submitted: relight submit {script} …"
     elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):

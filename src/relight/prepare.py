@@ -75,7 +75,7 @@ def _job(
 ) -> NodeJob:
     threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
-        notes.append(f"OMP_NUM_THREADS is not set; it is 1 for each of the {nproc} workers")
+        notes.append("OMP_NUM_THREADS is not set; using 1 for each worker")
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     run_id = spec.rdzv_id
     master = spec.store_address()
@@ -234,4 +234,4 @@ def _no_logs_specs(name: str) -> UsageError:
             f"--logs-specs={name} is {text}; it needs torch, which relight does not import",
             hint=hint,
         )
-    return UsageError(f"--logs-specs={name} is not one of default", hint=hint)
+    return UsageError(f"--logs-specs={name}: only `default` is supported", hint=hint)

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 TWO = ("0.0", "0.1")
-THREADS = ("OMP_NUM_THREADS is not set; it is 1 for each of the 2 workers",)
+THREADS = ("OMP_NUM_THREADS is not set; using 1 for each worker",)
 
 
 def two(name: str, *flags: Word, notes: tuple[str, ...] = (), **rest: Any) -> Case:

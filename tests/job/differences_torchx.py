@@ -73,7 +73,7 @@ CASES = (
     Case("empty-list", (*DRY, "comp.py:items", "--items", ""), '"items are", "None"',
          '"items are", "[]"'),
     Case("key-twice", (*DRY, "comp.py:pairs", "--pairs", "A=1,A=2"), "{'A': '2'}",
-         "rc 2: relight: error: --pairs=A=1,A=2: A is there twice"),
+         "rc 2: relight: error: --pairs=A=1,A=2: A is given twice"),
     Case("class-types", (*DRY, "comp.py:size", "--size", "1"), "rc 1: ValueError",
          "rc 2: relight: error: comp.py:size has no parameter --size"),
     Case("immutable-apps", (*DRY, "comp.py:changed"), '["changed"]', "rc 2: relight: error: "),

@@ -155,7 +155,7 @@ def test_help_comes_from_the_docstring(place: Path) -> None:
         ("def f(a: set[int]) -> None: ...", 1, "set[int]"),
         ("def f(a: list[list[int]]) -> None: ...", 1, "list[list[int]]"),
         ("class A: ...\ndef f(a: A) -> None: ...", 2, "type A"),
-        ("def f(**a: str) -> None: ...", 1, "takes **a"),
+        ("def f(**a: str) -> None: ...", 1, "**a of c.py:f has no command-line"),
         ("def f(a: int | str) -> None: ...", 1, "int | str"),
         ("def f(a: 'Nope') -> None: ...", 1, "Nope"),
     ],

@@ -91,7 +91,7 @@ def test_pairs_are_separated_by_commas_or_semicolons() -> None:
         ("pull=nevr", "pull=nevr: expected one of always, missing, never", "did you mean never?"),
         ("pull=x", "expected one of always, missing, never", ""),
         ("log_dir=a,logDir=b", "log_dir and logDir are the same option", ""),
-        ("n=1,n=2", "n is there twice", "-cfg name=value"),
+        ("n=1,n=2", "n is given twice", "-cfg name=value"),
         ("n", "-cfg n: expected key=value", "-cfg name=value"),
         ("=1", "-cfg =1: expected key=value", "-cfg name=value"),
         ("n=1=2", "two '='", "-cfg name=value"),

@@ -161,7 +161,7 @@ def test_a_port_is_open_only_if_it_is_asked_for() -> None:
     with pytest.raises(UsageError, match="no role has a port htp") as caught:
         configs(its, publish=["htp"])
     assert caught.value.hint == "did you mean http?"
-    with pytest.raises(UsageError, match="would both have port 8080"):
+    with pytest.raises(UsageError, match="would publish the same port, 8080"):
         configs(its, role("other", port_map={"http": 8080}), publish=["http"])
     with pytest.raises(UsageError, match="is not a port"):
         configs(its, publish=["http:99999"])

@@ -363,7 +363,7 @@ def test_a_held_job_ends_with_its_submitter(scheduler: Local) -> None:
     process.wait(PATIENCE_S)
     status = wait(scheduler, "job-x1")
     assert status.state is AppState.CANCELLED
-    assert status.message == "the command that it belonged to ended"
+    assert status.message == "the submitting process ended, and the job was not detached"
     wait_until_gone(marker, PATIENCE_S)
 
 

@@ -26,12 +26,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LITTLE = (
-    "train: 1024 MiB and 2 CPUs a node for 8 workers is little; --memMB 16384 --cpu 8 asks for "
-    "more, or -h NAME for a whole machine"
+    "train: 1024 MiB and 2 CPUs per node may be too little for 8 workers; use --memMB 16384 "
+    "--cpu 8, or -h NAME for a whole machine"
 )
 NO_GPU = (
-    "train: no GPU is asked for, and the default partition has some (gpu:a100:8); --gpu 8 asks for "
-    "them, or -h NAME for a whole machine"
+    "train: no GPU requested, but the default partition has GPUs (gpu:a100:8); use --gpu 8, or "
+    "-h NAME for a whole machine"
 )
 
 

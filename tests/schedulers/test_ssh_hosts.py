@@ -63,7 +63,7 @@ def test_a_job_without_hosts_is_refused(tmp_path: Path) -> None:
     """Hosts must be said, in one way."""
     with pytest.raises(UsageError, match="needs to know the hosts"):
         hosts.of({"hosts": None, "hostfile": None})
-    with pytest.raises(UsageError, match="both there"):
+    with pytest.raises(UsageError, match="-cfg hosts and hostfile exclude each other"):
         hosts.of({"hosts": ["a"], "hostfile": "b"})
     with pytest.raises(UsageError, match=r"can't read the host file .*No such file"):
         hosts.of({"hostfile": str(tmp_path / "nosuch")})

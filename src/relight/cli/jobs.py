@@ -159,7 +159,10 @@ class Follower:
         with self._changed:
             while not self._is_over():
                 if not self._moves(limit_s) and not self._printing:
-                    raise MachineError(f"its output does not end: relight logs {self._handle}")
+                    raise MachineError(
+                        "the job ended, but its output is still being written; "
+                        f"see `relight logs {self._handle}`"
+                    )
         if self._errors:
             raise self._errors[0]
 
@@ -186,7 +189,7 @@ class Follower:
         except RelightError as error:
             self._errors.append(error)
         except OSError as error:
-            self._errors.append(MachineError(f"the lines of {role}/{replica}: {error}"))
+            self._errors.append(MachineError(f"can't read the logs of {role}/{replica}: {error}"))
         finally:
             with self._changed:
                 self._reading -= 1

@@ -118,7 +118,9 @@ def entry() -> NoReturn:
                 print("hint: look at `ulimit -n`", file=sys.stderr)
     except Exception as error:
         exit_code = EXIT_INTERNAL
-        print(f"relight: error: a mistake in relight: {mistake(error)}", file=sys.stderr)
+        print(
+            f"relight: error: internal error in relight (a bug): {mistake(error)}", file=sys.stderr
+        )
         print("hint: please report these lines and what was run", file=sys.stderr)
     if sys.argv[1:2] and sys.argv[1] in _OF_AGENTS:
         leaving.leave(exit_code)

@@ -274,7 +274,7 @@ class _Participant(Seeker):
                 self._begin(connection, begin)
             case Clock(number, time_s):
                 if self._examination is None:
-                    raise Malformed("a time that was not asked for")
+                    raise Malformed("unexpected clock message")
                 self._examination.compare_clocks(number, time_s)
             case Verdict() as verdict:
                 began = (
@@ -295,7 +295,7 @@ class _Participant(Seeker):
 
     def _begin(self, connection: Connection, begin: Begin) -> None:
         if self._examination is not None or self._station is None:
-            raise Malformed("a second order to begin")
+            raise Malformed("duplicate start message")
         if not 0 < begin.number < len(begin.nodes):
             raise Malformed("an invalid node number")
         # The host does not know the address at which we reached it.
@@ -337,7 +337,7 @@ class _Examination:
     def compare_clocks(self, number: int, time_s: float | None) -> None:
         """Note the clock difference; its error is at most half of the round trip."""
         if number not in self._asked_at or time_s is None:
-            raise Malformed("a time that was not asked for")
+            raise Malformed("unexpected clock message")
         half_s = (self._loop.now() - self._asked_at[number]) / 2
         if self._clock is None or half_s < self._clock[1]:
             self._clock = time.time() - half_s - time_s, half_s

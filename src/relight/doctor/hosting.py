@@ -239,7 +239,7 @@ class MeetingHost:
     def _take_report(self, connection: Connection, report: ProbeReport) -> None:
         number = self._number_of(connection)
         if self._began_at is None or not number or self._attendees[number].reported:
-            raise Malformed("a report that was not asked for")
+            raise Malformed("unexpected report")
         if any(target >= len(self._attendees) for target, _ in report.probes):
             raise Malformed("a report on an unknown node")
         self._note(number, dict(report.probes), report.clock_s, report.clock_error_s)

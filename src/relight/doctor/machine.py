@@ -240,7 +240,7 @@ def _gpus(gpus: Gpus) -> list[Finding]:
                 WARNING,
                 f"other processes use the GPUs: {shown}{f' and {more} more' if more > 0 else ''}",
                 "",
-                "what is left of an earlier job keeps its memory: 'CUDA out of memory'",
+                "processes of an earlier job may still hold GPU memory: 'CUDA out of memory'",
                 "end them if nobody needs them (nvidia-smi shows how much each takes)",
             )
         )

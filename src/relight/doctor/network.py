@@ -187,7 +187,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
                 WARNING,
                 f"UDP port {port} is taken by another program",
                 nodes[0].name,
-                "heartbeats then come over TCP alone, and may be late where packets are lost",
+                "heartbeats then use TCP only and may be delayed by packet loss",
                 "end that program (ss -ulpn), or take another port for the endpoint",
             )
         ]
@@ -203,7 +203,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
             WARNING,
             f"datagrams to the endpoint's UDP port {port} are lost",
             pairs_of(lost, [node.name for node in nodes]),
-            "heartbeats then come over TCP alone, and may be late where packets are lost",
+            "heartbeats then use TCP only and may be delayed by packet loss",
             f"open UDP port {port} too",
         )
     ]

@@ -47,7 +47,9 @@ def checked(app: AppDef) -> AppDef:
         if role.entrypoint in ("", "<MISSING>"):
             raise UsageError(f"the role {role.name} has no entrypoint")
         if role.num_replicas < 1:
-            raise UsageError(f"the role {role.name} has {role.num_replicas} replicas")
+            raise UsageError(
+                f"the role {role.name} has {role.num_replicas} replicas: must be at least 1"
+            )
         if role.num_replicas > MOST:
             raise UsageError(f"the role {role.name} has more than {MOST} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
@@ -55,7 +57,9 @@ def checked(app: AppDef) -> AppDef:
                 f"the role {role.name} needs {role.min_replicas} of {role.num_replicas} replicas"
             )
         if role.max_retries < 0:
-            raise UsageError(f"the role {role.name} has {role.max_retries} retries")
+            raise UsageError(
+                f"the role {role.name} has {role.max_retries} retries: must be at least 0"
+            )
         _check_parts(role)
         _check_texts(role)
     return app
@@ -112,6 +116,8 @@ def _check_texts(role: Role) -> None:
             raise UsageError(f"the role {role.name} has an argument that is not a text: {word!r}")
     for name, value in role.env.items():
         if not isinstance(name, str) or not name or "=" in name or "\0" in name:
-            raise UsageError(f"the role {role.name} has a variable of the name {name!r}")
+            raise UsageError(
+                f"the role {role.name}: {name!r} is not a valid environment variable name"
+            )
         if not isinstance(value, str) or "\0" in value:
             raise UsageError(f"the role {role.name} has a variable that is not a text: {name}")

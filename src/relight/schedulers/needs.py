@@ -7,6 +7,7 @@ are too little for nearly every training job, which is then killed late, or trai
 import re
 from collections.abc import Iterator
 
+from relight.errors import many
 from relight.job.app import AppDef, Role
 
 _WORKER_MIB = 2048
@@ -38,9 +39,8 @@ def too_little(app: AppDef, *, memory: bool = True) -> Iterator[str]:
             flags.append(f"--cpu {number}")
         if missing:
             yield (
-                f"{role.name}: {' and '.join(missing)} a node for {number} "
-                f"worker{'s' if number > 1 else ''} is little; "
-                f"{' '.join(flags)} asks for more, or -h NAME for a whole machine"
+                f"{role.name}: {' and '.join(missing)} per node may be too little for "
+                f"{many(number, 'worker')}; use {' '.join(flags)}, or -h NAME for a whole machine"
             )
 
 
@@ -58,6 +58,6 @@ def without_gpus(app: AppDef, partition: str, offered: str) -> Iterator[str]:
     for role in app.roles:
         if workers(role) and role.resource.gpu <= 0:
             yield (
-                f"{role.name}: no GPU is asked for, and {where} has some ({offered}); "
-                f"--gpu {workers(role)} asks for them, or -h NAME for a whole machine"
+                f"{role.name}: no GPU requested, but {where} has GPUs ({offered}); "
+                f"use --gpu {workers(role)}, or -h NAME for a whole machine"
             )

@@ -60,7 +60,7 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
     """Return what a component can be given.
 
     Raises:
-        UsageError: a parameter has no type, or one that no text can stand for; the message names
+        UsageError: a parameter has no type, or one without a command-line form; the message names
             file and line.
     """
     target = function.__init__ if inspect.isclass(function) else function
@@ -77,9 +77,10 @@ def signature_of(name: str, function: Callable[..., Any]) -> Signature:
         if parameter.annotation is parameter.empty:
             raise _wrong(target, each, f"the parameter {each} of {name} has no type")
         if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise _wrong(target, each, f"the parameter {each} of {name} has no name to be given by")
+            text = f"the parameter {each} of {name} is positional-only; components need named ones"
+            raise _wrong(target, each, text)
         if parameter.kind is parameter.VAR_KEYWORD:
-            raise _wrong(target, each, f"{name} takes **{each}, which no flag can stand for")
+            raise _wrong(target, each, f"**{each} of {name} has no command-line form")
         try:
             kind, flags = _kind(hints[each])
         except ValueError as error:
@@ -330,7 +331,7 @@ def _kind(annotation: Any) -> tuple[ParameterKind, tuple[str, ...]]:
         if all(item in _BASES for item in items if item is not ...):
             return ParameterKind(tuple, items, optional), flags
     shown = getattr(annotation, "__name__", str(annotation)) if origin is annotation else annotation
-    raise ValueError(f"no text can stand for its type {shown}; types are {_SUPPORTED}")
+    raise ValueError(f"its type {shown} has no command-line form; types are {_SUPPORTED}")
 
 
 def _wrong(target: Callable[..., Any], parameter: str, text: str) -> UsageError:

@@ -132,7 +132,7 @@ def _in_turn(
 
 def _put(found: dict[str, str], key: str, value: str) -> None:
     if key in found:
-        raise ValueError(f"{key} is there twice")
+        raise ValueError(f"{key} is given twice")
     found[key] = value
 
 

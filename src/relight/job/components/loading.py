@@ -35,7 +35,7 @@ def find(address: str) -> Component:
         place, _, name = address.rpartition(":")
         if not place or not name:
             raise UsageError(
-                f"{address} names no function",
+                f"{address} needs a file or module, a colon and a function",
                 hint="path/file.py:function, package.module:function, or one of relight components",
             )
         return _of_place(place, name)
@@ -180,7 +180,7 @@ def _load(path: str) -> ModuleType:
         name += "_1"
     spec = importlib.util.spec_from_file_location(name, full)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a file of Python", hint="path/file.py:function")
+        raise UsageError(f"{path} is not a Python file", hint="path/file.py:function")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     loader = spec.loader

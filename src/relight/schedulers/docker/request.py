@@ -130,7 +130,7 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
             yield f"{role.name}: no device file is known for {device}; add it with --mounts"
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
-            yield f"{role.name}: Docker starts again only the replica that failed, not the others"
+            yield f"{role.name}: Docker restarts only the failed replica"
 
 
 def text_of(body: Mapping[str, Any]) -> str:
@@ -181,7 +181,7 @@ class _Given:
                 what = f"{role.name}/{number}"
                 if self._taken.setdefault(here, what) != what:
                     raise UsageError(
-                        f"{self._taken[here]} and {what} would both have port {here}",
+                        f"{self._taken[here]} and {what} would publish the same port, {here}",
                         hint="-cfg publish=NAME:PORT",
                     )
                 binding = {"HostIp": "127.0.0.1", "HostPort": str(here)}

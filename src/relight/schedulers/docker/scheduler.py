@@ -174,7 +174,7 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
     while live := [replica for replica in found if replica.is_live]:
         kill = time.monotonic() > kill_at
         if time.monotonic() > kill_at + STOP_LIMIT_S:
-            raise MachineError(f"{app_id} does not end: Docker can't end {live[0].name}")
+            raise MachineError(f"{app_id} could not be stopped: Docker can't stop {live[0].name}")
         replicas.ask_to_stop(client, live, CANCELLED, kill=kill)
         time.sleep(_LOOK_S)
         found = replicas.jobs(client, [app_id]).get(app_id, [])

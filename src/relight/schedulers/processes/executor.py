@@ -223,7 +223,7 @@ class Executor:
         assert self._hold is not None
         if not os.read(self._hold, 4096):
             self._loop.forget(self._hold)
-            self._stop("the command that it belonged to ended")
+            self._stop("the submitting process ended, and the job was not detached")
 
     def _stop(self, why: str) -> None:
         self._stopped = self._stopped or why
@@ -303,11 +303,15 @@ def main() -> NoReturn:
         _tell(f"{error.message}\t{error.hint}")
         os._exit(error.exit_code)
     except OSError as error:
-        hint = "each replica takes 7: ulimit -Hn" if error.errno == errno.EMFILE else ""
+        hint = (
+            "each replica needs 7 file descriptors; raise `ulimit -Hn`"
+            if error.errno == errno.EMFILE
+            else ""
+        )
         _tell(f"can't run the job: {error.filename or ''} {error.strerror}\t{hint}")
         os._exit(1)
     except Exception as error:
-        _tell(f"a mistake in relight: {mistake(error)}\tplease report it")
+        _tell(f"internal error in relight (a bug): {mistake(error)}\tplease report it")
         os._exit(EXIT_INTERNAL)
     os._exit(0)
 

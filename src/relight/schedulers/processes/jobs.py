@@ -158,7 +158,8 @@ class ProcessJobs:
             raise self._unknown(app_id)
         if not LocalRecord(records.path(app_id)).stop(_CLOSE_S):
             raise MachineError(
-                f"{app_id} does not end: process {state['pid']}, which runs it, did not exit",
+                f"{app_id} could not be stopped: process {state['pid']}, which runs it, "
+                "did not exit",
                 hint=f"ps --ppid {state['pid']} -o pid,stat,args shows what can't be killed",
             )
 

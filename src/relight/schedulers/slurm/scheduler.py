@@ -223,7 +223,10 @@ class Slurm:
         end = time.monotonic() + _GONE_S
         while (status := self.status([app_id]).get(app_id)) and not status.state.is_over:
             if time.monotonic() > end:
-                raise MachineError(f"{app_id} does not end", hint=f"squeue --job {app_id}")
+                raise MachineError(
+                    f"{app_id} could not be stopped: it still runs after {_GONE_S:.0f} s",
+                    hint=f"squeue --job {app_id}",
+                )
             time.sleep(_LOOK_S)
         if folder is not None:
             _remove(folder[0])

@@ -73,7 +73,7 @@ def read(path: str) -> list[SshHost]:
         with open(os.path.expanduser(path)) as file:
             lines = file.read().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UsageError(f"can't read the host file {path}: {why}") from None
     hosts = []
     for number, line in enumerate(lines, 1):
@@ -101,7 +101,7 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
         UsageError: no host is named, or both options are given.
     """
     if cfg.get("hosts") and cfg.get("hostfile"):
-        raise UsageError("hosts and hostfile are both there: one says where the job runs")
+        raise UsageError("-cfg hosts and hostfile exclude each other")
     if cfg.get("hostfile"):
         hosts, where = read(cfg["hostfile"]), f"the host file {cfg['hostfile']}"
     else:
@@ -192,9 +192,10 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
 def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of ssh, its meaning, and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
-           f"if that is right: ssh-keygen -R {_known_as(host)}")  # fmt: skip
+           "if the host's key was changed on purpose: "
+           f"ssh-keygen -R {_known_as(host)}")  # fmt: skip
     yield ("Host key verification failed", f"the key of {host} is not known here",
-           f"look at it once with: ssh {host.name}")  # fmt: skip
+           f"connect once with `ssh {host.name}` to accept it")  # fmt: skip
     yield ("Could not resolve hostname", f"there is no host {host.name}: {_after_colon(last)}",
            "the name is looked up as ssh does, ~/.ssh/config included")  # fmt: skip
     yield (

@@ -219,7 +219,7 @@ def main() -> NoReturn:
         sys.stderr.flush()
         os._exit(error.exit_code)
     except Exception as error:
-        sys.stderr.write(f"relight: error: a mistake in relight: {mistake(error)}\n")
+        sys.stderr.write(f"relight: error: internal error in relight (a bug): {mistake(error)}\n")
         sys.stderr.flush()
         os._exit(EXIT_INTERNAL)
     if end.error_file:

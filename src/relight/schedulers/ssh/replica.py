@@ -115,7 +115,7 @@ class Session:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
             self._refuse(str(what), "", MachineError.exit_code)
         except Exception as error:
-            self._refuse(f"a mistake in relight: {mistake(error)}", "", EXIT_INTERNAL)
+            self._refuse(f"internal error in relight (a bug): {mistake(error)}", "", EXIT_INTERNAL)
 
     def _refuse(self, message: str, hint: str, code: int) -> None:
         """Report why an order can't be executed, and end."""

@@ -358,7 +358,10 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
         yield f"{others[0].name} can't reach {meeting}: -cfg rank0_host= names an address it can"
     for role in app.roles:
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
-            yield f"the job ends when one host is lost, also where {role.min_replicas} are enough"
+            yield (
+                "the job ends when one host is lost, even if "
+                f"{many(role.min_replicas, 'replica')} would be enough"
+            )
     if len(retries := {role.max_retries for role in app.roles}) > 1:
         yield f"the job as a whole is tried again, {many(min(retries), 'time')}"
 
