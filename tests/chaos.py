@@ -40,7 +40,7 @@ mark, stop = sys.argv[1:]
 subprocess.Popen(["sleep", mark])
 subprocess.Popen(["setsid", "sleep", mark])
 subprocess.run(["sh", "-c", f"setsid sh -c 'sleep {mark} &' &"])
-end = time.monotonic() + 120  # whoever plays may have been killed
+end = time.monotonic() + 120  # the test may have been killed
 while not os.path.exists(stop) and time.monotonic() < end:
     time.sleep(0.02)
 """

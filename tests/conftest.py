@@ -28,8 +28,8 @@ FIRST_WARM = (
 """The first generation waits for named modules, as it does on a machine with few processors."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
-# Whoever started the tests may have them ignored (nohup, a shell without job control), and what is
-# ignored is inherited: the launchers under test would behave otherwise.
+# The process that started the tests may ignore them (nohup, a shell without job control). Children
+# inherit that, and the launchers under test would behave otherwise.
 for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.SIG_DFL)

@@ -165,9 +165,9 @@ def test_digits_has_the_same_result_after_a_stop_and_a_new_start(
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 128 + signal.SIGTERM
     assert KILL_AFTER <= load(tmp_path / "digits.pt")["epochs"] < EPOCHS
-    anew = launch("run", "--nproc-per-node=2", DIGITS, timeout=LIMIT_S)
-    assert anew.returncode == 0, anew.stderr
-    assert "resuming after epoch" in anew.stdout.splitlines()[0]
+    again = launch("run", "--nproc-per-node=2", DIGITS, timeout=LIMIT_S)
+    assert again.returncode == 0, again.stderr
+    assert "resuming after epoch" in again.stdout.splitlines()[0]
     assert identical(load(tmp_path / "digits.pt"), load(uninterrupted[1]))
 
 

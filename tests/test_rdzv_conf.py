@@ -146,8 +146,8 @@ def test_quotes_around_the_whole_text_are_dropped(quote: str) -> None:
 
 
 def test_timeout_is_join_timeout_where_torchrun_has_it() -> None:
-    """Static and etcd call the join timeout `timeout`; its proper name goes before it. It is 900 s
-    there, as torchrun has it.
+    """Static and etcd call the join timeout `timeout`; its proper name takes precedence. It is
+    900 s there, as torchrun has it.
     """
     for backend in ("static", "etcd"):
         assert conf("", backend)[0].join_timeout == 900
@@ -171,7 +171,7 @@ def test_the_keys_of_etcd_and_etcd_v2_lead_to_one_field() -> None:
     ("backend", "names"), [("etcd", "cert cacert"), ("etcd-v2", "ssl_cert ca_cert")]
 )
 def test_certificates_without_tls_give_a_note(backend: str, names: str) -> None:
-    """Whoever names certificates for etcd and no protocol is told that nothing is encrypted."""
+    """With certificates for etcd but no protocol, a note says that nothing is encrypted."""
     for name in names.split():
         _, notes = conf(f"{name}=c", backend)
         assert notes == [f"--rdzv-conf: {name} has no effect without protocol=https"]

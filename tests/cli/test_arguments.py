@@ -175,9 +175,7 @@ def test_pet_variables_give_defaults_and_the_command_line_wins(
         (["--event-log-handler=file", "x.py"], "file is not one of null, console"),
     ],
 )
-def test_a_bad_command_line_is_told_what_is_wrong_and_what_is_valid(
-    argv: list[str], message: str
-) -> None:
+def test_a_bad_command_line_is_reported_with_what_is_valid(argv: list[str], message: str) -> None:
     """What is wrong is named, with the valid values or the nearest."""
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)

@@ -241,7 +241,7 @@ def test_a_job_that_its_scheduler_forgot_is_listed(
     handle = ended("utils.sh", "sh", "-c", "exit 4")["handle"]
     folder = tmp_path / "state" / "jobs" / handle.rpartition("/")[2]
     record = json.loads((folder / "job.json").read_text())
-    assert relight("status", handle).returncode == 0  # whoever looks at it notes how it ended
+    assert relight("status", handle).returncode == 0  # the command that asks records how it ended
     record = json.loads((folder / "job.json").read_text())
     yesterday = datetime.now().astimezone() - timedelta(days=1)
     record["submitted"] = yesterday.isoformat(timespec="milliseconds")

@@ -262,7 +262,9 @@ def test_a_flag_of_submit_after_the_component_is_refused(relight: Command, word:
     assert found.stderr.endswith("it stands before dist.ddp\n")
 
 
-def test_a_wrong_value_of_the_settings_is_told_with_its_file(relight: Command, place: Path) -> None:
+def test_a_wrong_value_of_the_settings_is_reported_with_its_file(
+    relight: Command, place: Path
+) -> None:
     """The file that has it is named; a mark at its beginning, as some editors write, is none."""
     file = place / "set"
     file.write_text("\ufeff[local]\nprepend_cwd = maybe\n")

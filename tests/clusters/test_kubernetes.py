@@ -84,7 +84,9 @@ def lab() -> Iterator[Lab]:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_pods_make_one_job(lab: Lab, tmp_path: Path, controller, nproc: int, port: str) -> None:
+def test_pods_form_one_job_ranked_by_their_index(
+    lab: Lab, tmp_path: Path, controller, nproc: int, port: str
+) -> None:
     """The pods make one job, ranked by their index; workers meet at the port that is open."""
     write(tmp_path)
     processes = [

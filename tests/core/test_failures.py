@@ -137,7 +137,7 @@ def test_a_late_culprit_comes_before_its_early_victim() -> None:
     assert diagnose([end(1, at=2.0), end(0, at=1.0)]).root.rank == 0
 
 
-def test_the_same_failure_is_told_once() -> None:
+def test_the_same_failure_is_reported_once() -> None:
     """Ranks that failed in the same way are one cause; numbers in the message do not matter."""
     ends = [end(r, at=r / 10, report=error(f"rank {r} at 0x7f{r}")) for r in (3, 1, 2)]
     other = end(0, at=9.0, report=error("bad batch", where="/srv/job/train.py:99"))

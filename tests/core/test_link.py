@@ -139,7 +139,7 @@ def test_a_coordinator_that_closes_each_connection_at_once_is_not_dialled_withou
 def test_a_refusal_renews_a_lease_that_is_not_over(
     refusal: Refusal, seconds: float, renewed: bool
 ) -> None:
-    """If it says that nobody coordinates; a lease that is over stays over, whoever refuses."""
+    """If it says that no process coordinates; a lease that is over stays over in any case."""
     played = Played().connected()
     played.lost()
     effects = played.lost(refusal, seconds)
@@ -249,7 +249,7 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
-def test_each_reason_for_waiting_is_told_once() -> None:
+def test_each_reason_for_waiting_is_reported_once() -> None:
     """It is told after a second, not before."""
     played = Played()
     assert played.step(NothingFound("a", 0.2)) == []

@@ -55,7 +55,7 @@ def test_a_node_counts_when_it_is_ready() -> None:
 
 
 def test_hosts_are_sorted_as_people_do() -> None:
-    """On the first formation node2 comes before node10, whoever came first."""
+    """On the first formation node2 comes before node10, in any order of arrival."""
     table(4, 4).play("""
         0 node10 node1 node9 node2 joins
         -> form 0: node1 node2 node9 node10
@@ -84,7 +84,7 @@ def test_of_too_many_the_first_are_taken() -> None:
     assert game.waits("b").spare
 
 
-def test_members_are_told_their_ranks_roles_and_the_address_of_rank_0() -> None:
+def test_members_get_their_ranks_roles_and_the_address_of_rank_0() -> None:
     """Ranks count through the nodes, roles apart, and rank 0's address is everybody's."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", slots=3, role="trainer", address="10.1.1.1")))
@@ -137,7 +137,7 @@ def test_a_restart_of_fewer_than_may_be_waits_for_nobody() -> None:
     """)
 
 
-def test_when_no_restart_is_left_all_are_told_the_root_cause() -> None:
+def test_when_no_restart_is_left_all_nodes_get_the_root_cause() -> None:
     """When no restart is left all are told the root cause's exit code and report, spares too."""
     game = table(2, 2, 1).play("""
         0 a b joins
@@ -336,7 +336,7 @@ def test_a_node_with_another_nnodes_is_refused() -> None:
 
 
 def test_nodes_that_bring_their_ranks_have_them() -> None:
-    """Nodes that bring their ranks have them, whoever comes first, and all are waited for."""
+    """Nodes that bring their ranks keep them in any order of arrival, and all are waited for."""
     table(1, 3, ordered=True, last_call_s=1.0).play("""
         0 node2 joins
         1 node1 joins
@@ -371,9 +371,8 @@ def test_a_static_rank_belongs_to_one_node() -> None:
 
 
 def test_numbered_nodes_have_the_place_of_their_number() -> None:
-    """Replica N is node N, whoever comes first, also where one comes to a group that runs; a
-    replacement has the place of the lost one, whether it has its number or none, and nobody waits
-    for a number.
+    """Replica N is node N in any order of arrival, also if it joins a running group. A replacement
+    has the place of the lost node, whether it has its number or none; no node waits for a number.
     """
     table(1, 3, last_call_s=1.0).play("""
         0 task2 joins
@@ -400,7 +399,7 @@ def test_numbered_nodes_have_the_place_of_their_number() -> None:
     """)
 
 
-def test_a_newcomers_difference_is_told_to_it_and_to_the_first_node() -> None:
+def test_a_newcomers_difference_is_reported_to_it_and_to_the_first_node() -> None:
     """It may join."""
     game = table(2, 2)
     game.step(Received("a", game.join("a", facts={"script": "1"})))
@@ -414,7 +413,7 @@ def test_a_newcomers_difference_is_told_to_it_and_to_the_first_node() -> None:
     """)
 
 
-def test_each_difference_between_nodes_is_told_once() -> None:
+def test_each_difference_between_nodes_is_reported_once() -> None:
     """What some node has already was told when the first of its kind came; not all can be news."""
     game = table(100, 100)
     for index in range(60):

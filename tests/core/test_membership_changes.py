@@ -228,7 +228,7 @@ def test_a_node_that_returns_during_the_stop_has_its_place_again() -> None:
 
 
 def test_a_node_that_returns_too_late_must_stop_before_it_comes_in() -> None:
-    """A node that others went on without must stop, and may then come in anew."""
+    """A node that the others continued without must stop, and may then join again."""
     game = table(2, 2).play("""
         0 a b joins
         -> form 0: a b

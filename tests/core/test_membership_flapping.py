@@ -180,7 +180,7 @@ def test_the_old_group_goes_on_when_it_comes_to_a_new_coordinator_after_the_spar
 
 
 def test_all_nodes_of_an_unknown_generation_wait_for_the_last_call_and_no_longer() -> None:
-    """Whoever can have been in it is here, without workers: nobody else can run any."""
+    """All nodes that can have been in it are here, without workers: no other node runs any."""
     game = table(1, 3, last_call_s=1.0, rejoin_s=9.0)
     for node in ("a", "b", "c"):
         game.step(Received(node, game.join(node)))

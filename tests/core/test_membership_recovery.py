@@ -47,7 +47,7 @@ def test_a_new_coordinator_confirms_what_runs() -> None:
 
 
 def test_a_node_lost_with_the_coordinator_is_left_out() -> None:
-    """Whoever does not come to the new coordinator in time was lost; the rest forms anew."""
+    """A node that does not reach the new coordinator in time is lost; the others form again."""
     game = running().play("""
         9 c returns
         9.1 a returns
@@ -151,7 +151,7 @@ def test_a_node_is_not_taken_for_one_of_another_generation_of_its_number(
 ) -> None:
     """A coordinator that knew nothing has formed a generation of the number, size and, but for one
     place, the nodes of another one, and is gone as well. A node that was away all the time is not
-    taken for one of it; and whoever is not, no worker of the other may run on.
+    taken for one of it; whichever node is not, no worker of the other may run on.
     """
     older = table(2, 2).play("""
         0 a b joins

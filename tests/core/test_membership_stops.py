@@ -97,8 +97,8 @@ def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
     """)
 
 
-def test_all_are_told_for_whom_a_stop_waits() -> None:
-    """After 5 s, once, with the names of the hosts; not as long as nobody waits for others."""
+def test_all_nodes_report_for_which_node_a_stop_waits() -> None:
+    """After 5 s, once, with the names of the hosts, but only if a node waits for others."""
     game = table(2, 3)
     game.stop_s = 60.0
     game.play("""

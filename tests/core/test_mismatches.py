@@ -35,7 +35,7 @@ def known(**values: str) -> dict[str, dict[str, str]]:
         ),
     ],
 )
-def test_a_value_that_no_other_node_has_is_told_once(
+def test_a_value_that_no_other_node_has_is_reported_once(
     others: dict[str, str], value: str, lines: list[str]
 ) -> None:
     """The rarest value comes first."""

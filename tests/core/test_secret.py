@@ -103,7 +103,7 @@ def test_a_proof_cannot_be_reflected() -> None:
 
 @pytest.mark.parametrize("whose", ["dialler", "listener"])
 def test_a_hello_changed_under_way_is_noticed(whose: str) -> None:
-    """Both proofs cover both hellos: whoever stands between can't change a single byte."""
+    """Both proofs cover both hellos: a process in between can't change a single byte."""
     dialler, listener = sides(TOKEN)
     first = dialler.hello.replace(b'"a"', b'"x"') if whose == "dialler" else dialler.hello
     (hello,) = tell(listener, first)

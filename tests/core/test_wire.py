@@ -116,8 +116,8 @@ def test_a_message_may_not_be_larger_than_the_limit() -> None:
         (b"relighu", "it began with"),
     ],
 )
-def test_a_peer_that_speaks_another_protocol_is_told_so(start: bytes, words: str) -> None:
-    """Who speaks something else is refused with words that help, byte by byte or at once."""
+def test_a_peer_that_speaks_another_protocol_is_reported(start: bytes, words: str) -> None:
+    """A peer with another protocol is refused with a helpful message, byte by byte or at once."""
     with pytest.raises(Malformed, match=words):
         list(Decoder().feed(start))
     decoder = Decoder()

@@ -217,7 +217,9 @@ def test_a_c10d_store_in_a_file_is_a_directory(tmp_path: Path) -> None:
     ("flag", "remedy"),
     [("--rdzv-backend=theirs", "relight.rendezvous"), ("--logs-specs=theirs", "--redirects")],
 )
-def test_a_plug_in_of_torch_is_told_as_that(flag: str, remedy: str, tmp_path: Path) -> None:
+def test_a_plug_in_of_torch_is_refused_with_a_remedy(
+    flag: str, remedy: str, tmp_path: Path
+) -> None:
     """A name in torch's own entry point groups is refused with the way to do it here."""
     found = record(Case("", (flag,), variables={"PYTHONPATH": PLUG_INS}), RELIGHT, tmp_path / "o")
     assert (found.exit_code, found.workers) == (2, {})
@@ -247,7 +249,7 @@ assert child.wait(30) == -9, child.returncode
 @shows("late-child")
 @shows("foreign-timer")
 def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
-    """A late child of a worker is killed; what is no part of the job is not, whoever names it."""
+    """A late child of a worker is killed; a timer that names a process outside the job is not obeyed."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
                     variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})  # fmt: skip

@@ -159,7 +159,7 @@ def test_a_slow_network_is_not_taken_for_a_wrong_clock(lab: Lab, tmp_path: Path)
         assert report.of("error") == []
 
 
-def test_versions_that_differ_are_told_with_the_hosts(lab: Lab, tmp_path: Path) -> None:
+def test_versions_that_differ_are_reported_with_the_hosts(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     words["node2"] = changed(words["node2"], version="3.9.18")
     for report in diagnose(lab, words, tmp_path).values():
@@ -168,7 +168,7 @@ def test_versions_that_differ_are_told_with_the_hosts(lab: Lab, tmp_path: Path) 
         assert "on node1, node3" in finding["what"]
 
 
-def test_a_script_or_arguments_that_differ_are_told(lab: Lab, tmp_path: Path) -> None:
+def test_a_script_or_arguments_that_differ_are_reported(lab: Lab, tmp_path: Path) -> None:
     """With a whole command line of `relight run`, scripts and arguments are compared too."""
     words = commands(THREE)
     for host in words:
@@ -181,7 +181,7 @@ def test_a_script_or_arguments_that_differ_are_told(lab: Lab, tmp_path: Path) ->
         assert not [f for f in report.findings if "the script's arguments" in f["what"]], report
 
 
-def test_a_program_at_the_endpoints_port_is_told(lab: Lab, tmp_path: Path) -> None:
+def test_another_program_at_the_endpoints_port_is_reported(lab: Lab, tmp_path: Path) -> None:
     """A program at the endpoint's port is told from outside by what it answers, on its machine by
     its name.
     """
@@ -226,7 +226,7 @@ def test_a_node_that_does_not_know_the_endpoints_name_says_so(lab: Lab, tmp_path
     assert [report.code for report in reports.values()] == [1, 1, 1]
 
 
-def test_a_node_where_the_endpoints_name_is_loopback_is_told_so(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_where_the_endpoints_name_is_loopback_is_reported(lab: Lab, tmp_path: Path) -> None:
     """A node where the endpoint's name leads to itself, as Debian's 127.0.1.1, is told so."""
     words = commands(THREE, "--timeout=2")
     hosts = tmp_path / "hosts"
@@ -238,7 +238,7 @@ def test_a_node_where_the_endpoints_name_is_loopback_is_told_so(lab: Lab, tmp_pa
     assert reports["node1"].of("error") == [": 1 of 3 nodes did not come"]
 
 
-def test_nodes_with_other_addresses_of_the_endpoint_are_told(lab: Lab, tmp_path: Path) -> None:
+def test_nodes_with_other_addresses_of_the_endpoint_are_reported(lab: Lab, tmp_path: Path) -> None:
     words = commands(THREE)
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n10.77.0.1 node1\n10.77.0.9 node1\n10.77.0.3 node3\n")
@@ -248,7 +248,9 @@ def test_nodes_with_other_addresses_of_the_endpoint_are_told(lab: Lab, tmp_path:
         assert "10.77.0.1, 10.77.0.9 on node3" in finding["what"]
 
 
-def test_silence_and_a_refusal_of_the_endpoint_are_told_apart(lab: Lab, tmp_path: Path) -> None:
+def test_silence_and_a_refusal_of_the_endpoint_are_reported_differently(
+    lab: Lab, tmp_path: Path
+) -> None:
     """Silence, and a refusal, are told apart: a firewall or a dead machine, and a dead program."""
     lab.block("node2", "node1")
     words = commands(("node1", "node2"), "--timeout=2")
@@ -284,7 +286,7 @@ def test_a_running_job_at_the_endpoint_is_recognised(lab: Lab, tmp_path: Path) -
     assert not [f for f in reports["node2"].findings if "taken" in f["what"]]
 
 
-def test_a_node_with_another_token_is_told_so_and_named(lab: Lab, tmp_path: Path) -> None:
+def test_a_node_with_another_token_is_reported_by_name(lab: Lab, tmp_path: Path) -> None:
     """With the same one nothing is wrong."""
     words = commands(THREE, "--timeout=2")
     token = tmp_path / "token"

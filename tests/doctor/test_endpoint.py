@@ -187,7 +187,7 @@ def test_a_look_at_the_endpoint_takes_two_seconds_at_most(serve: Serve) -> None:
     assert time.monotonic() - begin < 10
 
 
-def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
+def test_the_reason_of_a_timeout_is_reported_whatever_fails() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(endpoint, "look", lambda *_: 1 / 0)
         assert doctor.at_timeout("gpu-01", 29400) == [
@@ -198,7 +198,9 @@ def test_whatever_goes_wrong_the_reason_of_the_timeout_is_told() -> None:
     assert doctor.at_timeout("127.0.0.1", 99999)
 
 
-def test_without_a_number_of_nodes_one_machines_view_is_told(launch: Launch, serve: Serve) -> None:
+def test_without_a_number_of_nodes_one_machines_view_is_reported(
+    launch: Launch, serve: Serve
+) -> None:
     result = launch("doctor", f"--rdzv-endpoint=127.0.0.1:{serve(b'x')}")
     assert result.returncode == 1
     assert "is taken by a program" in result.stdout

@@ -83,7 +83,7 @@ def test_each_fault_of_a_machine_is_one_finding_with_its_remedy(
     assert found.why
 
 
-def test_of_a_good_machine_only_facts_are_told() -> None:
+def test_of_a_good_machine_only_facts_are_reported() -> None:
     """One that is alone needs no name."""
     assert {f.level for f in judge(GOOD, alone=False)} == {OK}
     assert {f.level for f in judge(GOOD._replace(own_name=()), alone=True)} == {OK}
@@ -157,7 +157,7 @@ def nvidia(root: Path, count: int, usable: int, *, loaded: bool = True) -> str:
         (0, 0, False, {}, Gpus()),
     ],
 )  # fmt: skip
-def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_told_apart(
+def test_gpus_on_the_bus_with_a_driver_openable_and_visible_are_distinguished(
     tmp_path: Path,
     count: int,
     usable: int,

@@ -70,7 +70,7 @@ probe = st.builds(
 
 
 @given(st.data(), st.integers(2, 5))
-def test_no_failure_is_swallowed(data: st.DataObject, count: int) -> None:
+def test_the_findings_name_exactly_the_pairs_that_failed(data: st.DataObject, count: int) -> None:
     """Whatever the probes, each pair of which one failed is in the findings, and no other pair."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
     wrong = {
@@ -125,21 +125,19 @@ def test_each_pair_can_be_read_from_the_text_or_is_counted(pairs: set[tuple[int,
         ({"facts": {"port range": "1-2"}}, None, ""),
     ],
 )
-def test_a_node_that_differs_is_told_with_its_host(
+def test_a_node_that_differs_is_reported_with_its_host(
     changes: dict[str, object], level: str | None, words: str
 ) -> None:
-    """What differs is told with the host; what can't be told from chance, or is not known, is
-    not.
-    """
+    """A difference is reported with the host, unless it may be chance or a value is unknown."""
     differing = [*nodes(2), node("node3", **changes)]
     found = judge(differing, all_good(3), port=29400)
     assert [f.level for f in found] == ([level] if level else [])
     assert all(words.split("; ")[0] in f.what for f in found), found
 
 
-def test_nodes_for_which_the_endpoint_is_elsewhere_are_told() -> None:
-    """Nodes for which the endpoint's name leads elsewhere are told; those that are it are not
-    asked.
+def test_nodes_for_which_the_endpoint_is_elsewhere_are_reported() -> None:
+    """Nodes where the endpoint's name has another address are reported, except the endpoint's
+    own host.
     """
     differing = [node("a"), node("b", resolved=("1.1.1.1",)), node("c", resolved=("2.2.2.2",))]
     found = judge(differing, all_good(3), port=29400)

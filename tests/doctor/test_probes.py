@@ -65,7 +65,7 @@ def test_two_stations_find_that_all_gets_through(
         assert (result.tcp, result.large, result.answered) == (Way.PASSED, Way.PASSED, 1500)
 
 
-def test_a_closed_port_and_one_of_another_program_are_told_apart(
+def test_a_closed_port_and_one_of_another_program_are_distinguished(
     loop: Loop, stack: ExitStack
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -97,8 +97,8 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     assert (found[0][1].tcp, found[0][1].large) == (Way.PASSED, Way.STUCK)
 
 
-def test_strangers_hear_nothing(loop: Loop, stack: ExitStack) -> None:
-    """Who does not know the cookie gets no byte, neither over a connection nor as a datagram."""
+def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) -> None:
+    """A peer without the cookie gets no byte, neither over a connection nor as a datagram."""
     one = station(loop, stack)
     cookie = new_cookie()
     one.start(cookie, 0, [Target("127.0.0.1", 0, 0), Target("127.0.0.1", 9, 9)], lambda _: None)

@@ -37,7 +37,7 @@ class Log:
 
 
 class Ends:
-    """A listener, and whoever dials it, on one loop."""
+    """A listener, and the connections to it, on one loop."""
 
     def __init__(self) -> None:
         self.loop = Loop()

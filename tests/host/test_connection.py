@@ -72,8 +72,8 @@ def test_what_is_sent_before_the_opening_arrives_after_it(ends: Ends, security: 
     assert connection.drain()
 
 
-def test_a_refused_connection_is_told_apart(ends: Ends) -> None:
-    """Where nobody listens the owner hears `refused`, from the loop, and only once."""
+def test_a_refused_connection_is_reported_as_refused(ends: Ends) -> None:
+    """If no process listens, the loop calls the owner with `refused`, and only once."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         ends.address = sock.getsockname()
     connection, log = ends.dial()
@@ -258,7 +258,7 @@ def test_a_client_of_the_store_is_handed_on_untouched(ends: Ends) -> None:
 
 
 def test_the_listener_may_change_its_hello(ends: Ends) -> None:
-    """A hello that is set anew is the one that later peers get."""
+    """After a new hello is set, later peers get that one."""
     listener = ends.listen()
     ends.pair()
     listener.hello = {"run": "later"}

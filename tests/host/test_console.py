@@ -38,7 +38,7 @@ STEPS = st.one_of(
 
 
 def chunk(stream: int, pieces: list[int], repeat: int) -> bytes:
-    """Bytes that can be told from those of other streams: `$` goes before each real line end."""
+    """Bytes that can be told from those of other streams: `$` precedes each real line end."""
     letters = LETTERS[stream]
     texts = [letters[:1], letters[1:2] * repeat, letters[2:] + b"$\n", b"\r", letters + b"$\r\n"]
     return b"".join(texts[piece] for piece in pieces)
@@ -192,7 +192,7 @@ def test_a_line_that_grows_for_ever_is_broken_if_others_wait(
 
 @pytest.mark.parametrize("bar", [b"\r%d%%", b"%d%%\r"])
 def test_a_progress_bar_lets_others_in(loop: FastLoop, screen: Screen, bar: bytes) -> None:
-    """Where a bar starts its line anew, it is a line's end for those who wait."""
+    """When a bar starts its line again, waiting streams may write, as at a line's end."""
     moving, other = ConsoleStream(screen.console), ConsoleStream(screen.console)
     for percent in range(10, 20):
         moving.feed(bar % percent)
@@ -410,7 +410,7 @@ def test_a_file_and_dev_null_take_everything_that_is_shown(
         assert not console.broken
         if console.fd != fd:
             descriptors(console.fd)
-    os.write(file_fd, b"after\n")  # the offset is shared with whoever has the file
+    os.write(file_fd, b"after\n")  # all processes that have the file share the offset
     assert path.read_bytes() == b"before\n" + (b"x" * 99_999 + b"\n") * 100 + b"after\n"
 
 

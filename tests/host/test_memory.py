@@ -86,7 +86,7 @@ def test_a_kill_in_a_container_is_found_below_its_own_root(machine: Machine) -> 
 
 
 def test_a_kill_elsewhere_is_no_proof(machine: Machine) -> None:
-    """Whoever else was killed for lack of memory, the text says that it was elsewhere."""
+    """If another process was killed for lack of memory, the text says that it was elsewhere."""
     machine.write("proc/self/cgroup", "0::/job\n")
     machine.write("cgroup/job/memory.events", "oom_kill 0\n")
     counters = machine.counters()

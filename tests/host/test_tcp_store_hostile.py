@@ -1,4 +1,4 @@
-"""The workers' store is open to whoever can reach it: nothing that a peer does harms the others."""
+"""Any process can reach the workers' store: nothing that a peer does harms the others."""
 
 import random
 import socket

@@ -1,4 +1,4 @@
-"""The port that is announced to the workers is theirs, whoever serves it."""
+"""The port that is announced to the workers is theirs, whether agent or rank 0 serves it."""
 
 import errno
 import socket

@@ -108,7 +108,7 @@ def test_a_wrong_file_is_an_error_of_one_line_with_its_place(
     assert "bad" not in sys.modules or text.startswith(("def", "f =")) or not text
 
 
-def test_the_component_that_was_probably_meant_is_told(place: Path) -> None:
+def test_the_component_with_the_nearest_name_is_suggested(place: Path) -> None:
     """So is the file; both are in the hint."""
     (place / "mine.py").write_text(GOOD)
     for address, hint in (

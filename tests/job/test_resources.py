@@ -129,15 +129,15 @@ def test_a_resource_is_found_in_upper_and_lower_case(name: str) -> None:
         ("trn1.32xlarge", "aws_trn1.32xlarge"),
     ],
 )
-def test_the_resource_that_was_probably_meant_is_told(wrong: str, right: str) -> None:
+def test_the_resource_with_the_nearest_name_is_suggested(wrong: str, right: str) -> None:
     with pytest.raises(UsageError) as caught:
         resource(h=wrong)
     assert caught.value.message == f"there is no named resource {wrong}"
     assert caught.value.hint == f"did you mean {right}?"
 
 
-def test_all_names_are_told_where_none_is_near() -> None:
-    """A name like nothing that is there is answered with what is."""
+def test_all_names_are_listed_if_none_is_near() -> None:
+    """For a name unlike any other, the hint lists all names."""
     with pytest.raises(UsageError) as caught:
         resource(h="zzzzzzzz")
     assert all(row[0] in caught.value.hint for row in ROWS if row[0] not in ("NULL", "MISSING"))

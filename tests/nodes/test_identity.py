@@ -150,7 +150,7 @@ def test_with_several_networks_workers_use_the_one_of_the_endpoint(
     assert job.stop() == [0, 0, 0]
 
 
-def test_local_addr_of_the_first_node_is_what_the_others_are_told(lab: Lab, tmp_path: Path) -> None:
+def test_the_others_get_the_local_addr_of_the_first_node(lab: Lab, tmp_path: Path) -> None:
     check(lab, "node1", "ip", "addr", "add", "10.88.0.1/24", "dev", "eth0")
     job = Job(lab, tmp_path, *c10d("10.77.0.1", "2"))
     agents = [job.start("node1", "--local-addr=10.88.0.1"), job.start("node2")]
@@ -232,8 +232,10 @@ def test_nothing_is_reported_of_equal_nodes(lab: Lab, tmp_path: Path) -> None:
     assert not any("differ" in agent.text for agent in agents)
 
 
-def test_a_node_with_another_restart_budget_is_told_whose_counts(lab: Lab, tmp_path: Path) -> None:
-    """The job has one budget: a node that asks for another one is told whose counts."""
+def test_a_node_with_another_restart_budget_reports_which_budget_counts(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """The job has one budget: a node that asks for another one reports which one counts."""
     job = Job(lab, tmp_path, *c10d("node1", "2"))
     first = job.start("node1", "--max-restarts=1")
     job.until_says(first, "waiting for 1 more")

@@ -162,8 +162,8 @@ def holders(agent: int) -> list[int]:
 def test_the_guardian_ends_what_is_left(
     who: str, start: Start, tmp_path: Path, marker: str
 ) -> None:
-    """Whoever of the agent and the process that holds its workers is killed or stopped: workers
-    and what they have started are gone within a second, and the guardian too.
+    """When the agent, the spawner or both are killed or stopped, the workers, their descendants and
+    the guardian are gone within a second.
     """
     program = tmp_path / "tree.sh"
     program.write_text(TREE(marker=marker, lifetime="600", code=0))
@@ -298,7 +298,7 @@ def test_launch_ends_with_the_process_that_called_it(
 
 
 @pytest.mark.parametrize("command", ["run", "launch", "coordinator", "doctor"])
-def test_other_systems_are_told_in_one_line(command: str, launch: Launch) -> None:
+def test_other_systems_are_refused_in_one_line(command: str, launch: Launch) -> None:
     """On a system without a host layer, one line says what is supported."""
     result = launch(command, "train.py", command=WINDOWS)
     assert (result.returncode, result.stdout) == (2, "")

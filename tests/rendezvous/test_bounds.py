@@ -46,9 +46,11 @@ def test_a_path_is_refused_for_the_static_rendezvous(launch: Launch) -> None:
     assert "the static rendezvous meets at HOST:PORT" in result.stderr
 
 
-def test_a_job_without_an_id_is_told_whom_it_may_meet(launch: Launch, tmp_path: Path) -> None:
-    """A job without an id is told that others without one are the same job to the register, and
-    what to look at when nobody comes.
+def test_a_job_without_an_id_gets_a_note_which_jobs_it_may_meet(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """A note says that jobs without an id are the same job to the register, and what to check
+    when no node comes.
     """
     flags = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet")
     result = run(launch, *flags, "--rdzv-conf=join_timeout=1")

@@ -81,8 +81,8 @@ def take(register: Register, value: str, ttl_s: float) -> None:
     wait_for(lambda: hold(register, value, ttl_s).ours, f"{value} to hold the register", PATIENCE_S)
 
 
-def test_a_look_takes_nothing(new: New) -> None:
-    """An empty value shows who holds the register, and leaves it free if nobody does."""
+def test_reading_an_empty_register_does_not_take_it(new: New) -> None:
+    """An empty value shows who holds the register, and leaves it free if no node does."""
     first, second = new(), new()
     assert first.hold("", LONG_S) == NOBODY
     taken = second.hold("b", LONG_S)
@@ -91,8 +91,8 @@ def test_a_look_takes_nothing(new: New) -> None:
     assert second.hold("", LONG_S) == taken
 
 
-def test_a_look_renews_nothing(new: New) -> None:
-    """Whoever only looks at what it holds loses it in time."""
+def test_reading_a_record_does_not_renew_it(new: New) -> None:
+    """A holder that only reads its record loses it when the time to live is over."""
     register = new()
     assert register.hold("a", SHORT_S).ours
     other = new()
@@ -173,7 +173,7 @@ def test_a_register_is_free_after_its_time_to_live_and_not_before(new: New, ttl_
 
 
 def test_a_lapsed_record_shows_nobody(new: New) -> None:
-    """Once a record's time is over, whoever looks sees a free register."""
+    """Once a record's time to live is over, every node sees a free register."""
     first, second = new(), new()
     first.hold("first", 2 * SHORT_S)
     assert second.hold("", SHORT_S).value == "first"
@@ -294,7 +294,7 @@ def test_a_holder_that_renews_for_a_shorter_time_is_replaced_after_it(new: New) 
 @pytest.mark.parametrize(
     "value", ["10.0.0.1:29400", 'a"b\\c', "zwölf ☃ 🎈", " x ", "x" * 1000, "🎈" * 1000, "%41&=+;"]
 )
-def test_values_come_back_whole(new: New, value: str) -> None:
+def test_other_nodes_read_the_value_that_was_written(new: New, value: str) -> None:
     """A value of up to 1000 characters is shown to others as it was written."""
     first, second = new(), new()
     first.hold(value, LONG_S)

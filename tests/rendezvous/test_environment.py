@@ -281,7 +281,7 @@ def test_variables_that_contradict_each_other_are_an_error(
     assert message in caught.value.message
 
 
-def test_who_starts_one_agent_a_gpu_is_told_how_to_start_one_a_node() -> None:
+def test_one_agent_a_gpu_is_an_error_that_says_how_to_start_one_a_node() -> None:
     for variables, remedy in (
         ({**STEP, "SLURM_STEP_NUM_TASKS": "32", "SLURM_STEP_TASKS_PER_NODE": "8(x4)"},
          "srun --ntasks-per-node=1 relight run"),
@@ -316,7 +316,7 @@ def test_a_master_told_localhost_is_reached_at_its_own_name() -> None:
     assert asked(without(variables, "KUBERNETES_SERVICE_HOST"))[0].master_addr == "localhost"
 
 
-def test_a_pod_without_a_domain_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pod_without_a_domain_reports_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one, other pods can't be found."""
     monkeypatch.setattr("socket.getfqdn", lambda: "train-3")
     spec, notes = asked(INDEXED, "--nnodes=4")

@@ -140,7 +140,7 @@ def test_a_repeated_eviction_does_not_hit_the_successor(
 def test_an_eviction_that_is_overtaken_does_not_hit_the_new_hold(
     place: Place, proxy: Proxy, registers: New
 ) -> None:
-    """An eviction on whose way the same holder takes the register anew does not hit that."""
+    """If the holder takes the register again before an eviction arrives, it keeps it."""
     first, second = registers(place), registers(place._replace(endpoint=proxy.endpoint))
     dead = first.hold("first", LONG_S)
     again: list[Record] = []

@@ -110,7 +110,7 @@ def test_a_certificate_for_another_host_is_refused(
 
 
 @pytest.mark.parametrize("of_whom", ["nobody", "strangers"])
-def test_a_node_without_a_good_certificate_is_told_so(
+def test_a_node_without_a_valid_certificate_reports_it(
     tls: EtcdServer,
     files: Certificates,
     strangers: Certificates,
@@ -118,7 +118,7 @@ def test_a_node_without_a_good_certificate_is_told_so(
     registers: New,
     of_whom: str,
 ) -> None:
-    """A node without a certificate, or with one of another authority, is told so."""
+    """A node without a certificate, or with one of another authority, reports that."""
     given = pairs(backend, strangers if of_whom == "strangers" else files)
     given[NAMES[backend]["ca"]] = files.ca
     if of_whom == "nobody":
@@ -235,7 +235,7 @@ def test_a_user_with_the_password_holds_evicts_and_releases(
 def test_a_session_that_has_ended_is_replaced_unseen(
     users: dict[str, EtcdServer], backend: str, registers: New, user: Callable[..., dict[str, str]]
 ) -> None:
-    """A session that is over, or that a restarted server has forgotten, is begun anew unseen."""
+    """A session that is over, or that a restarted server has forgotten, is replaced unseen."""
     server = users[backend]
     register = registers(Place(backend, server.endpoint, "session"), **user("user", "userpw"))
     mine = register.hold("a", LONG_S)
@@ -271,7 +271,7 @@ def test_without_a_user_the_error_names_the_missing_settings(
     assert "etcd_user=NAME,etcd_password_file=FILE" in caught.value.hint
 
 
-def test_a_user_without_permission_is_told_which_key(
+def test_a_missing_permission_is_reported_with_the_key(
     users: dict[str, EtcdServer], registers: New, tmp_path: Path
 ) -> None:
     """A user who may not write the keys of jobs is told which key, for either API."""

@@ -88,7 +88,7 @@ def test_a_directory_that_is_there_stays_as_it_is(
 def test_a_directory_removed_during_a_job_fails_no_call(
     shared: Path, new: Callable[[], Register]
 ) -> None:
-    """Somebody removes everything: whoever asks next takes the register, and no call fails."""
+    """If the directory is removed, the next node that asks takes the register; no call fails."""
     first, second = new(), new()
     before = first.hold("first", LONG_S)
     shutil.rmtree(shared)
@@ -98,7 +98,9 @@ def test_a_directory_removed_during_a_job_fails_no_call(
     assert after.revision != before.revision
 
 
-def test_one_look_frees_nothing(new: Callable[[], Register]) -> None:
+def test_a_newcomer_waits_the_whole_time_to_live_of_an_old_record(
+    new: Callable[[], Register],
+) -> None:
     """A node that has just come waits for the whole time to live, however old the record is."""
     first, second, third = new(), new(), new()
     first.hold("first", SHORT_S)
@@ -271,7 +273,7 @@ def test_a_stopped_holder_that_goes_on_finds_that_it_is_replaced(
 def test_a_holder_frozen_while_it_wrote_does_not_overwrite_the_next(
     new: Callable[[], Register], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever was frozen while it wrote does not overwrite what came meanwhile."""
+    """A node that was frozen while it wrote does not overwrite a record written meanwhile."""
     first, second = new(), new()
     before = second.hold("second", LONG_S)
     monkeypatch.setattr(file, "_FROZEN_S", -1.0)

@@ -83,8 +83,10 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         process.wait(30)
 
 
-def test_garbage_is_waited_out(tmp_path: Path, start: Callable[..., Path]) -> None:
-    """Agents and coordinators say that a record is none, and go on when it has lapsed."""
+def test_agents_go_on_when_an_invalid_record_has_lapsed(
+    tmp_path: Path, start: Callable[..., Path]
+) -> None:
+    """Agents and coordinators report an invalid record, and go on when it has lapsed."""
     write(tmp_path / "meet", BAD["an endless port"])
     agent = start("run", "--nnodes=1:2", "--rdzv-conf=lease_ttl=3,last_call_timeout=0.2",
                   "--no-python", "true")  # fmt: skip
@@ -115,7 +117,7 @@ def test_a_refusal_at_a_loopback_address_does_not_evict_another_host(
 
 
 def test_a_pipe_in_place_of_the_record_is_refused_at_once(tmp_path: Path, launch: Launch) -> None:
-    """What would block whoever opens it is refused at once."""
+    """A pipe, which would block the process that opens it, is refused at once."""
     (tmp_path / "meet").mkdir()
     os.mkfifo(tmp_path / "meet" / "job")
     result = launch("run", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",

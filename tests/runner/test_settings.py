@@ -1,4 +1,4 @@
-"""Files of settings: which are read, which goes before which, and what is said of a broken one."""
+"""Files of settings: which are read, which takes precedence, and how an invalid one is reported."""
 
 from pathlib import Path
 
@@ -89,7 +89,9 @@ def test_a_variable_that_names_a_missing_file_is_an_error(home: Path, variable: 
         (b"[local]\na = \xff\n", "invalid start byte"),
     ],
 )
-def test_a_broken_file_is_one_line(place: Path, home: Path, content: bytes, what: str) -> None:
+def test_an_invalid_settings_file_is_reported_in_one_line(
+    place: Path, home: Path, content: bytes, what: str
+) -> None:
     """The line names the file and what is wrong with it."""
     (place / OURS).write_bytes(content)
     with pytest.raises(UsageError) as caught:
@@ -126,7 +128,7 @@ def test_values_are_as_they_are_written(place: Path, home: Path) -> None:
 
 
 def test_defaults_of_cli_submit_take_precedence_over_cli_run(place: Path, home: Path) -> None:
-    """[cli:submit] goes before TorchX's [cli:run]."""
+    """[cli:submit] takes precedence over TorchX's [cli:run]."""
     (place / THEIRS).write_text("[cli:run]\nscheduler = slurm\ncomponent = utils.echo\n")
     (place / OURS).write_text("[cli:submit]\nscheduler = docker\n")
     found = loaded(home)

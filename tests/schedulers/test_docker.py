@@ -98,8 +98,8 @@ def test_a_job_starts_though_another_command_changes_its_network(
 
 
 def test_one_failure_stops_the_job(jobs: Jobs) -> None:
-    """When a replica has failed, whoever waits stops the others; the job's exit code is that of the
-    failure, not of those that were stopped.
+    """When a replica has failed, the waiting command stops the others; the job's exit code is that
+    of the failure, not of the replicas that were stopped.
     """
     app_id = jobs.submit(sh(FOR_EVER, "server"), sh("exit 3", "trainer"))
     status = jobs.wait(app_id)
@@ -112,7 +112,7 @@ def test_one_failure_stops_the_job(jobs: Jobs) -> None:
 def test_a_failed_job_is_over_when_all_of_it_is(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A replica that does not listen is killed by whoever waits; until then the job runs, and says
+    """The waiting command kills a replica that ignores SIGTERM; until then the job runs, and says
     why it ends.
     """
     app_id = jobs.submit(sh("trap '' TERM; echo up; sleep 1000", "server"), sh("exit 3", "trainer"))

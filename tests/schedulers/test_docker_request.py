@@ -266,10 +266,10 @@ def test_each_container_has_a_valid_name_of_its_own(
         assert "x7k2mb9" in name
 
 
-def test_a_missing_client_is_told_with_the_command_that_installs_it(
+def test_a_missing_client_is_reported_with_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A missing package is said with the command that brings it; a dry run does not need it."""
+    """The error names the command that installs the package; a dry run does not need it."""
     monkeypatch.setitem(sys.modules, "docker", None)
     scheduler = docker.make()
     scheduler.render(AppDef("app", (role(),)), {}, "app-x7k2m")
@@ -280,10 +280,10 @@ def test_a_missing_client_is_told_with_the_command_that_installs_it(
     assert caught.value.hint == "pip install 'docker>=7', in the environment of relight"
 
 
-def test_a_missing_daemon_is_told_in_one_line(
+def test_a_missing_daemon_is_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing listens, the error says where and why in one line."""
+    """If no process listens, the error says where and why in one line."""
     pytest.importorskip("docker", reason="no Python package docker")
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     scheduler = docker.make()
@@ -293,7 +293,7 @@ def test_a_missing_daemon_is_told_in_one_line(
     assert "\n" not in caught.value.message
 
 
-def test_who_may_not_use_the_daemons_socket_is_told_who_may(
+def test_a_refused_daemon_socket_is_reported_with_the_group_that_may_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("docker", reason="no Python package docker")

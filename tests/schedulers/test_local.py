@@ -65,7 +65,9 @@ def test_a_request_has_the_keys_of_torchxs_local_cwd(scheduler: Local, tmp_path:
         str(top / f"echo/1/{name}.log") for name in ("stdout", "stderr", "combined")
     ]
     path = second["env"].pop("PATH").split(":")
-    assert path.index("/usr/bin") < path.index(cwd), "what is in the directory goes before no tool"
+    assert path.index("/usr/bin") < path.index(cwd), (
+        "no file of the directory takes precedence over a tool"
+    )
     assert second["env"] == {
         "A": "b",
         "RELIGHT_RANK0_HOST": "localhost",

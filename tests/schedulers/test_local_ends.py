@@ -307,8 +307,6 @@ def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None
     assert found == []
 
 
-# Whoever submitted it.
-
 SUBMITTER = """
 import sys, time
 from relight.job.app import AppDef, Role

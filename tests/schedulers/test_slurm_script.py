@@ -144,7 +144,7 @@ def test_gpus_are_asked_for_in_the_clusters_form(
         ("none", None, ddp(), None),
     ],
 )
-def test_agents_are_told_before_the_time_limit(
+def test_agents_get_a_signal_before_the_time_limit(
     signal: str | None, time: str | None, role: Role, expected: str | None
 ) -> None:
     """Agents of relight are told in time, others only if asked for; never at the job's start."""
@@ -294,7 +294,7 @@ def test_without_slurm_auto_passes_it_by_and_a_dry_run_works(
          "contact slurm controller (refused)"),
     ],
 )  # fmt: skip
-def test_slurm_without_a_cluster_is_told_with_its_own_words(
+def test_slurm_without_a_cluster_is_reported_with_slurms_message(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, expected: str
 ) -> None:
     """Commands of Slurm's that reach no cluster: what is missing is said, with their own words."""

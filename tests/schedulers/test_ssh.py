@@ -376,7 +376,7 @@ def test_a_host_with_an_unknown_key_is_refused(scheduler: Ssh, hosts: Sshd, tmp_
     assert error.message == f"the key of {alpha.host} is not known here"
 
 
-def test_what_is_missing_on_a_host_is_told_in_one_line(
+def test_a_missing_program_on_a_host_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
     """No Python, no relight, no directory, no command: each is one line and says what to do."""
@@ -395,10 +395,10 @@ def test_what_is_missing_on_a_host_is_told_in_one_line(
     assert error.message == f"{alpha}: the command nosuchcommand is not there"
 
 
-def test_a_relight_of_another_version_is_told_from_a_missing_one(
+def test_a_relight_of_another_version_is_not_reported_as_missing(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
-    """A relight that speaks otherwise, or breaks, is told from one that is not there."""
+    """A relight of another version, or one that fails, is not reported as missing."""
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
     other.chmod(0o755)
@@ -409,7 +409,7 @@ def test_a_relight_of_another_version_is_told_from_a_missing_one(
     assert error.message == f"relight does not start on {hosts['alpha'].host}: ImportError: libx"
 
 
-def test_a_missing_ssh_command_is_told_in_one_line(
+def test_a_missing_ssh_command_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -52,7 +52,9 @@ def test_a_host_file_of_mpirun_is_read(tmp_path: Path) -> None:
     [("node1\nnode2 slots\n", "hosts:2: 'slots'"), ("a\n\n@x\n", "hosts:3: '@x'"),
      ("node1 node2\n", "hosts:1: 'node2'"), ("# none\n", "names no host")],
 )  # fmt: skip
-def test_a_wrong_host_file_is_told_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_host_file_is_reported_with_its_line(
+    tmp_path: Path, text: str, message: str
+) -> None:
     file = tmp_path / "hosts"
     file.write_text(text)
     with pytest.raises(UsageError, match=message):

@@ -94,7 +94,7 @@ def test_files_arrive_as_they_are(tmp_path: Path) -> None:
 
 
 def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
-    """A pipe would block whoever opens it, and a socket can't be copied."""
+    """A pipe would block the process that opens it, and a socket can't be copied."""
     here = tmp_path / "here"
     fill(here, "main.py")
     os.mkfifo(here / "pipe")
@@ -192,7 +192,7 @@ def test_several_directories_become_one_copy(
 
 
 def test_the_first_ignore_file_counts(tmp_path: Path) -> None:
-    """.relightignore goes before .dockerignore, which may have been written for an image."""
+    """.relightignore takes precedence over .dockerignore, which may be meant for an image."""
     here = tmp_path / "here"
     fill(here, "a", "b")
     (here / ".dockerignore").write_text("a\n")
@@ -210,7 +210,7 @@ def test_history_and_byte_code_stay_behind(tmp_path: Path) -> None:
     assert found == {"main.py", ".gitignore", ".git/HEAD", ".relightignore"}
 
 
-def test_an_archive_holds_the_same(tmp_path: Path) -> None:
+def test_an_archive_has_the_files_of_a_copy(tmp_path: Path) -> None:
     """The archive has what a copy has, owned by root; a second name of a file has its contents."""
     here, there = tmp_path / "here", tmp_path / "there"
     fill(here, "main.py", "sub/x", "a.log")

@@ -369,7 +369,7 @@ class Run:
 
     def _shut_in(self, coordinating: Host) -> None:
         """The coordinator does not reach the register, and a firewall keeps all machines from it
-        but those whose nodes are in its group. Nodes start there anew.
+        but those whose nodes are in its group. Nodes start there again.
         """
         service, world = self.service, self.world
         busy = {agent.process.host for agent in self.watch.agents if agent.alive and agent.form}

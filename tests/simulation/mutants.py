@@ -103,7 +103,7 @@ MUTANTS = (
         "register",
     ),
     Mutant(
-        "a holder lets go before the leases that it gave can outlast its hold",
+        "a holder gives up before the leases that it gave can outlast its hold",
         "core/candidacy.py",
         "self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)",
         "self._held_s = ttl_s",

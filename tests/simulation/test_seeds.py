@@ -15,14 +15,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.mark.parametrize("first", range(0, 120, 10))
-def test_seeds(first: int) -> None:
-    """Whatever happens, the invariants in `watch` hold, and the job comes to its end."""
+def test_no_simulated_seed_breaks_an_invariant_or_hangs(first: int) -> None:
+    """The invariants in `watch` hold in every run, and the job comes to its end."""
     for seed in range(first, first + 10):
         _, _, wrong = play(seed)
         assert not wrong, wrong
 
 
-def test_a_few_seeds() -> None:
+def test_a_short_run_of_seeds_breaks_no_invariant_and_ends() -> None:
     """The same, for `make check`."""
     for seed in range(1000, 1012):
         _, _, wrong = play(seed)

@@ -1,4 +1,4 @@
-"""What modules draw when they are imported must be drawn anew in each warm worker.
+"""What modules draw when they are imported must be drawn again in each warm worker.
 
     python tests/warm/draws.py MODULE …
 

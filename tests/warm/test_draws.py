@@ -1,4 +1,4 @@
-"""What is drawn when modules are imported is drawn anew in each warm worker."""
+"""What is drawn when modules are imported is drawn again in each warm worker."""
 
 import pytest
 

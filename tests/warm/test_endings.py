@@ -242,7 +242,7 @@ def test_a_script_with_torch_ends_the_same_preloaded_and_not(
 
 @pytest.mark.slow
 def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script) -> None:
-    """The global generator of numpy is seeded anew in each worker."""
+    """The global generator of numpy is seeded again in each worker."""
     path = script("import numpy\nprint(numpy.random.rand())")
     result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
     assert "workers start warm" in result.stderr, result.stderr

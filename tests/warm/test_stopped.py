@@ -149,7 +149,7 @@ sys.exit(restart == "0")
 def test_signals_to_the_spawner_end_nothing(
     start: Start, script: Script, tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
-    """Whoever signals it ends neither the workers nor, when they have ended, a warm one."""
+    """A signal to it ends neither the workers nor, when they have ended, a warm one."""
     logs = tmp_path / "logs"
     agent = start("run", *flags, "--max-restarts=1", f"--log-dir={logs}", script(RESTARTS))
     deadline = time.monotonic() + 60
