@@ -1,6 +1,6 @@
 """The documented differences between torchrun and relight, and the comparison that allows no other.
 
-docs/differences.md has one line for each name in `DIFFERENCES` and `SHOWN`.
+docs/differences.md has one section for each name in `DIFFERENCES` and `SHOWN`.
 """
 
 import re
@@ -68,7 +68,7 @@ DIFFERENCES = {
         ),
     ),
     "filtered-stderr": Difference(
-        "it is not shown, but a failure is reported with the traceback in it",
+        "it is not shown, but the report has its traceback",
         ((r"workers .* fd 2", "a null of its own", "a pipe of its own"),),
     ),
     "parent-death-signal": Difference(
@@ -76,7 +76,7 @@ DIFFERENCES = {
         ((r"workers .* parent death signal", "[02]", "9"),),
     ),
     "temporary-directory": Difference(
-        "no files stay that the user did not request",
+        "no files remain that the user did not request",
         (
             (
                 _ENV + "TORCHELASTIC_ERROR_FILE",
@@ -108,7 +108,7 @@ DIFFERENCES = {
         ),
     ),
     "event-log": Difference(
-        "what happened, and when, can be read afterwards",
+        "it shows later what happened, and when",
         (
             (r"files .*/events\.jsonl mode", NOTHING, "0o100[06].*"),
             (r"files .*/events\.jsonl content", NOTHING, r"\{events\}"),
@@ -133,14 +133,14 @@ DIFFERENCES = {
         "one form, whatever was typed",
         ((_ENV + "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1, SIGTERM", "SIGUSR1,SIGTERM"),),
     ),
-    "ambiguous-beginning": Difference("one flag is meant, whichever its spelling", _ONLY_RELIGHT),
-    "switch-variable-words": Difference("what people write", _ONLY_RELIGHT),
-    "switch-variable-strict": Difference("a number is no switch", _ONLY_TORCHRUN),
-    "choice-variable-strict": Difference("a variable is checked as its flag is", _ONLY_TORCHRUN),
+    "ambiguous-beginning": Difference("both spellings are the same flag", _ONLY_RELIGHT),
+    "switch-variable-words": Difference("these are common spellings", _ONLY_RELIGHT),
+    "switch-variable-strict": Difference("other numbers are mistakes", _ONLY_TORCHRUN),
+    "choice-variable-strict": Difference("a variable is checked like its flag", _ONLY_TORCHRUN),
     "empty-python-exec": Difference("empty means unset", _ONLY_RELIGHT),
     "ranks-above-9": Difference("nodes with more than ten workers are usual", _ONLY_RELIGHT),
     "dollars": Difference(
-        "of a text with dollars, only torchrun's documented macro is ours to change",
+        "only `${local_rank}` is a documented macro of torchrun",
         (
             (
                 r"workers .* (orig_)?argv",
@@ -188,7 +188,7 @@ DIFFERENCES = {
         ((r"workers .* status SigIgn", ".*11000", ".*01000"),),
     ),
     "tee-carriage-return": Difference(
-        "a progress bar stays one on a terminal",
+        "a progress bar stays on one line of a terminal",
         (
             (
                 "stdout",
@@ -198,7 +198,7 @@ DIFFERENCES = {
         ),
     ),
     "tee-bytes": Difference(
-        "what a worker wrote is not changed",
+        "relight does not change the workers' output",
         (("stdout", r".*'\[default0\]:(ï¿½){2}', .*", r".*'\[default0\]:éÿ', .*"),),
     ),
     "exit-code": Difference(
@@ -241,7 +241,7 @@ DIFFERENCES |= {
         "a script can tell a wrong command line from a failed job", (("exit_code", "1", "2"),)
     ),
     "missing-script": Difference(
-        "nothing is started; the nearest file is named",
+        "no worker starts; the message names the nearest file",
         (
             ("exit_code", "1", "2"),
             _OWN_CODE,

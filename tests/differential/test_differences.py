@@ -14,6 +14,7 @@ import pytest
 from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
 from differential.recording import RELIGHT, TORCHRUN, Recording, prepare, record
+from differential.sections import sections
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.rendezvous.zero_flags import take
@@ -79,35 +80,33 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def rows(nodes: str = "one") -> dict[str, list[str]]:
-    """The rows of one of the document's two tables by their names."""
+def documented(nodes: str = "one") -> dict[str, dict[str, str]]:
+    """The items of the document's sections, by their labels, for jobs of one or several nodes."""
     one, several = DOCUMENT.read_text().split("## Jobs of several nodes")
-    text = one if nodes == "one" else several
-    lines = [line for line in text.splitlines() if line.startswith("| `")]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return {name.strip("` "): rest for name, *rest in cells}
+    return sections(one if nodes == "one" else several)
 
 
 def named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
-def test_the_document_has_a_line_for_each_difference() -> None:
-    """What the tests allow is what the document says, each difference in one line with its why."""
-    documented = rows()
-    assert documented.keys() == DIFFERENCES.keys() | SHOWN
-    assert all(len(cells) == 3 and all(cells) for cells in documented.values())
+def test_the_document_has_a_section_for_each_difference() -> None:
+    """The tests allow exactly the documented differences, each with both sides and its why."""
+    found = documented()
+    assert found.keys() == DIFFERENCES.keys() | SHOWN
+    assert all(list(items) == ["torchrun", "relight", "why"] for items in found.values())
+    assert all(all(items.values()) for items in found.values())
     for name, difference in DIFFERENCES.items():
-        assert documented[name][2] == difference.why
+        assert found[name]["why"] == difference.why + "."
 
 
 def test_each_difference_of_several_nodes_has_a_test() -> None:
-    """The document names a test that there is, for each difference that takes several nodes."""
-    documented = rows("several")
-    assert len(documented) > 10
-    for name, cells in documented.items():
-        assert len(cells) == 4, name
-        path, _, function = cells[3].strip("`").partition("::")
+    """The document names an existing test for each difference that takes several nodes."""
+    found = documented("several")
+    assert len(found) > 10
+    for name, items in found.items():
+        assert list(items) == ["torchrun", "relight", "why", "test"], name
+        path, _, function = items["test"].strip("`").partition("::")
         source = (Path(__file__).parents[1] / path).read_text()
         assert f"def {function}(" in source, name
 
@@ -249,7 +248,7 @@ assert child.wait(30) == -9, child.returncode
 @shows("late-child")
 @shows("foreign-timer")
 def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
-    """A late child of a worker is killed; a timer that names a process outside the job is not obeyed."""
+    """A late child of a worker is killed; a process outside of the job is not."""
     with subprocess.Popen(["sleep", "60"]) as stranger:
         case = Case("", script=("-",), args=(str(stranger.pid),), stdin=TIMERS.encode(),
                     variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})  # fmt: skip

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from differential.sections import sections
 
 from relight.cli.main import main
 
@@ -43,20 +44,14 @@ SHOWN = {
 }
 
 
-def rows() -> dict[str, list[str]]:
-    """The rows of the document by their names."""
-    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
-    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
-    return {name.strip("` "): rest for name, *rest in cells}
-
-
-def test_the_document_has_a_line_for_each_difference() -> None:
-    """Each difference that a test shows is a line with TorchX's way, ours and why; no line is
+def test_the_document_has_a_section_for_each_difference() -> None:
+    """Each difference that a test shows has a section with both sides and why; no section is
     without a test.
     """
-    documented = rows()
-    assert documented.keys() == {case.name for case in CASES} | SHOWN.keys()
-    assert all(len(cells) == 3 and all(cells) for cells in documented.values())
+    found = sections(DOCUMENT.read_text())
+    assert found.keys() == {case.name for case in CASES} | SHOWN.keys()
+    assert all(list(items) == ["TorchX", "relight", "why"] for items in found.values())
+    assert all(all(items.values()) for items in found.values())
 
 
 @pytest.mark.parametrize("name", SHOWN)
