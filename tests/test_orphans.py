@@ -169,7 +169,7 @@ def test_nothing_outlives_the_agent_however_it_ends(
 def test_nothing_outlives_a_job_that_ended_well(
     tmp_path: Path, launch: Launch, marker: str, bystanders: object
 ) -> None:
-    """What workers leave behind in the background is gone when a job has ended well."""
+    """What workers leave behind in the background is gone when a job has succeeded."""
     program = tmp_path / "tree.sh"
     program.write_text(SHORT_TREE.format(marker=marker, lifetime="0.1", code=0))
     result = launch("run", "--nproc-per-node=2", "--no-python", "sh", program)

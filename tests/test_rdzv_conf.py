@@ -182,7 +182,7 @@ def test_of_a_key_given_twice_the_last_counts() -> None:
     """The last of two values counts, as in torchrun, and a note says so."""
     values, notes = conf("join_timeout=1,join_timeout=2")
     assert values.join_timeout == 2
-    assert notes == ["--rdzv-conf: join_timeout is given twice; join_timeout=2 counts"]
+    assert notes == ["--rdzv-conf: join_timeout is given twice; the last value, 2, is used"]
 
 
 @pytest.mark.parametrize("name", ["token_file", "tls_cert", "tls_key", "tls_ca"])

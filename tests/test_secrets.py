@@ -21,4 +21,4 @@ def test_workers_do_not_have_the_token(
     """RELIGHT_TOKEN is not among a worker's variables, nor in those it was started with."""
     result = launch("run", *flags, "-v", script(LOOK), RELIGHT_TOKEN="hunter2", command=FIRST_WARM)
     assert result.stdout == "[0, 0, 0]\n", result.stderr
-    assert ("workers start warm" in result.stderr) == bool(flags)
+    assert ("workers start with preloaded modules" in result.stderr) == bool(flags)

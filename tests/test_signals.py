@@ -80,7 +80,7 @@ def test_a_second_signal_kills_at_once(second: int, start: Start, script: Script
     agent.send_signal(second)
     _, err = agent.communicate(timeout=30)
     assert agent.returncode == 143
-    assert b"they are killed in 600 s, or now by a second signal" in err
+    assert b"they are killed in 10 min, or now by a second signal" in err
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])

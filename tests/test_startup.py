@@ -6,7 +6,7 @@ from pathlib import Path
 
 from conftest import clean_environment
 
-# What `relight run` imports beyond a bare interpreter, in a job that ends well.
+# What `relight run` imports beyond a bare interpreter, in a job that succeeds.
 OWN = {
     "relight",
     "relight.agent",

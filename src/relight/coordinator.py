@@ -40,7 +40,7 @@ _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
 _IDLE_LOOK_S = 0.5
-"""How often to check for silent nodes while there is no job, and so no node to lose."""
+"""How often to check for silent nodes while no job is connected."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
 
@@ -220,7 +220,7 @@ class Coordinator:
         return sink
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in this host's address, which only other nodes can tell.
+        """Fill in this host's address, which is known only from other nodes' connections.
 
         An agent that reached us over loopback is on this host, too.
         """

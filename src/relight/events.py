@@ -5,7 +5,7 @@ the code that records it adds one. An exit code below 0 is the number of the sig
 process, as in torch and subprocess.
 """
 
-from relight.errors import many
+from relight.errors import many, signal_name
 from relight.typed import Any, NamedTuple
 
 
@@ -82,8 +82,8 @@ class PreloadReady(NamedTuple):
 
 
 class PreloadWithout(NamedTuple):
-    """The process skips a module, which each worker then imports itself if it can. `seconds` is how
-    long the import took until it failed. `asked`: the user named the modules.
+    """A module was left out; each worker imports it itself, if it can. `seconds` is how long the
+    import took until it failed. `asked`: the user named the modules.
     """
 
     module: str
@@ -167,7 +167,7 @@ def describe(event: Event) -> str:
         case WorkerStarted():
             return f"rank {event.rank} (local rank {event.local_rank}) is pid {event.pid}"
         case WorkerExited():
-            return f"local rank {event.local_rank} ended: {event.exitcode}"
+            return f"local rank {event.local_rank} {_how_it_ended(event.exitcode)}"
         case WorkersFrozen():
             what = "are frozen: their lease has expired" if event.frozen else "run again"
             return f"the workers {what}"
@@ -176,7 +176,7 @@ def describe(event: Event) -> str:
         case GroupStopped():
             return f"the workers of generation {event.generation} are stopped: {event.cause}"
         case SpawnerLost():
-            return f"the worker spawner ended: {event.exitcode}"
+            return f"the worker spawner {_how_it_ended(event.exitcode)}"
         case PreloadStarted():
             return f"preload: pid {event.pid} imports {event.modules}"
         case PreloadReady():
@@ -186,14 +186,16 @@ def describe(event: Event) -> str:
                 f"{_left_out(event.left_out.split())}"
             )
         case PreloadWithout():
-            text = f"preload: without {event.module}: {event.reason}"
+            text = f"preload: {event.module} is not preloaded: {event.reason}"
             if event.reason.startswith("it can't be imported"):
                 return text  # no worker can import it either
             return f"{text}; each worker imports it itself ({event.seconds:.1f} s)"
         case PreloadUnfit():
-            return f"preload: not used: {event.reason}"
+            return f"preload: the preloading process is not used: {event.reason}"
         case WorkersWarm():
-            return "preload: workers start " + ("warm" if event.warm else f"cold: {event.reason}")
+            if event.warm:
+                return "preload: workers start with preloaded modules"
+            return f"preload: workers start without preloaded modules: {event.reason}"
         case Mistake():
             where = "internal error in relight (a bug), please report it"
             return f"{where}: {event.during}: {event.error}"
@@ -209,6 +211,12 @@ def is_news(event: Event) -> bool:
     """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
     return asked or isinstance(event, Mistake)
+
+
+def _how_it_ended(exitcode: int) -> str:
+    if exitcode < 0:
+        return f"was killed by {signal_name(-exitcode)}"
+    return f"exited with code {exitcode}"
 
 
 def _left_out(packages: list[str]) -> str:

@@ -10,7 +10,7 @@ from relight.worker.main_module import Unpickler
 
 
 class RemoteTraceback(Exception):  # noqa: N818  # as multiprocessing calls it
-    """The traceback of an exception in a worker, as its cause; its text is the whole of it."""
+    """The cause of an exception raised in a worker; `str()` is the full traceback."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -29,7 +29,7 @@ class LaunchRefusal:
         self._directory = directory
 
     def takes(self, line: str) -> bool:
-        """Return whether a line of standard error is that; it belongs into the exception then."""
+        """Return whether this stderr line is the refusal message, which goes into the exception."""
         error, hint = "relight: error: ", "hint: "
         if line.startswith(error) and not _began(self._directory):
             self.message = line.removeprefix(error).strip()

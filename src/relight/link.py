@@ -46,7 +46,7 @@ from relight.core.messages import (
     NodeLeaving,
     Redirect,
 )
-from relight.errors import EXIT_GROUP
+from relight.errors import EXIT_GROUP, many
 from relight.events import Tick
 from relight.group import Group, LinkOwner
 from relight.host.connection import dial
@@ -125,7 +125,9 @@ class RemoteLink(finders.Seeker):
             self._connection.send(fields.to_json(message))
 
     def share_port(self, store: "TCPStore") -> int:
-        """Let workers reach `store` at the endpoint's port; return it, or 0 if it is not ours."""
+        """Let workers reach `store` at the endpoint's port; return the port, or 0 if this host does
+        not own the endpoint.
+        """
         if not (self._meeting.fixed_port and self._meeting.hosted):
             return 0
         self._shared = store
@@ -138,7 +140,7 @@ class RemoteLink(finders.Seeker):
         if self._others_run:
             self._serve_others(give_up)
         if self._coordinator is not None:
-            self._let_others_know(give_up)
+            self._wait_until_others_left(give_up)
         if self._coordinator is not None:  # it may have been ousted while it waited
             self._coordinator.close()
         self._closed = True
@@ -158,15 +160,20 @@ class RemoteLink(finders.Seeker):
         if is_needed():
             self._disconnect()
             if not give_up():
-                self.say("the workers here are done; this host votes in elections until the other "
-                         "nodes are done")  # fmt: skip
+                self.say(
+                    "the workers on this node have succeeded; this host keeps voting in "
+                    "coordinator elections until the other nodes finish"
+                )
             self._loop.run_until(lambda: not is_needed() or give_up())
 
-    def _let_others_know(self, give_up: Callable[[], bool]) -> None:
+    def _wait_until_others_left(self, give_up: Callable[[], bool]) -> None:
         over = self._group is not None and self._group.membership.end is not None
         limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
         if not over and self._has_others() and not give_up():
-            self.say("the workers here are done; coordinating until the other nodes are done")
+            self.say(
+                "the workers on this node have ended; this host keeps coordinating until the other "
+                "nodes finish"
+            )
         self._loop.run_until(
             lambda: (
                 not self._has_others()
@@ -207,10 +214,10 @@ class RemoteLink(finders.Seeker):
     def _give_up(self, exit_code: int, reason: str) -> None:
         report: tuple[str, ...] = ()
         if exit_code == EXIT_GROUP:
-            report = f"error: {reason}", *self._what_is_wrong()
+            report = f"error: {reason}", *self._examine_endpoint()
         self._tell(JobEnded(exit_code, reason, report, None))
 
-    def _what_is_wrong(self) -> list[str]:
+    def _examine_endpoint(self) -> list[str]:
         """Examine the endpoint from this machine, for at most 2 s."""
         if not self._meeting.hosts or self.core.unfit:
             return []
@@ -334,7 +341,7 @@ class RemoteLink(finders.Seeker):
     def opened(self, connection: "Connection", hello: "Message") -> None:
         """Join, as the coordinator has answered."""
         if hello.get("sender") != "coordinator":
-            connection.fail("the program that listens there is not a coordinator")
+            connection.fail("a program other than a relight coordinator listens there")
             return
         self._finder.answered()
         address = self._meeting.local_addr or connection.own_address()
@@ -356,7 +363,10 @@ class RemoteLink(finders.Seeker):
             self._step(Echoed(heard.number))
             return
         if isinstance(heard, Form) and heard.place.local_world_size != self.join.slots:
-            raise fields.Malformed(f"a place for {heard.place.local_world_size} workers")
+            assigned = many(heard.place.local_world_size, "worker")
+            raise fields.Malformed(
+                f"the coordinator assigned {assigned}; this node has {self.join.slots}"
+            )
         self._step(Heard(self._lets_run(heard)))
         self._tell(heard)
 

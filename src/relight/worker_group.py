@@ -19,6 +19,7 @@ from relight.core import commands, ranks
 from relight.core.exits import Failure
 from relight.core.messages import Form, StopWorkers
 from relight.core.ranks import Assignment
+from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
 from relight.events import GroupStopped, SignalReceived, WorkerExited, WorkersFrozen
 from relight.host import system
@@ -131,7 +132,7 @@ class WorkerGroup:
         if path := job.command.timer_file:
             from relight.host.timers import WorkerTimers
 
-            timers = WorkerTimers(loop, path, self._on_late)
+            timers = WorkerTimers(loop, path, self._on_timer_expired)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         supervisor.lease(lease_until())
@@ -142,7 +143,7 @@ class WorkerGroup:
             from relight.host.stuck import StuckWatch
 
             watch = StuckWatch(loop, supervisor.workers.pids, job.stuck_after_s, self._on_stuck)
-        arrivals = loop.call_after(_ARRIVED_AFTER_S, self._tell_arrivals)
+        arrivals = loop.call_after(_ARRIVED_AFTER_S, self._report_missing_at_init)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
@@ -193,7 +194,8 @@ class WorkerGroup:
         if stop.gently and flag is not None and meeting is not None:
             flag.set(True)
             limit_s = meeting.checkpoint_s
-            journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit_s:g} s")
+            limit = duration(limit_s)
+            journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             at_once = stop._replace(gently=False)
             self._equipment.loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
@@ -274,9 +276,9 @@ class WorkerGroup:
                 else "the coordinator answers again: workers run"
             )
         elif isinstance(event, WorkerExited):
-            self._see_failure(event)
+            self._report_first_failure(event)
 
-    def _see_failure(self, event: WorkerExited) -> None:
+    def _report_first_failure(self, event: WorkerExited) -> None:
         supervisor = self.supervisor
         if event.exitcode and supervisor is not None and not self.failed:
             self.failed = supervisor.ended_unasked(event.local_rank)
@@ -288,15 +290,15 @@ class WorkerGroup:
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
             self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
-            limit_s = self._job.stuck_after_s
-            evidence = f"it was in an uninterruptible call (state D) for {limit_s:g} s"
+            limit = duration(self._job.stuck_after_s, digits=1)
+            evidence = f"it was in an uninterruptible call (state D) for {limit}"
             supervisor.workers.evidence[local_rank] = evidence
             supervisor.workers.signal([local_rank], signal.SIGKILL)
             event = WorkerExited(local_rank, -signal.SIGKILL)
             supervisor.step(event)
-            self._see_failure(event)
+            self._report_first_failure(event)
 
-    def _on_late(self, pid: int, number: int, scope: str) -> None:
+    def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
         """Send the signal of an expired timer to the process that set it, if that is a worker or
         was started by one.
         """
@@ -320,14 +322,14 @@ class WorkerGroup:
         except OSError:
             pass  # it has just exited, or now belongs to another user
 
-    def _tell_arrivals(self) -> None:
+    def _report_missing_at_init(self) -> None:
         """Print which ranks init_process_group waits for, if any."""
         from relight.host.missing_at_init import explain
 
         if self.supervisor is not None:
             text = explain(self.supervisor.workers, self.form, self._store)
             if text:
-                self._equipment.journal.say(f"after {_ARRIVED_AFTER_S} s, {text}")
+                self._equipment.journal.say(f"after {duration(_ARRIVED_AFTER_S)}, {text}")
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -7,9 +7,9 @@ verbs:
     offers    the same, but it is not ready yet
     ready     its workers have ended as they were asked to
     failed    a worker has ended badly; `ends` when all have, with a record of it
-    done      all its workers have ended well
+    done      all its workers have succeeded
     lost, leaves
-    returns   it comes with the workers of its generation; `returns-done` if they have ended well
+    returns   it comes with the workers of its generation; `returns-done` if they have succeeded
     idle      it comes again, without workers
     -         nothing but time passes
 

@@ -254,7 +254,7 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
             "a peer is gone or late, but no worker here failed on its own; rank 2 still ran",
         ),
         ([end(report=LOST)], (2, 1), "before that, ranks 1-2 ended with 0"),
-        ([end(exitcode=-SEGV)], (), "with PYTHONFAULTHANDLER=1 Python says where it crashed"),
+        ([end(exitcode=-SEGV)], (), "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"),
         ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],

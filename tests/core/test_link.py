@@ -221,7 +221,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     played.step(Opened("x"))
     played.step(Broken("another one does", resigned=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
-    said = Say("lost the coordinator at 10.0.0.1:29400: gone; looking for it")
+    said = Say("lost the coordinator at 10.0.0.1:29400: gone; reconnecting")
     assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]
 
 

@@ -250,7 +250,7 @@ def test_a_done_node_is_released_when_others_take_too_long() -> None:
 
 
 def test_a_job_that_ends_lets_nobody_in() -> None:
-    """Newcomers do not stop workers when others have ended well already."""
+    """Newcomers do not stop workers when others have succeeded already."""
     table(1, 3, last_call_s=5.0).play("""
         0 a b joins
         5 -
@@ -446,7 +446,7 @@ def test_every_state_says_what_it_waits_for() -> None:
     game.play("48 gpu-03 joins")
     assert game.group.explain(48) == (
         "2 of at most 4 nodes have joined: gpu-01, gpu-03; "
-        "the group is formed when no other comes for 5 s"
+        "the group starts if no further node joins within 5 s"
     )
     game.play("""
         53 -

@@ -41,7 +41,7 @@ def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
         -> end 3: d
     """)
     assert game.end("c").reason == (
-        "gave up after 1 min 0 s: 2 of 3 nodes have joined: a, c; waiting for 1 more"
+        "gave up after 1 min: 2 of 3 nodes have joined: a, c; waiting for 1 more"
     )
 
 
@@ -242,7 +242,7 @@ def test_a_node_that_returns_too_late_must_stop_before_it_comes_in() -> None:
         21 a ready
         25 -
     """)
-    assert game.reason("a") == "the group went on without this node"
+    assert game.reason("a") == "the other nodes continued without this node"
     assert game.waits("a").spare
 
 

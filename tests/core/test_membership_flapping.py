@@ -75,7 +75,7 @@ def test_a_node_that_comes_and_goes_is_let_in_only_after_it_has_stayed() -> None
         -> form 1: a b x/3
     """)
     notes = [message.text for message in game.heard["x/3"] if isinstance(message, Note)]
-    assert notes == ["x has joined and gone 2 times; it is let in when it has stayed for 10 s"]
+    assert notes == ["x has joined and gone 2 times; it may join after staying connected for 10 s"]
 
 
 def test_a_node_that_comes_and_goes_is_left_out_of_a_restart() -> None:

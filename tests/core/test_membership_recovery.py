@@ -33,7 +33,7 @@ def test_a_new_coordinator_confirms_what_runs() -> None:
         9 c returns
         9.1 a returns
     """)
-    text = "waiting for 1 more of the nodes of generation 1 to come back"
+    text = "waiting for 1 more node of generation 1 to reconnect"
     assert game.group.explain(9.1) == text
     game.play("""
         9.2 b returns
@@ -57,7 +57,7 @@ def test_a_node_lost_with_the_coordinator_is_left_out() -> None:
         11.1 c ready
         -> form 2 restart 1: a c
     """)
-    assert game.reason("a") == "a node was lost together with the coordinator"
+    assert game.reason("a") == "a node was lost when the coordinator was lost"
 
 
 def test_a_new_node_does_not_disturb_the_recovery() -> None:
@@ -86,7 +86,7 @@ def test_a_failure_during_the_recovery_is_kept_until_all_are_back() -> None:
 
 
 def test_a_new_coordinator_learns_which_nodes_are_done() -> None:
-    """Nodes that had ended well say so; when all have, the job ends."""
+    """Nodes that had succeeded say so; when all have, the job ends."""
     running().play("""
         9 a returns-done
         9 b returns

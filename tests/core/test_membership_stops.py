@@ -32,7 +32,7 @@ def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -
         11 -
         -> give up: b
     """)
-    assert "b did not report in time" in notes(game, "c")[-1]
+    assert "b did not confirm in time" in notes(game, "c")[-1]
     game.play("""
         12 a joins
         12.9 -

@@ -168,7 +168,7 @@ def test_a_peer_that_does_not_read_is_dropped(ends: Ends) -> None:
         connection.send(message)
     assert not ends.server.reasons
     ends.until(lambda: ends.server.reasons)
-    assert ends.server.reasons == ["the peer does not read: 16 MiB are unsent"]
+    assert ends.server.reasons == ["the peer is not reading: 16 MiB are queued"]
     client.close()
 
 

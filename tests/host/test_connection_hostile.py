@@ -235,7 +235,7 @@ def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
     assert connection._stream._sock is not None
     connection._stream._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
     ends.until(lambda: ends.server.reasons)
-    assert "is not authentic" in ends.server.reasons[0]
+    assert "frame authentication failed" in ends.server.reasons[0]
     assert ends.server.messages == [{"type": "beat"}]
     assert not other.is_open
 

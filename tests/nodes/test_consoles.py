@@ -57,4 +57,6 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         stuck.stdout.close()
         assert set(shown[:-1]) == {b"x" * 999}
         said = (tmp_path / "stderr").read_text()
-        assert re.search(r"\d{6} bytes of workers are not shown: the console takes no more", said)
+        assert re.search(
+            r"\d{6} bytes of worker output were not shown: the console is blocked", said
+        )

@@ -20,7 +20,7 @@ def printed(command: tuple[str, ...], logs: Path, *arguments: str) -> list[str]:
     )  # fmt: skip
     errors = "\n".join(path.read_text() for path in logs.rglob("stderr.log"))
     assert result.returncode == 0, f"{result.stderr}\n{errors}"
-    assert command != WARM or "workers start warm" in result.stderr, result.stderr
+    assert command != WARM or "workers start with preloaded modules" in result.stderr, result.stderr
     found = [path.read_text() for path in sorted(logs.rglob("stdout.log"))]
     assert len(found) == 2
     assert all(found)

@@ -342,7 +342,7 @@ def test_verbose_says_where_each_value_comes_from() -> None:
 def test_a_note_says_that_the_environment_counts() -> None:
     """Without -v one line says that the job is larger than what was typed."""
     _, notes = asked(STEP)
-    assert notes[0] == "4 nodes, as Slurm says (-v: what was taken from where)"
+    assert notes[0] == "4 nodes, as Slurm says (-v shows the variables used)"
     _, notes = asked(STEP, "--nnodes=8")
     assert "--nnodes=8 overrides SLURM_STEP_NUM_TASKS=4" in notes
 

@@ -60,7 +60,7 @@ class Node(Agent):
 
     @property
     def done(self) -> bool:
-        """Whether they have ended well."""
+        """Whether they have succeeded."""
         return isinstance(self._state, WorkerGroup) and self._state.done
 
     def received(self, message: FromCoordinator) -> None:

@@ -182,7 +182,7 @@ def compare(modules: list[str], names: str = "") -> tuple[list[str], list[str]]:
             )  # fmt: skip
             if result.returncode:
                 raise RuntimeError(f"the job failed\n{result.stderr}")
-            if preload != "off" and "workers start warm" not in result.stderr:
+            if preload != "off" and "workers start with preloaded modules" not in result.stderr:
                 raise RuntimeError(f"workers did not start warm\n{result.stderr}")
             found[preload == "off"] = [
                 json.loads(Path(f"{folder}/{preload}{rank}").read_text()) for rank in range(2)

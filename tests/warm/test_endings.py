@@ -245,7 +245,7 @@ def test_numpy_draws_other_numbers_in_each_worker(launch: Launch, script: Script
     """The global generator of numpy is seeded again in each worker."""
     path = script("import numpy\nprint(numpy.random.rand())")
     result = launch("run", "--preload=numpy", "-v", "--nproc-per-node=3", path)
-    assert "workers start warm" in result.stderr, result.stderr
+    assert "workers start with preloaded modules" in result.stderr, result.stderr
     assert len(set(result.stdout.split())) == 3
 
 
@@ -278,7 +278,9 @@ def test_what_imports_print_is_printed_by_each_worker(
             "run", f"--preload={preload}", "-v", "--nproc-per-node=2", "-r3", f"--log-dir={logs}",
             path, **variables,
         )  # fmt: skip
-        assert ("workers start warm" in result.stderr) == (preload != "off"), result.stderr
+        assert ("workers start with preloaded modules" in result.stderr) == (preload != "off"), (
+            result.stderr
+        )
         texts.append([f.read_text() for f in sorted(logs.glob("*/attempt_0/*/std*.log"))])
     assert texts[0] == texts[1]
     assert len(texts[0]) == 4 and all(texts[0])

@@ -44,14 +44,14 @@ def test_a_module_beside_the_script_takes_precedence_over_a_preloaded_one(
 def test_a_module_that_is_there_already_counts_as_preloaded(
     launch: Launch, script: Script, tmp_path: Path
 ) -> None:
-    """One of two modules is broken, the other one is there anyway: workers start warm."""
+    """One of two modules is broken, the other one is preloaded anyway."""
     (tmp_path / "lib").mkdir()
     script("1 / 0", "lib/broken.py")
     path = os.pathsep.join([PYTHONPATH, str(tmp_path / "lib")])
     worker = script("print('ran')")
     result = launch("run", "--preload=broken,json", "-v", worker, PYTHONPATH=path)
     assert result.stdout == "ran\n", result.stderr
-    assert "broken: it can't be imported: ZeroDivisionError" in result.stderr
+    assert "broken is not preloaded: it can't be imported: ZeroDivisionError" in result.stderr
     assert "not used" not in result.stderr
 
 
@@ -214,7 +214,7 @@ def test_a_ddp_job_survives_10_kills_of_10(launch: Launch, script: Script) -> No
         path, timeout=290,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert result.stderr.count("workers start warm") == 11
+    assert result.stderr.count("workers start with preloaded modules") == 11
     assert result.stdout.startswith("trained 10 ")
 
 
@@ -226,5 +226,5 @@ def test_more_workers_than_descriptors_fit_in_a_message_start_warm(
     path = script("import os\nprint(os.environ['LOCAL_RANK'])")
     result = launch("run", "--preload=json", "--nproc-per-node=140", "-v", path)
     assert result.returncode == 0, result.stderr
-    assert "workers start warm" in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
     assert sorted(map(int, result.stdout.split())) == list(range(140))

@@ -1,6 +1,7 @@
 """What an import leaves behind: it is not used, it is told why, and nothing of it stays."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,7 +114,7 @@ def test_each_worker_has_a_temporary_directory_of_its_own(
         script("import culprit, os\nprint(culprit.d.name, os.listdir(culprit.d.name))"),
         TMPDIR=str(tmp_path / "tmp"), **found,
     )  # fmt: skip
-    assert "workers start warm" in result.stderr, result.stderr
+    assert "workers start with preloaded modules" in result.stderr, result.stderr
     names = {line.removesuffix(" []") for line in result.stdout.splitlines()}
     assert len(names) == 3
     base = str(tmp_path / "tmp" / "of-")
@@ -139,11 +140,10 @@ def test_a_module_that_workers_cannot_share_is_left_out(
         **found,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    assert "workers start warm" in result.stderr, result.stderr
+    assert "workers start with preloaded modules" in result.stderr, result.stderr
     assert sorted(result.stdout.splitlines()) == ["True []"] * 2 + ["imported"] * 2
-    assert "workers start warm" in result.stderr
-    said = [x.partition("without ")[2] for x in result.stderr.splitlines() if "without " in x]
-    why = {line.partition(":")[0]: line for line in said}
+    assert "workers start with preloaded modules" in result.stderr
+    why = dict(re.findall(r"preload: (\w+) is not preloaded: (.*)", result.stderr))
     assert why.keys() == {"needs", "tries", *names.values()}
     for what, (_, reason) in UNFIT.items():
         assert reason.replace("culprit", names[what]) in why[names[what]]
@@ -183,7 +183,7 @@ if preload is not None:
         PYTHONPATH=os.pathsep.join([PYTHONPATH, str(tmp_path / "site-packages")]),
     )  # fmt: skip
     assert result.stdout.split() == [x for x in names if int(x[4:]) not in unfit], result.stderr
-    assert "without culprit: part50 reads RANK" in result.stderr
+    assert "culprit is not preloaded: part50 reads RANK" in result.stderr
     assert (tmp_path / "trials").read_text().count("one") < 15
 
 
@@ -233,7 +233,7 @@ def test_a_process_that_an_import_made_unfit_is_not_forked(
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout == "ran\nran\n"
-    assert "workers start cold: " in result.stderr
+    assert "workers start without preloaded modules: " in result.stderr
     assert reason in result.stderr
 
 
@@ -252,7 +252,7 @@ def test_an_import_with_harmless_effects_is_used(
 ) -> None:
     """What each worker would get from its own import just so is no reason to start cold."""
     result = launch("run", "--preload=culprit", "-v", script(SAYS_RAN), **library(text))
-    assert "workers start warm" in result.stderr, result.stderr
+    assert "workers start with preloaded modules" in result.stderr, result.stderr
 
 
 def test_a_variable_that_sitecustomize_reads_is_noticed(
@@ -272,7 +272,10 @@ def test_a_fork_that_hangs_is_given_up(launch: Launch, script: Script, library: 
                     command=IMPATIENT, **found)  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert result.stdout == "ran\nran\n"
-    assert "workers start cold: it has not forked the workers in 1 s" in result.stderr
+    assert (
+        "workers start without preloaded modules: it has not forked the workers in 1 s"
+        in result.stderr
+    )
 
 
 def test_an_import_that_hangs_is_named(start: Start, script: Script, library: Library) -> None:
@@ -329,7 +332,7 @@ def test_few_descriptors_are_enough_for_many_workers(launch: Launch, script: Scr
         result = launch("run", *flags, "-v", "--nproc-per-node=40", path, command=limited)
         assert result.returncode == 0, result.stderr
         assert result.stdout.split() == ["64"] * 40
-        assert ("workers start warm" in result.stderr) == bool(flags)
+        assert ("workers start with preloaded modules" in result.stderr) == bool(flags)
 
 
 def test_too_few_descriptors_are_named(launch: Launch, script: Script) -> None:
@@ -351,7 +354,7 @@ def test_a_job_whose_directory_was_removed_starts_warm(
     agent = start("-c", f"{text} {flags} {path}", command=("sh",))
     output, errors = agent.communicate(timeout=60)
     assert output == b"ran\nran\n", errors
-    assert b"workers start warm" in errors
+    assert b"workers start with preloaded modules" in errors
 
 
 def test_a_module_beside_the_script_cannot_be_preloaded_and_one_learns_why(
@@ -371,7 +374,7 @@ def test_a_main_module_has_an_absolute_file(
     script("import culprit\nprint(culprit.file == __file__)")
     result = launch("run", "--preload=culprit", "-v", "train.py", **found)
     assert result.stdout == "True\n", result.stderr
-    assert "workers start warm" in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
 
 
 def test_streams_stay_as_an_import_has_set_them(
@@ -382,7 +385,7 @@ def test_streams_stay_as_an_import_has_set_them(
     path = script("import culprit, sys\nprint(sys.stdout.line_buffering)")
     result = launch("run", "--preload=culprit", "-v", path, **found)
     assert result.stdout == "True\n", result.stderr
-    assert "workers start warm" in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
 
 
 def test_output_of_an_import_beyond_a_limit_is_counted(
@@ -435,7 +438,7 @@ def test_generators_without_a_seed_are_seeded_again(
                   "print(a, b, m.process.authkey.hex())")  # fmt: skip
     result = launch("run", "--preload=culprit,multiprocess.process", "--nproc-per-node=2", "-v",
                     path, **found)  # fmt: skip
-    assert "workers start warm" in result.stderr, result.stderr
+    assert "workers start with preloaded modules" in result.stderr, result.stderr
     (a, b, key), (c, d, other) = (line.split() for line in result.stdout.splitlines())
     assert a != c and b == d
     assert key != other

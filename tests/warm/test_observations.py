@@ -32,7 +32,7 @@ def both(
     for preload in ("off", MODULES):
         result = launch("run", f"--preload={preload}", "-v", *arguments, **options)
         lines = result.stderr.splitlines(keepends=True)
-        warm = any("workers start warm" in line for line in lines)
+        warm = any("workers start with preloaded modules" in line for line in lines)
         assert warm == (preload != "off"), result.stderr
         result.stderr = "".join(lines)
         results.append(result)
@@ -112,7 +112,9 @@ def test_a_script_sees_the_same_cold_and_warm(form: str, launch: Launch, tmp_pat
             stdin="line\n",
         )  # fmt: skip
         assert result.returncode == 0, result.stderr
-        assert ("workers start warm" in result.stderr) == (preload != "off"), result.stderr
+        assert ("workers start with preloaded modules" in result.stderr) == (preload != "off"), (
+            result.stderr
+        )
 
     compare(*observations(tmp_path, run))
 

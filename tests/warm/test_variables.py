@@ -30,7 +30,7 @@ def run(launch: Launch, library: dict[str, str], path: Path, *flags: str) -> tup
     """Run a script of one worker that is forked warm; return what it and relight say."""
     result = launch("run", "--preload=library,other", "-v", *flags, path, **library)
     assert result.returncode == 0, result.stderr
-    assert "workers start warm" in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
     return result.stdout, result.stderr
 
 
@@ -52,7 +52,7 @@ def test_what_a_script_sets_before_an_import_is_obeyed(
     path = script(f"import os, other\n{text}\n{SAYS}")
     stdout, stderr = run(launch, library, path)
     assert stdout == expected
-    assert ("starts again, cold" in stderr) == (what != "putenv")
+    assert ("restarts without preloaded modules" in stderr) == (what != "putenv")
 
 
 NUMPY = """
@@ -66,10 +66,10 @@ print(numpy._core._multiarray_umath.__cpu_features__.get("X86_V3", False))
 def test_compiled_code_sees_what_was_put_past_os_environ(launch: Launch, script: Script) -> None:
     """os.putenv alone is obeyed where a cold worker would: by what reads with getenv."""
     result = launch("run", "--preload=numpy", "-v", script(NUMPY))
-    assert "workers start warm" in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
     assert (result.returncode, result.stdout) == (0, "False\n")
     assert "sets NPY_DISABLE_CPU_FEATURES before it imports numpy" in result.stderr
-    assert "starts again, cold" in result.stderr
+    assert "restarts without preloaded modules" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_script_that_has_written_a_file_is_not_started_again(
     stdout, stderr = run(launch, library, script(text + SAYS))
     assert stdout == "unset {}\n"
     assert "sets LIBRARY_MODE before it imports library" in stderr
-    assert "goes on with what was read then" in stderr
+    assert "continues with the value at import time" in stderr
 
 
 def test_modules_are_out_of_sight_until_they_are_imported(
@@ -156,7 +156,7 @@ def test_the_next_process_imports_with_what_the_first_workers_set(
     (tmp_path / "go0").touch()
     output, errors = agent.communicate(timeout=60)
     assert output == b"0 new\n1 new\n"
-    assert b"workers start warm" in errors
+    assert b"workers start with preloaded modules" in errors
     assert b"again" not in errors
 
 

@@ -1,5 +1,5 @@
-"""Decides for one process whether it is the coordinator that a register names: until when it
-certainly holds the register, and when it may doubt that another holder still lives.
+"""Tracks this process's hold on a register: until when it is surely the coordinator, and when the
+record of another holder may be evicted.
 
     WAITING   the register names another process, or none
       | the register names this process                         -> HOLDING
@@ -63,7 +63,7 @@ class Candidacy:
         self.until = 0.0
         """Until when this process certainly is the holder; 0 if it is not."""
         self.confirmed_at = 0.0
-        """When the register was asked that last confirmed it."""
+        """When the last confirmed request was sent."""
         self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)
         self._ttl_s = ttl_s
         self._lost_after_s = lost_after_s

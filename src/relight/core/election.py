@@ -377,7 +377,7 @@ class Election:
         self._effects.append(BecomeCoordinator())
 
     def _give_back(self, now: float) -> None:
-        """Give up the votes for this candidate, its own included, and the promises of votes."""
+        """Return all votes and promises to their voters, including this host's own."""
         if self._campaign.end(now):
             self._voter.take_back(self.me)
             self._tell_all(VoteRelease(self.me, self._incarnation, now))

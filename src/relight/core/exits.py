@@ -18,7 +18,7 @@ class FailureKind(Enum):
     """How certainly a report explains the end of its process."""
 
     RECORDED = "it is in the error file: this exception ended the script"
-    RAISED = "nobody caught this exception, as far as the text shows"
+    RAISED = "apparently an uncaught exception: the text of a traceback shows it"
     CRASHED = "Python or the C++ runtime says why it aborts"
     PRINTED = "it was printed, but something else may have ended the process"
 

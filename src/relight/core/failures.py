@@ -117,7 +117,7 @@ class Diagnosis(NamedTuple):
         if root.told and root.evidence:
             return root.evidence
         if root.aborted_at_exit:
-            return "a thread of C++ code still ran when it ended (SIGABRT)"
+            return "a C++ thread was still running at exit (SIGABRT)"
         if classify(root) is Class.VICTIM:
             if self.left:
                 return f"before that, {named_ranks(self.left)} ended with 0"
@@ -127,7 +127,7 @@ class Diagnosis(NamedTuple):
         if -root.exitcode == signal.SIGBUS:
             return "SIGBUS is often a full /dev/shm"
         if -root.exitcode in CRASHES and not (root.report and root.report.where):
-            return "with PYTHONFAULTHANDLER=1 Python says where it crashed"
+            return "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"
         return ""
 
 
@@ -328,7 +328,10 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))
     if len(rows) > _MAX_CONSEQUENCES + 1:
         rest = [f.rank for group in list(groups.values())[_MAX_CONSEQUENCES:] for f in group]
-        rows = [*rows[:_MAX_CONSEQUENCES], cut(f"  {named_ranks(rest)}: in other ways", WIDTH)]
+        rows = [
+            *rows[:_MAX_CONSEQUENCES],
+            cut(f"  {named_ranks(rest)}: ended in other ways", WIDTH),
+        ]
     return ["what followed:", *rows] if rows else []
 
 

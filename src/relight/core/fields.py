@@ -160,7 +160,7 @@ def plain(value: Any, field: str = "") -> Any:
 
 
 def fit(text: str, field: str = "") -> str:
-    """Return a text changed so that the receiver accepts it for this field."""
+    """Clean a text and truncate it to the bounds of a field."""
     if field not in _EXACT:
         text = printable(text, lines=field in _OF_LINES)
     if field in _NAMES:

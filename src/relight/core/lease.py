@@ -30,8 +30,8 @@ class Refusal(Enum):
     """How certainly a refused connection shows that the coordinator has ended."""
 
     NOTHING = "nothing"
-    HINT = "nobody listens there, if no firewall says so"
-    PROOF = "nobody listens there"
+    HINT = "no process listens there, unless a firewall sent the refusal"
+    PROOF = "no process listens there"
 
 
 class Lease:
@@ -51,7 +51,7 @@ class Lease:
         self._confirmed_here = False
         """Whether the coordinator in this process has confirmed the workers here."""
 
-    def reach(self) -> None:
+    def on_unconfirmed_coordinator(self) -> None:
         """Note that this node has reached a coordinator that has not confirmed the workers yet."""
         self._doubtful = True
 
@@ -68,7 +68,7 @@ class Lease:
         """
         self.until = echoed_at + self._lease_s
 
-    def refuse(self, refusal: Refusal, echoed_at: float, now: float) -> None:
+    def on_refused_connection(self, refusal: Refusal, echoed_at: float, now: float) -> None:
         """Renew the lease if a refused connection shows that no coordinator can have gone on."""
         believed = refusal is Refusal.PROOF or (
             refusal is Refusal.HINT and now < echoed_at + REFUSALS_S

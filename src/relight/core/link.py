@@ -9,7 +9,7 @@ when to try again.
       | it confirms their generation, or forms one             -> CONNECTED, and their lease begins
       | the connection ends, or no echo comes for too long     -> SEEKING
     CONNECTED  each echo of a heartbeat renews the lease
-      | the connection ends, or no echo comes for too long     -> SEEKING; the lease runs to its end
+      | the connection ends, or no echo comes for too long     -> SEEKING; the lease is not renewed
     HOSTING    the coordinator is in this process; the lease lasts as long as that is certain
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
@@ -23,6 +23,7 @@ final. Deliberately not here: sockets, timers, names, the content of messages.
 from enum import Enum
 
 from relight.core.lease import Lease, Refusal
+from relight.core.waiting import duration
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.events import Tick
 from relight.typed import NamedTuple
@@ -298,9 +299,8 @@ class Link:
         where = self.terms.where
         match self.state:
             case LinkState.SEEKING:
-                return (
-                    f"looking for the coordinator at {where} for {now - self._search.since:.0f} s"
-                )
+                waited = duration(now - self._search.since)
+                return f"looking for the coordinator at {where} for {waited}"
             case LinkState.JOINING:
                 return "the coordinator has not yet confirmed that workers may run here"
             case LinkState.CONNECTED:
@@ -332,7 +332,7 @@ class Link:
             return
         ever = self.echoed_at > float("-inf")
         if waited > (terms.rejoin_s if ever else terms.seek_s):
-            text = f"no coordinator at {terms.where} for {waited:.0f} s: {reason}"
+            text = f"no coordinator at {terms.where} for {duration(waited)}: {reason}"
             self._give_up(EXIT_GROUP, text)
             return
         if search.is_news(reason, now):
@@ -348,7 +348,7 @@ class Link:
         self.state = LinkState.JOINING
         session = self._session = _Session(peer, now)
         self.echoed_at = now
-        self._lease.reach()
+        self._lease.on_unconfirmed_coordinator()
         self._search.unfit = ""
         self._beat(session, now)
 
@@ -356,12 +356,12 @@ class Link:
         reason, refusal, unfit, resigned = event
         session, self._session = self._session, None
         self.state, self._due = LinkState.SEEKING, None
-        self._lease.refuse(refusal, self.echoed_at, now)
+        self._lease.on_refused_connection(refusal, self.echoed_at, now)
         if unfit:
             self._search.turn_away(reason, now)
         if session is not None and session.heard:
             self._search = _Search(now)
-            lost = f"lost the coordinator at {session.peer}: {reason}; looking for it"
+            lost = f"lost the coordinator at {session.peer}: {reason}; reconnecting"
             self._effects += [Say(lost), CoordinatorLost()]
             if now - session.opened_at >= LATER_S:
                 self._effects.append(Seek())

@@ -80,7 +80,7 @@ _MAX_NUMBER = 1 << 40
 _TELL_STOP_AFTER_S = 5.0
 """A stop that takes longer is reported to all nodes, with the names of those it waits for."""
 _LAST_CALLS = 3
-"""The longest wait for nodes that join one after the other, in last calls."""
+"""Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
 
 
 class _Stopping:
@@ -126,14 +126,14 @@ class _Numbers:
 
 
 class _WaitReport:
-    """When the nodes that wait are told why: soon after a change, and not too often."""
+    """Rate limit for wait messages: soon after a change, and not too often."""
 
     def __init__(self) -> None:
         self.is_pending = False  # they do not know the latest reason
         self.at = 0.0
 
     def after_join(self, now: float) -> None:
-        """Report that a node has joined; if more nodes join, they do not put it off."""
+        """Report that a node has joined; later joins do not delay the report."""
         if not self.is_pending:
             self.is_pending, self.at = True, max(self.at, now + _TELL_AFTER_S)
 
@@ -341,9 +341,8 @@ class Membership:
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
         its_own = self.generation if announce is None else announce.generation
-        self._send(
-            member.node, StopWorkers(its_own, "the group went on without this node", gently=False)
-        )
+        cause = "the other nodes continued without this node"
+        self._send(member.node, StopWorkers(its_own, cause, gently=False))
         if member.node in self.roster:
             self.roster.remove(member.node)
             self._ending.changed = True
@@ -438,7 +437,7 @@ class Membership:
         if self.state is not GroupState.RECOVERING:
             return
         if missing:
-            self._stop("a node was lost together with the coordinator", now)
+            self._stop("a node was lost when the coordinator was lost", now)
         elif self._ending.trouble or self.roster.has_idle():
             self._stop(self._ending.trouble or "workers ended while there was no coordinator", now)
         else:
@@ -448,14 +447,14 @@ class Membership:
 
     def _while_running(self, now: float) -> None:
         if not self.roster.active:
-            self._finish(JobEnded(EXIT_OK, "all workers ended well", (), None))
+            self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
         for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
                 break
             self.roster.remove(node)
             self.members.remove(self.members[node])
-            reason = "its workers ended well; others still run"
+            reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
             self._ending.changed = True
@@ -610,8 +609,8 @@ class Membership:
         elif self.state is GroupState.RUNNING:
             members = [member for member in self.members if member.node not in self.roster]
             spare = self.roster.is_ending or len(self.roster) >= self.settings.most
-            what = "kept as a spare" if spare else "let in soon"
-            text = f"{self.explain(now)}; this node is {what}"
+            what = "is kept as a spare" if spare else "will join soon"
+            text = f"{self.explain(now)}; this node {what}"
         else:
             return
         self._wait_report.is_pending = False

@@ -12,7 +12,7 @@ from relight.typed import NamedTuple
 
 
 class Announce(NamedTuple):
-    """The generation of a node's workers, for a coordinator that may not know it.
+    """The generation of a node's workers, sent on joining, in case the coordinator is new.
 
     `done`: the workers have succeeded.
     """
@@ -103,7 +103,7 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The generation that a node announced goes on."""
+    """The announced generation is still live: its workers may run."""
 
     generation: GenerationId
 

@@ -54,7 +54,7 @@ class Roster:
         return len(self.active) + len(self.done) < len(self.places)
 
     def take(self, node: str, place: int) -> bool:
-        """Give a node a place again, if that is free; return whether the node has it."""
+        """Restore a node's place if it is free; return whether the node has it."""
         if self.order[place] is None and node not in self.places:
             self.order[place] = node
             self.places[node] = place

@@ -88,8 +88,8 @@ class Opening:
         """
         kind = message["type"]
         if kind == "refused" and self._dialled:
-            reason = _REFUSALS.get(str(message.get("reason")), "the peer refuses without a reason")
-            raise ProofRefused(reason)
+            unknown = "the peer refused the connection without a reason"
+            raise ProofRefused(_REFUSALS.get(str(message.get("reason")), unknown))
         if kind == "hello" and self.peer_hello is None:
             return self._receive_hello(message, body)
         if kind == "proof" and self._transcript is not None:
@@ -200,7 +200,7 @@ class Seal:
         """
         body, tag = payload[:-TAG_BYTES], payload[-TAG_BYTES:]
         if not self._hmac.compare_digest(self._tag(body), tag):
-            raise Malformed("a frame is not authentic: another sender, or changed on the way")
+            raise Malformed("frame authentication failed: wrong sender, or altered in transit")
         return body
 
     def _tag(self, body: bytes) -> bytes:

@@ -21,6 +21,7 @@ restarts.
 import signal
 from enum import Enum
 
+from relight.core.waiting import duration
 from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
 from relight.typed import NamedTuple
 
@@ -140,8 +141,8 @@ class Supervision:
             case SupervisionState.RUNNING:
                 return f"{alive} {'are' if len(self.alive) > 1 else 'is'} running"
             case SupervisionState.STOPPING:
-                left = max(0.0, (self._deadline or now) - now)
-                return f"waiting for {alive} to stop; they are killed in {left:.0f} s"
+                left = duration((self._deadline or now) - now)
+                return f"waiting for {alive} to stop; they are killed in {left}"
             case SupervisionState.KILLING:
                 return f"waiting for {alive} to exit after SIGKILL"
             case SupervisionState.ENDED:

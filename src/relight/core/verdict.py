@@ -14,8 +14,10 @@ from relight.typed import NamedTuple
 
 
 class Story(NamedTuple):
-    """The end of a generation: failures, ranks that had succeeded before, a cause in words for lack
-    of failures, and when the generation was formed.
+    """The end of a generation.
+
+    `left`: the ranks that had succeeded before the failures. `otherwise`: the reason if no failure
+    was reported.
     """
 
     failures: Sequence[Failure]

@@ -66,7 +66,7 @@ Ballot = VoteRequest | VoteReply | VoteRelease
 
 
 class Voter:
-    """The vote that this host gives. An own candidacy needs it like that of any other host.
+    """The vote that this host gives. This host needs its own vote, too, to become coordinator.
 
     Args:
         votes_from: it votes for nobody before that time.
@@ -84,7 +84,7 @@ class Voter:
         """The last request of each candidate: its incarnation and when it was sent."""
 
     def is_news(self, request: VoteRequest) -> bool:
-        """Note a request; return whether no later one, nor a copy of it, came before."""
+        """Note a request; return False for an outdated or repeated one."""
         candidate, incarnation, sent, _ = request
         last = self._latest.get(candidate)
         if last is not None and last[0] == incarnation and sent <= last[1]:

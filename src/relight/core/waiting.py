@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from relight.core.group_types import GroupSettings
 from relight.core.messages import Join
 from relight.core.mismatches import compare
+from relight.errors import many
 from relight.values import Nodes
 
 _MAX_KINDS = 8
@@ -20,7 +21,7 @@ class Differences:
         self._kinds: dict[str, dict[str, str]] = {}  # the facts of one host of each kind
 
     def of(self, join: Join) -> list[str]:
-        """Return a line for each fact in which a newcomer is the first of its kind."""
+        """Return a line for each fact whose value no other node has."""
         kinds = self._kinds
         if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
             return []
@@ -77,7 +78,7 @@ def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
 
 def coming_back(missing: int, generation: int) -> str:
     """Return the line for a new coordinator that waits for nodes of a live generation."""
-    return f"waiting for {missing} more of the nodes of generation {generation} to come back"
+    return f"waiting for {many(missing, 'more node')} of generation {generation} to reconnect"
 
 
 def not_ready(hosts: Sequence[str], left_s: float) -> str:
@@ -89,23 +90,23 @@ def last_call(hosts: Sequence[str], most: int, quiet_s: float) -> str:
     """Return the line for a group with enough nodes that waits for more."""
     return (
         f"{len(hosts)} of at most {most} nodes have joined: {names(hosts)}; "
-        f"the group is formed when no other comes for {quiet_s:g} s"
+        f"the group starts if no further node joins within {quiet_s:g} s"
     )
 
 
 def on_probation(host: str, times: int, seconds: float) -> str:
     """Return the line for a node of a host whose nodes come and go."""
     return (
-        f"{host} has joined and gone {times} times; it is let in when it has stayed for "
-        f"{duration(seconds)}"
+        f"{host} has joined and gone {times} times; it may join after staying connected "
+        f"for {duration(seconds)}"
     )
 
 
 def given_up(hosts: Sequence[str]) -> str:
-    """Return the line for nodes that did not report in time that their workers have exited."""
+    """Return the line for nodes that did not confirm in time that their workers have stopped."""
     its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
     return (
-        f"{names(hosts)} did not report in time that {its} workers have ended; the group goes on "
+        f"{names(hosts)} did not confirm in time that {its} workers have stopped; continuing "
         f"without {it}"
     )
 
@@ -117,15 +118,16 @@ def names(hosts: Sequence[str]) -> str:
 
 
 def duration(seconds: float, digits: int = 0) -> str:
-    """Return a time as `45 s`, `9 min 12 s` or `3 h 5 min`; times below a minute have `digits`
-    decimals.
+    """Return a time as `45 s`, `10 min`, `9 min 12 s` or `3 h 5 min`; times below a minute have
+    `digits` decimals.
     """
     if round(seconds, digits) < 60:
         return f"{max(0.0, seconds):.{digits}f} s"
     minutes, left = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes} min {left} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+        return f"{minutes} min {left} s" if left else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
 
 
 def _timeout(left_s: float) -> str:

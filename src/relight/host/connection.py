@@ -67,7 +67,7 @@ class Connection:
         peer: its address for people, `10.0.0.3:41234`.
         heard_at: loop time at which bytes last arrived.
         is_open: the peer has authenticated, and messages flow.
-        refused: no process listens there. The host is up, the process is not.
+        refused: connection refused: the host is up, the port is closed.
         unfit: the two sides have different tokens, or only one has TLS.
     """
 
@@ -135,7 +135,7 @@ class Connection:
             return
         self._push(body)
         if len(self._stream.unsent) > MAX_UNSENT:
-            self._fail_later(f"the peer does not read: {MAX_UNSENT >> 20} MiB are unsent", 0)
+            self._fail_later(f"the peer is not reading: {MAX_UNSENT >> 20} MiB are queued", 0)
 
     def drain(self) -> bool:
         """Send what the kernel takes now; return whether everything has been sent."""

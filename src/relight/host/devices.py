@@ -221,8 +221,8 @@ def _visible(text: str | None, devices: list[Device]) -> list[Device]:
 def _named(name: str, devices: list[Device], chosen: list[Device]) -> list[Device]:
     """Return the devices whose names begin with `name`.
 
-    Names that the driver's files don't have (of a MIG instance, of a GPU that was not used yet)
-    count as valid while there are devices that could have them; which device it is stays unknown.
+    A name missing from the driver's files (a MIG instance, a GPU that was not used yet) counts as
+    valid while unmatched devices remain; which device it is stays unknown.
     """
     instance = name.startswith("MIG-")
     whole = name.removeprefix("MIG-").partition("/")[0]  # MIG-GPU-<UUID>/<instance>/<instance>

@@ -2,7 +2,7 @@
 not (`host/portable.py`).
 
 It has no living parent and starts no process. It reads from its pipe `holder PID` (the spawner's),
-`began PID` and `ended PID` for each worker, and `swept` once all that they had started was killed.
+`began PID` and `ended PID` for each worker, and `swept` after all their descendants were killed.
 The pipe ends with the spawner. If the spawner has not swept, the guardian does.
 """
 

@@ -182,7 +182,7 @@ def let_end(pid: int, pidfd: int) -> None:
 
 
 def end_as(status: int) -> NoReturn:
-    """End this process the way another one has ended, given its waitpid(2) status."""
+    """Exit with the same status as another process, given its waitpid(2) status."""
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         import resource

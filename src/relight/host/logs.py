@@ -26,7 +26,7 @@ _MOST_LEFTOVERS = 3
 _SHOW_S = 5.0
 """How long an agent that was asked to end waits for the consoles."""
 _LONGEST_LINE = 16 * 1024 * 1024
-"""How much of a line a filter searches, in bytes; of a longer line, its end."""
+"""Filters search only this many bytes at the end of a longer line."""
 
 
 class Destination(NamedTuple):
@@ -225,7 +225,7 @@ class Leftovers:
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
         self._logs[generation] = logs
         for number in list(self._logs)[:-_MOST_LEFTOVERS]:
-            self._say(self._logs.pop(number).drop(), f"workers of generation {number}")
+            self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:
         """Return when all is written, when the consoles have no reader, some time after a first
@@ -237,7 +237,7 @@ class Leftovers:
             console.flush(self._is_late)
         size = sum(logs.drop() for logs in old) + self._consoles.stdout.unwritten
         self._logs.clear()
-        self._say(size, "workers")
+        self._say(size, "worker output")
 
     def _is_late(self) -> bool:
         if self._signals and self._limit is None:
@@ -245,10 +245,10 @@ class Leftovers:
         over = self._limit is not None and self._loop.now() >= self._limit.when
         return over or len(self._signals) > 1
 
-    def _say(self, size: int, whose: str) -> None:
+    def _say(self, size: int, what: str) -> None:
         if size:
-            why = "the console takes no more"
-            self._consoles.stderr.say(f"relight: {size} bytes of {whose} are not shown: {why}")
+            why = "the console is blocked"
+            self._consoles.stderr.say(f"relight: {size} bytes of {what} were not shown: {why}")
 
 
 class _FilteredFile:

@@ -36,10 +36,13 @@ def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) 
     come = store.clients if isinstance(store, TCPStore) and place.group_rank == 0 else len(here)
     if not 0 < come < place.world_size or not (late or place.group_rank == 0):
         return ""
-    text = f"{come} of {place.world_size} workers have" if place.group_rank == 0 else "others have"
-    if late:
-        return f"{', '.join(late)} of this node did not reach init_process_group yet; {text}"
-    return f"{text} reached init_process_group; all of this node have"
+    text = f"{come} of {place.world_size} workers have"
+    if not late:
+        return f"{text} reached init_process_group, including all on this node"
+    if place.group_rank:  # the store, which counts all workers, is on another node
+        text = "the other workers on this node have"
+    have = "has" if len(late) == 1 else "have"
+    return f"{', '.join(late)} on this node {have} not reached init_process_group; {text}"
 
 
 def arrived(pids: Iterable[int], port: int) -> set[int]:

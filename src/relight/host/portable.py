@@ -70,7 +70,9 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
     if spec.numa_binding:
         require_linux("--numa-binding")
     if spec.preload:
-        notes.append("--preload has no effect on this system: workers start cold")
+        notes.append(
+            "--preload has no effect on this system: workers start without preloaded modules"
+        )
     return spec._replace(preload=())
 
 

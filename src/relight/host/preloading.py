@@ -20,6 +20,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 
+from relight.core.waiting import duration
 from relight.errors import MachineError
 from relight.events import (
     Event,
@@ -178,10 +179,10 @@ class Preload:
         if self._spawner is not None and not self.settled():
             importing = self._spawner.importing
             what = f"{importing} is being imported" if importing else "it is starting"
-            left = _PATIENCE_S - _SILENT_S
+            left = duration(_PATIENCE_S - _SILENT_S)
             self._say(
                 f"preload: {what} (pid {self._spawner.pid}); the workers start when that is done, "
-                f"or in {left:.0f} s without it"
+                f"or in {left} without it"
             )
 
     def _fork_warm(
@@ -269,7 +270,7 @@ class Preload:
 
 
 def _waits(place: Workplace) -> bool:
-    """Return whether the warm spawner is ready sooner than all workers would import by themselves.
+    """Return whether waiting for the warm spawner is faster than importing in every worker.
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """

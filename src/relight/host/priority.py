@@ -63,7 +63,7 @@ def raise_to_quarter(pid: int) -> None:
 
 
 class _Pacer:
-    """An import finder that finds no module, and sleeps before each import."""
+    """An import finder that delays each import; it finds no module itself."""
 
     def __init__(self) -> None:
         self._worked = time.process_time()

@@ -70,7 +70,7 @@ class Workers:
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
         self.memory = OomCounters()
-        self._gone = self._leaving = False
+        self._spawner_gone = self._spawner_exiting = False
         self._insisting: Timer | None = None
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
@@ -113,7 +113,7 @@ class Workers:
     def kill(self) -> None:
         """Kill all workers and everything that they started."""
         self._command("kill")
-        self._insist()
+        self._kill_if_stopped_later()
 
     def lease(self, until: float) -> None:
         """Let the workers run until this monotonic time, then freeze them; 0 is for ever."""
@@ -121,16 +121,16 @@ class Workers:
 
     def close(self) -> None:
         """Kill all that is left; return when it is gone (or has been stuck for 30 s)."""
-        if not self._gone:
+        if not self._spawner_gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)
-            self._insist()
-            self._loop.run_until(lambda: self._gone, _CLOSE_LIMIT_S)
+            self._kill_if_stopped_later()
+            self._loop.run_until(lambda: self._spawner_gone, _CLOSE_LIMIT_S)
         if self._insisting is not None:
             self._insisting.cancel()
         self._loop.forget(self._socket)
         self._socket.close()
-        if not self._leaving:
+        if not self._spawner_exiting:
             self._loop.forget(self._spawner)
             self._spawner.close()
 
@@ -149,14 +149,14 @@ class Workers:
             return  # the spawner and the workers are gone; _on_spawner_exit reports it
         self._spawner.send(signal.SIGCONT)  # in case it is stopped
 
-    def _insist(self) -> None:
+    def _kill_if_stopped_later(self) -> None:
         """Kill the spawner if it is still stopped later, as in a debugger."""
         if self._insisting is None:
             self._insisting = self._loop.call_after(_WAKE_LIMIT_S, self._end_stopped)
 
     def _end_stopped(self) -> None:
         self._insisting = None
-        if not self._gone and self._spawner.is_stopped():
+        if not self._spawner_gone and self._spawner.is_stopped():
             self._spawner.send(signal.SIGKILL)
 
     def _receive(self) -> None:
@@ -184,12 +184,12 @@ class Workers:
             return
         if word == "ended":  # the process stays for the next generation
             self._loop.forget(self._spawner)
-            self._gone = True
+            self._spawner_gone = True
             return
         if word == "leaving":  # no need to wait for the kernel to release its memory
             self._loop.forget(self._spawner)
             self._loop.on_readable(self._spawner, self._reap)
-            self._gone = self._leaving = True
+            self._spawner_gone = self._spawner_exiting = True
             return
         if word in ("frozen", "thawed"):
             self.frozen = word == "frozen"
@@ -212,7 +212,7 @@ class Workers:
         """Handle the spawner's exit: read its last messages, and kill the orphans that it left."""
         self._loop.forget(self._spawner)
         exitcode = self._spawner.wait()
-        self._gone = True
+        self._spawner_gone = True
         if exitcode:
             self._spawner.end_orphans(_ORPHANS_LIMIT_S)
         while self._socket.fileno() in self._loop:

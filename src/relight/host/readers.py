@@ -89,7 +89,7 @@ class PipeReader:
             size = fcntl.ioctl(console_fd, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.fd, termios.TIOCSWINSZ, size)
         except (ImportError, OSError):
-            return  # the real one is gone, or no descriptor is left to load a module
+            return  # terminal gone, or too few descriptors to import a module
 
     def _on_room(self) -> None:
         if self.fd < 0:

@@ -140,7 +140,8 @@ def _remove_abandoned(path: str) -> None:
     try:
         fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        os.rmdir(path)  # its agent ended, or is about to lock it, and will make another
+        # Its agent has ended, or has not made the lock yet: then the agent makes another directory.
+        os.rmdir(path)
         return
     try:
         os.lockf(fd, os.F_TLOCK, 0)

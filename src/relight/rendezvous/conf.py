@@ -227,7 +227,7 @@ def parse(
     texts: dict[str, str] = {}
     for name, text in pairs:
         if name in texts and texts[name] != text:
-            notes.append(f"--rdzv-conf: {name} is given twice; {name}={text} counts")
+            notes.append(f"--rdzv-conf: {name} is given twice; the last value, {text}, is used")
         texts[name] = text
     for name, text in texts.items():
         key = KEY_BY_NAME.get(name)

@@ -256,7 +256,7 @@ def _ranks(variables: Mapping[str, str], given: set[str], hostname: str) -> Foun
     if index is None and not (address and rank_name and size_name):
         return NOTHING
     if {"LOCAL_RANK", "LOCAL_WORLD_SIZE"} & variables.keys():
-        note = "LOCAL_RANK is set, so RANK and WORLD_SIZE are a worker's: not taken"
+        note = "LOCAL_RANK is set: RANK and WORLD_SIZE belong to a worker and are ignored"
         return FoundFlags(notes=() if "nnodes" in given else (note,))
     rank = _number(variables, rank_name or "JOB_COMPLETION_INDEX")
     # Beside --nnodes, or PET_NNODES, WORLD_SIZE may count workers.

@@ -2,9 +2,10 @@
 
 The record is a key with a lease, whose time only the server measures. The create_revision of the
 key is the record's revision. etcd grants no lease below one and a half of its election timeouts
-(2 s with its defaults): then a dead holder is noticed later than was asked for, never earlier.
+(2 s with its defaults): then detection of a dead holder may take longer than configured, never
+shorter.
 
-A request without an answer may have been carried out, or may be later. So the key also contains a
+An unanswered request may have been applied, now or later. So the key also contains a
 token of its writer, and its content is compared with the wanted one until they agree.
 
 A renewal of the lease changes nothing in the key, so a process that doubts that the holder lives

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from relight.core.candidacy import Candidacy, Refused
 from relight.core.lease import Refusal
+from relight.core.waiting import duration
 from relight.errors import UsageError
 from relight.host import dns
 from relight.host.loop import Loop, Timer
@@ -162,7 +163,7 @@ class RegisteredFinder(Finder):
             self._resolve(found)
 
     def _resolve(self, record: Record) -> None:
-        """Resolve and report the holder's address: every other time the first one of its record."""
+        """Resolve and report an address of the holder: every other time its record's first one."""
         contact = Contact.of(record.value)
         if contact is None:
             self._seeker.found(Nowhere("its record was not written by relight", _ASK_AGAIN_S))
@@ -192,15 +193,15 @@ class RegisteredFinder(Finder):
             self._seeker.ousted(reason, 0.0)
 
     def _on_trouble(self, reason: str) -> None:
-        left = max(0.0, self._candidacy.until - self._loop.now())
+        left = duration(self._candidacy.until - self._loop.now())
         self._seeker.say(
             f"can't renew the coordinator's record at {self._meeting.where}, "
-            f"this node coordinates for {left:.0f} s more: {reason}"
+            f"this node coordinates for {left} more: {reason}"
         )
 
     def _lose(self) -> None:
         if self._candidacy.holds(self._loop.now()):
-            self._candidate.lose("a node was lost while the register does not answer")
+            self._candidate.lose("a node was lost during a register outage")
 
 
 class _Dialled(NamedTuple):

@@ -101,7 +101,7 @@ def fill(
         taken.append(Taken("rdzv-id", *found.job))
     if taken:
         what = many(nodes.most, "node") if taken[0].flag == "nnodes" else "nodes meet"
-        how = "" if spec.verbose else " (-v: what was taken from where)"
+        how = "" if spec.verbose else " (-v shows the variables used)"
         notes.insert(0, f"{what}, as {found.system} says{how}")
     changes = {FLAG_BY_NAME[each.flag].field: each.value for each in taken}
     return spec._replace(**changes), taken, notes
@@ -128,7 +128,9 @@ def _nodes(spec: RunSpec, given: set[str], found: FoundFlags, notes: list[str]) 
         return spec.nnodes
     if spec.nnodes.most == 1 or agents == 1:  # each node is a job, or the cluster job is larger
         if agents > 1:
-            notes.append(f"--nnodes=1 overrides {found.nnodes.source}: each is a job of its own")
+            notes.append(
+                f"--nnodes=1 overrides {found.nnodes.source}: each agent runs a separate job"
+            )
         return Nodes(1, 1)
     if crowded and agents > spec.nnodes.most and not _PLACE & given:
         raise _crowded(found)
@@ -144,8 +146,9 @@ def _crowded(found: FoundFlags) -> UsageError:
     source = (here or found.agents).source
     return UsageError(
         f"{found.system} started relight {found.agents.value} times{where} ({source})",
-        hint=f"start one per node, it starts all workers there: {found.remedy} relight run "
-        f"--nproc-per-node=N; --nnodes={found.agents.value} to count each as a node",
+        hint="start one agent per node (it starts all workers of the node): "
+        f"{found.remedy} relight run --nproc-per-node=N; or --nnodes={found.agents.value} to treat "
+        "each as a node",
     )
 
 

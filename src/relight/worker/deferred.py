@@ -21,7 +21,9 @@ _NATIVE = (
     "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
     "GFORTRAN_", "ARROW_", "JE_ARROW_",
 )  # fmt: skip
-"""Variables that compiled code reads by `getenv` when it is loaded; found as in decision 11."""
+"""Variables that compiled code reads by `getenv` when it is loaded; found by interposing `getenv`
+with LD_PRELOAD while torch, numpy and others were imported.
+"""
 _LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that it reads only when an accelerator or a process group is set up."""
 _DONE = frozenset({
@@ -151,7 +153,11 @@ class Deferred:
         """Restart as a cold worker, unless the script has done something that can't be repeated."""
         again = not self._done and os.getpid() == self._pid
         self._tell(variable if value is None else f"{variable}={value}")
-        what = "starts again, cold" if again else "goes on with what was read then"
+        what = (
+            "restarts without preloaded modules"
+            if again
+            else "continues with the value at import time"
+        )
         message = (
             f"relight: the script sets {variable} before it imports {name}, which was preloaded "
             f"without that: this worker {what}\n"

@@ -1,7 +1,7 @@
 """The guard: the parent process of the warm spawner.
 
-A process that an import starts can leave its session, and lose its parent. Only an ancestor that is
-a subreaper can find it then, and the agent, which is one, may be killed with SIGKILL.
+A process that an import starts can leave its session, and lose its parent. Then only a subreaper
+ancestor can find it. The agent is such an ancestor, but it may be killed with SIGKILL.
 
     agent --> guard --> warm spawner --> processes that its imports start
 

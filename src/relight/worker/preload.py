@@ -175,8 +175,8 @@ def _is_below(name: str, others: list[str]) -> bool:
 
 
 class _DependencyFinder:
-    """A finder that notes which module imports which, and refuses those that don't fit:
-    who needs one does not fit either.
+    """An import finder that notes which module imports which, and rejects unfit modules and
+    everything that imports them.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,8 @@ from relight.worker.guard import Guard
 class Spoiled(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` says why, and `culprit` is the module that caused it; `modules` were imported by then,
-    in this order; `seconds` is the time that it took.
+    `reason` says why, and `culprit` is the module that caused it. `modules`: those imported so far,
+    in order. `seconds` is the time that it took.
     """
 
     culprit: str

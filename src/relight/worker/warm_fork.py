@@ -114,6 +114,7 @@ class _GenerationSpawner(Spawner):
 
 class _Notes:
     """Workers' notes for the agent about variables that made the preloaded modules unusable.
+    They are messages of the type `wrote`.
 
     Args:
         control: the socket to the agent.

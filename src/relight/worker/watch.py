@@ -2,8 +2,8 @@
 
 A variable that differs between workers (`RANK`, …) has a unique marker value while modules are
 imported. A module that reads it by name depends on it. A module that iterates over all variables,
-for example to find a prefix, depends on it only if the marker is found in objects that the import
-has left.
+for example to find a prefix, depends on it only if the marker is found in objects that remain after
+the import.
 """
 
 import gc
