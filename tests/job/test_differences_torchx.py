@@ -63,7 +63,7 @@ def test_each_test_that_shows_a_difference_exists(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_torchx_and_relight_answer_as_the_table_says(
+def test_torchx_and_relight_answer_as_documented(
     case: Case, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: Path
 ) -> None:
     assert case.theirs in RECORDED[case.name]
