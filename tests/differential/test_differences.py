@@ -257,7 +257,7 @@ def test_a_timer_of_a_child_ends_that_child_alone(tmp_path: Path) -> None:
         stranger.kill()
     assert (found.exit_code, alive) == (0, True), found.says
     [line] = found.says
-    assert "which local rank 0 has started, gets SIGKILL: its timer step ran out" in line
+    assert "which local rank 0 started, gets SIGKILL: its timer step ran out" in line
 
 
 STUCK = """
