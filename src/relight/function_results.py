@@ -46,7 +46,7 @@ def collect(
     """Return what each rank of the last attempt has returned, in the order of ranks.
 
     Args:
-        directory: where the workers have kept it; one directory a host in it, for other hosts.
+        directory: where the workers have kept it; one directory per host in it, for other hosts.
         name: of the function.
         exit_codes: of the agents.
         refusal: what they have said when they started nothing.

@@ -77,8 +77,8 @@ def test_schedulers_are_a_table_an_object_and_options(relight: Command) -> None:
     assert all(option["name"] in text for option in one["options"])
 
 
-def test_configure_writes_a_section_a_scheduler(relight: Command, place: Path) -> None:
-    """A file with a section a scheduler, which is read as it is written; twice adds nothing."""
+def test_configure_writes_one_section_per_scheduler(relight: Command, place: Path) -> None:
+    """A file with one section per scheduler, which is read as it is written; twice adds nothing."""
     found = relight("configure", "--all")
     assert (found.returncode, found.stdout) == (0, "")
     text = (place / ".relightconfig").read_text()
@@ -101,7 +101,7 @@ def test_configure_leaves_what_is_in_the_file(relight: Command, place: Path) -> 
     assert relight("configure", "-s", "slurm").returncode == 0
     text = file.read_text()
     assert text.startswith("[local]\nlog_dir = /mine\n\n[slurm]\n# ")
-    assert "\n# the partition, or several: p1,p2\n#partition = None\n" in text
+    assert "\n# the partition, or several: p1,p2\n#partition =\n" in text
     assert "\n#requeue = true\n" in text
     assert relight("submit", "-s", "slurm", "--dryrun", "utils.echo").stderr == ""
     found = relight("configure", "-s", "local")

@@ -14,7 +14,7 @@ FILE = settings.NAMES[0]
 PAGE = Page(
     "configure [flags]",
     (
-        f"Writes {FILE} with a section a scheduler: each option with its default, commented out.",
+        f"Writes {FILE} with a section per scheduler: each option with its default, commented out.",
         "Adds missing sections to a file that exists.",
         "Values in this directory's file take precedence over those in the home directory's.",
     ),
@@ -94,7 +94,8 @@ def _section(name: str, *, every: bool) -> str:
         elif every:
             lines.append(f"{option.name} = {_default(option)}")
         else:
-            lines += [f"# {option.help}", f"#{option.name} = {_default(option)}"]
+            default = "" if option.default is None else _default(option)
+            lines += [f"# {option.help}", f"#{option.name} = {default}".rstrip()]
     return "\n".join(lines)
 
 

@@ -85,7 +85,7 @@ def option_lines(scheduler: Scheduler) -> list[str]:
     """Return a table of a scheduler's options: names, types, defaults, descriptions."""
     rows = [(option.name, option.kind.__name__, _default(option), option.help)
             for option in scheduler.options]  # fmt: skip
-    return table(rows, ("OPTION", "TYPE", "DEFAULT", "WHAT IT SAYS"))
+    return table(rows, ("OPTION", "TYPE", "DEFAULT", "MEANING"))
 
 
 def _default(option: Option) -> str:

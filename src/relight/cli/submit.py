@@ -23,10 +23,11 @@ SUBMIT_FLAGS = (
     Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
     Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
     Flag("workspace", str, "", "DIR", "a directory to copy for the job", from_env=False),
-    Flag("parent-run-id", str, "", "ID", "the run that this one is part of", from_env=False),
+    Flag("parent-run-id", str, "", "ID", "parent run for trackers", from_env=False),
     Flag("launcher", str, "relight", "NAME", "relight, or torchrun for images without it",
          from_env=False),
-    Flag("stdin", None, False, "", "read all of this as a JSON object", from_env=False),
+    Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin",
+         from_env=False),
     JSON,
     HELP,
 )  # fmt: skip

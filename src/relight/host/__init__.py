@@ -1,4 +1,4 @@
-"""What touches this machine, one resource a file.
+"""What touches this machine, one resource per file.
 
 `system` is the module with the functions that differ between systems: `linux`, or `portable`, which
 uses only what macOS has. It is chosen here and nowhere else. On any other system, using it raises

@@ -1,8 +1,8 @@
 """The spawner: the process that starts, signals and reaps the workers, and outlives the agent.
 
 A process that is killed with SIGKILL can't clean up after itself, so another process has to. The
-agent forks one spawner a generation. The spawner is the parent of all workers and the subreaper of
-everything that they start, so no descendant escapes it, not even one that calls setsid or whose
+agent forks one spawner per generation. The spawner is the parent of all workers and the subreaper
+of everything that they start, so no descendant escapes it, not even one that calls setsid or whose
 parent has died. When the socket to the agent ends, for whatever reason, the spawner kills all of
 them and exits. A normal generation ends in the same way, so this path is always used. A live agent
 sends `end` before; without it, the spawner cleans up in the agent's place.

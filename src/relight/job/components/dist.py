@@ -1,4 +1,4 @@
-"""Components for training on several processes and nodes: one role, a replica a node.
+"""Components for training on several processes and nodes: one role, one replica per node.
 
 The command of a replica is `relight run` with torchrun's flags. With several nodes they meet at the
 host of replica 0, whose name the scheduler puts into the variable that `rank0_env` stands for.
@@ -75,7 +75,7 @@ def torchrun(
         rdzv_conf: settings of the backend, A=1,B=2
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
         debug: set the variables that make CUDA, NCCL and torch say more
-        tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
+        tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
     size = parse_size_of(h, j) if h and j.isdecimal() else parse_size(j)
     return _app(
@@ -143,7 +143,7 @@ def ddp(
         rdzv_conf: settings of the backend, A=1,B=2
         mounts: type=bind,src=/on/host,dst=/inside[,readonly] and so on; also volume, device
         debug: set the variables that make CUDA, NCCL and torch say more
-        tee: what of the workers' output is shown and kept: 1 stdout, 2 stderr, 3 both, 0 none
+        tee: which worker output is shown and logged: 1 stdout, 2 stderr, 3 both, 0 none
     """
     return _app(
         parse_size(j),

@@ -1,1 +1,1 @@
-"""Jobs in Docker: one container a replica."""
+"""Jobs in Docker: one container per replica."""

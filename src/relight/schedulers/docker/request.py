@@ -1,4 +1,6 @@
-"""Builds the request to a Docker daemon for an app, without contacting one: a container a replica.
+"""Builds the request to a Docker daemon for an app, without contacting one.
+
+The request has one container per replica.
 
 A container's `config` is the body of `POST /containers/create` of Docker's own API, so a dry run
 shows exactly what is sent. GPUs, devices and published ports, which replicas on one host can't

@@ -1,4 +1,4 @@
-"""Jobs on a Docker daemon: a container a replica, and no state outside of the daemon.
+"""Jobs on a Docker daemon: one container per replica, and no state outside of the daemon.
 
     render   builds the request, without a daemon                             (`request`)
     submit   pulls and builds images, makes all containers, then starts all; a failure undoes
@@ -57,7 +57,7 @@ class Docker:
         Option("copy_env", list, None, "variables of this shell to pass on; may have wildcards"),
         Option("env", dict, None, "variables to set"),
         Option("privileged", bool, False, "give containers all rights on the host"),
-        Option("network", str, NETWORK, "their network, made if there is none"),
+        Option("network", str, NETWORK, "Docker network, created if missing"),
         Option("shm_size", str, None, "size of /dev/shm, such as 8g (default: the memory's)"),
         Option("gpus", list, None, "GPUs to give out, numbers or UUIDs (default: from 0)"),
         Option("publish", list, None, "ports to open on the daemon's loopback, NAME or NAME:PORT"),
@@ -65,7 +65,7 @@ class Docker:
             "pull", str, "missing", "when to pull images", False, ("missing", "always", "never")
         ),
         Option("quiet", bool, False, "do not show the progress of pulls and builds"),
-        Option("image_repo", str, None, "of TorchX, without effect: no image is pushed"),
+        Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
         Option("workspace", str, None, "directory that is added to the images, as a layer"),
     )
     capabilities = Capabilities(

@@ -1,1 +1,1 @@
-"""Jobs on this machine: one process a replica."""
+"""Jobs on this machine: one process per replica."""

@@ -1,4 +1,4 @@
-"""Jobs on this machine: one process a replica, started and ended together (`processes`)."""
+"""Jobs on this machine: one process per replica, started and ended together (`processes`)."""
 
 import os
 import shlex

@@ -1,1 +1,1 @@
-"""Jobs on Slurm: one batch script, one agent a node."""
+"""Jobs on Slurm: one batch script, one agent per node."""

@@ -1,4 +1,4 @@
-"""Jobs for Slurm: one batch script, one step a role, one agent a node.
+"""Jobs for Slurm: one batch script, one step per role, one agent per node.
 
     render   the script (`script`), its path and that of the logs
     submit   sbatch
@@ -60,17 +60,17 @@ class Slurm:
         Option("qos", str, None, "quality of service"),
         Option("constraint", str, None, "features that nodes must have"),
         Option("comment", str, None, "a comment"),
-        Option("mail-user", str, None, "who gets mail"),
-        Option("mail-type", str, None, "when: BEGIN, END, FAIL, ALL, ..."),
+        Option("mail-user", str, None, "recipient of mail"),
+        Option("mail-type", str, None, "events that send mail: BEGIN, END, FAIL, ALL, ..."),
         Option("nodelist", str, None, "nodes that the job must have: node[1-4]"),
         Option("exclude", str, None, "nodes that it must not have"),
         Option("exclusive", bool, False, "share nodes with no other job"),
-        Option("mem", bool, None, "ask for memory (default: where the partition manages it)"),
+        Option("mem", bool, None, "request memory (default: only if the partition tracks it)"),
         Option(
             "gpus",
             str,
             "gpus-per-node",
-            "the flag that asks for GPUs",
+            "flag of sbatch that requests GPUs",
             choices=script.GPU_FORMS,
         ),
         Option("gpu_type", str, None, "type of the GPUs: a100"),
@@ -81,10 +81,10 @@ class Slurm:
             "what workers get before the time limit, SIGNAL@SECONDS, or none; "
             f"{script.DEFAULT_SIGNAL} for `relight run`",
         ),
-        Option("requeue", bool, True, "queue again after a lost node, a preemption, a failure"),
+        Option("requeue", bool, True, "requeue after node loss, preemption or failure"),
         Option("sbatch", list, None, "more options of sbatch: --reservation=r;--licenses=l"),
-        Option("job_dir", str, None, "where jobs have their directories, for all nodes"),
-        Option("workspace", str, None, "directory that is copied for the job, which runs there"),
+        Option("job_dir", str, None, "shared base directory of job files"),
+        Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
     )
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 

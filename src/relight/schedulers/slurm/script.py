@@ -3,12 +3,12 @@
     #SBATCH lines         the requested resources; several roles are a heterogeneous job
     variables             those that all roles share
     run_ROLE              runs one replica, on its node; exported to the tasks of the step
-    step                  one `srun` a role, one task a node: the first that fails is the cause
+    step                  one `srun` per role, one task per node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
     the end               another try if there is one left, else the exit code of the cause
 
 The values of variables are in the script, whose file only the user can read, and in no command
-line. srun's messages (one file a role) show which task failed first and how: without accounting,
+line. srun's messages (one file per role) show which task failed first and how: without accounting,
 they are the only source.
 
 Sources: sbatch(1), srun(1), scancel(1); wording of srun's errors: Slurm 22.05 to 25.05.
@@ -257,7 +257,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
 def _size(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {"nodes": role.num_replicas, "ntasks-per-node": 1}
     if is_elastic(role):
-        # With a number of tasks a node, Slurm takes the least number of nodes, not the most.
+        # With a number of tasks per node, Slurm takes the least number of nodes, not the most.
         flags = {"nodes": f"{role.min_replicas}-{role.num_replicas}", "no-kill": True}
     resource = role.resource
     if resource.cpu > 0:

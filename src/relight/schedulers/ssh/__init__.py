@@ -1,1 +1,1 @@
-"""Jobs on a list of hosts, over ssh: one replica a host."""
+"""Jobs on a list of hosts, over ssh: one replica per host."""

@@ -1,11 +1,11 @@
-"""Jobs on a list of hosts, over ssh: one replica a host, started and ended together.
+"""Jobs on a list of hosts, over ssh: one replica per host, started and ended together.
 
 On this machine such a job is a job of processes (`processes`) whose replicas are ssh commands, so
 its state, logs, retries and end are those of local jobs, below the job's directory here.
 
     here    submit: checks all hosts; if a host can't run its part, that is an error, and nothing
                     is started
-            `processes.executor` --> a link a replica (`link`) --> ssh
+            `processes.executor` --> one link per replica (`link`) --> ssh
     there   sshd --> the process that runs the replica (`replica`) --> the replica
 
     states of a replica, as here    what is there
@@ -60,11 +60,11 @@ class Ssh:
     name = "ssh"
     options: Sequence[Option] = (
         Option("hosts", list, None, "where it runs: node1;user@node2:2222; one replica each"),
-        Option("hostfile", str, None, "a file with a host a line, as mpirun takes it"),
+        Option("hostfile", str, None, "file with one host per line, as for mpirun"),
         Option("cwd", str, None, "directory there (default: this one's path)"),
         Option("sync", bool, False, "copy the working directory to the hosts; the job runs there"),
-        Option("workspace", str, None, "the same with another directory"),
-        Option("python", str, None, "the Python there that has relight (default: this one's path, "
+        Option("workspace", str, None, "copy this directory instead"),
+        Option("python", str, None, "remote Python that has relight (default: this one's path, "
                "else python3)"),
         Option("rank0_host", str, None, "address at which the others reach the first host"),
         Option("identity", str, None, "file with the private key"),
