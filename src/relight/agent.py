@@ -274,13 +274,14 @@ class Agent:
         """Return the generation that this node is in, if any."""
         match self._state:
             case Form() as form:
-                done = False
-            case WorkerGroup(form=form, done=done):
+                done, succeeded = False, ()
+            case WorkerGroup(form=form, done=done, succeeded=succeeded):
                 pass
             case _:
                 return None
         (generation, restart, *_), place = form
-        return Announce(generation, restart, place.group_rank, place.group_world_size, done)
+        rank, size = place.group_rank, place.group_world_size
+        return Announce(generation, restart, rank, size, done, succeeded)
 
     def standing(self) -> Sequence[FromAgent]:
         """Return what else a new coordinator should know: whether this node is ready or failed."""
@@ -310,8 +311,11 @@ class Agent:
                 self.journal.say(text)
             case Note(text):
                 self.journal.say(text)
-            case Confirm() | Form():
-                pass  # the link renews the lease; a generation that was formed for an older report
+            case Confirm(generation, succeeded):
+                if isinstance(self._state, WorkerGroup) and generation == self._latest:
+                    self._state.succeeded = succeeded
+            case Form():
+                pass  # it was formed for an older report
 
     def lease(self, until: float | None) -> None:
         """Let the workers run until this time; None means without limit."""

@@ -91,6 +91,8 @@ class WorkerGroup:
         self.began = equipment.loop.now()
         self.done = False
         """Whether all of them have succeeded."""
+        self.succeeded: tuple[int, ...] = ()
+        """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
         self.failed = False
         self.stuck = ""
         """Which of them is in an uninterruptible call, as `local rank 2 (pid 4711)`."""

@@ -62,6 +62,7 @@ class Table:
         self.last: dict[str, Form] = {}  # that a node was told to start
         self.fresh: list[Effect] = []
         self.stop_s: float | None = None
+        self.succeeded: tuple[int, ...] = ()  # what nodes know that return
 
     def play(self, script: str) -> "Table":
         """Play a table and compare what is sent with what it says."""
@@ -131,9 +132,8 @@ class Table:
 
     def announce(self, node: str, *, done: bool = False) -> Announce:
         generation, place = self.last[node]
-        return Announce(
-            generation.id, generation.restart, place.group_rank, place.group_world_size, done
-        )
+        rank, size = place.group_rank, place.group_world_size
+        return Announce(generation.id, generation.restart, rank, size, done, self.succeeded)
 
     def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
         name = node.partition("/")[0]
@@ -161,8 +161,9 @@ class Table:
                     found[key] = [n for _, n in sorted(places[key].items())]
                 case StopWorkers(which, _, gently):
                     found.setdefault(f"{'gently ' * gently}stop {which.number}:", []).append(node)
-                case Confirm(which):
-                    found.setdefault(f"confirm {which.number}:", []).append(node)
+                case Confirm(which, succeeded):
+                    done = f", {' '.join(map(str, succeeded))} done" if succeeded else ""
+                    found.setdefault(f"confirm {which.number}{done}:", []).append(node)
                 case JobEnded(code, _, _, _):
                     found.setdefault(f"end {code}:", []).append(node)
         self.fresh = []

@@ -201,6 +201,7 @@ def test_the_job_ends_well_when_the_last_node_is_done() -> None:
         -> form 0: a b
         0 s joins
         8 a done
+        -> confirm 0, 0 done: b
         9 b done
         -> end 0: a b s
         10 c joins
@@ -213,8 +214,10 @@ def test_a_done_node_that_is_lost_is_not_missed() -> None:
         0 a b c joins
         -> form 0: a b c
         8 a done
+        -> confirm 0, 0 done: b c
         8.5 a lost
         9 c done
+        -> confirm 0, 0 2 done: b
         9 b done
         -> end 0: b c
     """)
@@ -226,6 +229,7 @@ def test_a_done_node_starts_again_when_another_fails() -> None:
         0 a b joins
         -> form 0: a b
         8 a done
+        -> confirm 0, 0 done: b
         9 b failed
         -> stop 0: a b
         9 a ready
@@ -240,6 +244,7 @@ def test_a_done_node_is_released_when_others_take_too_long() -> None:
         0 a b joins
         -> form 0: a b
         8 a done
+        -> confirm 0, 0 done: b
         37.9 -
         38 -
         -> end 0: a
@@ -256,6 +261,7 @@ def test_a_job_that_ends_lets_nobody_in() -> None:
         5 -
         -> form 0: a b
         8 a done
+        -> confirm 0, 0 done: b
         9 c joins
         30 -
         31 b done
@@ -269,6 +275,7 @@ def test_a_node_that_is_done_while_another_fails_for_good_leaves_at_once() -> No
         0 a b joins
         -> form 0: a b
         8 a done
+        -> confirm 0, 0 done: b
         9 b failed
         -> stop 0: a b
         9 b ends
@@ -303,6 +310,7 @@ def test_messages_of_older_generations_are_ignored() -> None:
     assert game.group.state is GroupState.RUNNING
     game.play("""
         2 a b done
+        -> confirm 1, 0 done: b
         -> end 0: a b
     """)
 

@@ -91,9 +91,22 @@ def test_a_new_coordinator_learns_which_nodes_are_done() -> None:
         9 a returns-done
         9 b returns
         9 c returns-done
-        -> confirm 1: a b c
+        -> confirm 1, 0 2 done: a b c
         10 b done
         -> end 0: a b c
+    """)
+
+
+def test_a_node_that_has_succeeded_and_left_is_not_missed_by_the_next_coordinator() -> None:
+    """The nodes that still run know of it, and say so."""
+    game = running()
+    game.succeeded = (0,)
+    game.play("""
+        9 b c returns
+        -> confirm 1, 0 done: b c
+        30 b c done
+        -> confirm 1, 0 1 done: c
+        -> end 0: b c
     """)
 
 
@@ -103,7 +116,7 @@ def test_done_between_two_connections_is_not_forgotten() -> None:
         9 a b returns
         9.1 a b returns-done
         9.2 c returns-done
-        -> confirm 1: a b c
+        -> confirm 1, 0 1 2 done: a b c
         -> end 0: a b c
     """)
 

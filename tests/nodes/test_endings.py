@@ -1,9 +1,13 @@
 """Nodes that end well, far apart: those that go on are not harmed by those that have gone."""
 
+import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from conftest import RELIGHT, clean_environment
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, OneMachine, c10d
@@ -40,3 +44,53 @@ def test_a_host_of_the_endpoint_that_is_done_goes_on_voting(lab: Lab, tmp_path: 
     agents = [job.start(f"node{number}") for number in (1, 2, 3)]
     job.until_runs(agents, 3)
     end_one_by_one(job, agents)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_coordinator_that_is_gone_after_its_workers_have_succeeded_is_not_missed(
+    tmp_path: Path, number: int
+) -> None:
+    """The next coordinator learns from the nodes that still run who has succeeded."""
+    with OneMachine() as here:
+        meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
+        job = Job(here, tmp_path, *meet, "--nnodes=3", "--rdzv-conf=join_timeout=8")
+        coordinator = job.start("node1", "-v")
+        job.until_says(coordinator, "this node coordinates the group now")
+        others = [job.start("node2"), job.start("node3")]
+        job.until_runs(job.agents, 3)
+        job.tell(f"finish.{coordinator.workers[0].rank}")
+        job.until_says(coordinator, "local rank 0 exited with code 0")
+        time.sleep(0.5)  # nothing says when the others have heard of it
+        job.kill(coordinator, number)
+        job.until(lambda: any("coordinates the group now" in agent.text for agent in others))
+        assert job.stop()[1:] == [0, 0], job.report()
+        for agent in others:
+            assert "generation 1" not in agent.text
+
+
+def test_a_coordinator_that_starts_after_a_node_has_succeeded_and_left_does_not_miss_it(
+    tmp_path: Path,
+) -> None:
+    """The same, for `relight coordinator`, which keeps nothing on disk."""
+
+    def coordinate() -> "subprocess.Popen[bytes]":
+        return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],
+                          env=clean_environment(), stderr=subprocess.DEVNULL)  # fmt: skip
+
+    with OneMachine() as here, socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        free.close()
+        conf = "--rdzv-conf=exit_barrier_timeout=0.5,join_timeout=8,is_host=0"
+        job = Job(here, tmp_path, *c10d(f"127.0.0.1:{port}", "3", conf))
+        first = coordinate()
+        agents = [job.start(f"node{number}") for number in (1, 2, 3)]
+        job.until_runs(agents, 3)
+        job.tell(f"finish.{agents[0].workers[0].rank}")
+        assert agents[0].wait() == 0
+        first.kill()
+        coordinate()
+        job.until_says(agents[1], "lost the coordinator")
+        time.sleep(2)  # longer than a lease, and than a new coordinator waits for who is missing
+        assert job.stop() == [0, 0, 0], job.report()
+        for agent in agents:
+            assert "generation 1" not in agent.text

@@ -73,6 +73,8 @@ from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 
 _WAIT_EVERY_S = 1.0
 """Least time between two messages to a node on why it waits: many joins must not flood nodes."""
+_SUCCESSES_EVERY_S = 0.5
+"""Least time between two messages on which nodes have succeeded."""
 _TELL_AFTER_S = 0.3
 """A wait that is over sooner is not reported."""
 _MAX_NUMBER = 1 << 40
@@ -125,11 +127,11 @@ class _Numbers:
         return self.latest
 
 
-class _WaitReport:
-    """Rate limit for wait messages: soon after a change, and not too often."""
+class _Report:
+    """Rate limit for what many nodes are told: soon after a change, and not too often."""
 
     def __init__(self) -> None:
-        self.is_pending = False  # they do not know the latest reason
+        self.is_pending = False  # they do not know the latest
         self.at = 0.0
 
     def after_join(self, now: float) -> None:
@@ -189,7 +191,8 @@ class Membership:
         self._cause = "start"
         self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still return with workers
-        self._wait_report = _WaitReport()
+        self._wait_report = _Report()
+        self._successes = _Report()
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -216,6 +219,8 @@ class Membership:
         elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
+            if self._successes.is_pending:
+                times.append(self._successes.at)
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
         elif (
@@ -328,15 +333,20 @@ class Membership:
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
+        self.roster.hear_of_succeeded(announce.succeeded)
         if node not in self.roster.done:
             self.roster.active.add(node)
         if self.state is GroupState.STOPPING:
             self._stop_too(node, now)
             return
         if self.state is GroupState.RUNNING:
-            self._send(node, Confirm(generation))
+            self._send(node, self._confirmation())
         if announce.done:
-            self.roster.finish(node, now)
+            self._succeed(node, now)
+
+    def _succeed(self, node: str, now: float) -> None:
+        self.roster.finish(node, now)
+        self._successes.is_pending = True
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -367,7 +377,7 @@ class Membership:
                 GroupState.RUNNING,
                 GroupState.RECOVERING,
             ):
-                self.roster.finish(node, now)
+                self._succeed(node, now)
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
@@ -442,13 +452,22 @@ class Membership:
             self._stop(self._ending.trouble or "workers ended while there was no coordinator", now)
         else:
             self.state = GroupState.RUNNING
+            self._successes.is_pending = False
             for node in self.roster.places:
-                self._send(node, Confirm(self.generation))
+                self._send(node, self._confirmation())
+
+    def _confirmation(self) -> Confirm:
+        return Confirm(self.generation, self.roster.succeeded)
 
     def _while_running(self, now: float) -> None:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
+        if self._successes.is_pending and now >= self._successes.at:
+            # The next coordinator learns from the others who has succeeded.
+            self._successes.is_pending, self._successes.at = False, now + _SUCCESSES_EVERY_S
+            for node in sorted(self.roster.active):
+                self._send(node, self._confirmation())
         for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
                 break
@@ -577,6 +596,7 @@ class Membership:
         self.generation = self._numbers.next()
         self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
         self.roster = Roster([member.node for member in members])
+        self._successes.is_pending = False
         self._gathering.enough_since = None
         self._wait_report.is_pending = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port

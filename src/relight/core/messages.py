@@ -14,7 +14,8 @@ from relight.typed import NamedTuple
 class Announce(NamedTuple):
     """The generation of a node's workers, sent on joining, in case the coordinator is new.
 
-    `done`: the workers have succeeded.
+    `done`: the workers have succeeded. `succeeded` are the group ranks of nodes whose workers have,
+    as far as this node was told: they may be gone, and nobody else knows then.
     """
 
     generation: GenerationId
@@ -22,6 +23,7 @@ class Announce(NamedTuple):
     group_rank: int
     group_world_size: int
     done: bool
+    succeeded: tuple[int, ...] = ()
 
 
 class Join(NamedTuple):
@@ -103,9 +105,12 @@ class StopWorkers(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """The announced generation is still live: its workers may run."""
+    """The generation that this node is in is still live: its workers may run. `succeeded` are the
+    group ranks of nodes whose workers have succeeded.
+    """
 
     generation: GenerationId
+    succeeded: tuple[int, ...] = ()
 
 
 class WaitReason(NamedTuple):

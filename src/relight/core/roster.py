@@ -45,6 +45,11 @@ class Roster:
         return self.order.count(None) - len(self._ended)
 
     @property
+    def succeeded(self) -> tuple[int, ...]:
+        """The places of nodes whose workers have succeeded, also if the nodes are gone."""
+        return tuple(sorted({*self._ended, *(self.places[node] for node in self.done)}))
+
+    @property
     def is_ending(self) -> bool:
         """Whether the workers of at least one node have succeeded."""
         return bool(self.done or self._ended)
@@ -65,6 +70,11 @@ class Roster:
         """Note that the workers of a node have succeeded."""
         self.active.discard(node)
         self.done.setdefault(node, now)
+
+    def hear_of_succeeded(self, places: Sequence[int]) -> None:
+        """Note places whose workers have succeeded, as a former coordinator knew."""
+        free = [place for place, node in enumerate(self.order) if node is None]
+        self._ended.update(set(free).intersection(places))
 
     def rest(self, node: str) -> None:
         """Note that a node has no workers any more."""
