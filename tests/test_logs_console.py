@@ -128,14 +128,13 @@ def test_teed_workers_go_on_when_nobody_reads(start: Start, tmp_path: Path, scri
     assert filtered.read_text().count("\n") == 2
 
 
+@pytest.mark.parametrize("flags", [(), ("-t1",)])
 def test_a_full_disk_behind_the_console_costs_the_console_not_the_job(
-    launch: Launch, tmp_path: Path, script: Script
+    launch: Launch, tmp_path: Path, script: Script, flags: tuple[str, ...]
 ) -> None:
-    """`-t … > /dev/full` costs the console, not the job, and is said once; a reader that has gone
-    is no news.
-    """
+    """`… > /dev/full` costs the console, not the job, and is reported once."""
     result = launch("-c", f'exec {sys.executable} -m relight run "$@" > /dev/full', "sh",
-                    "-t1", "--log-dir=logs", script(WRITER), command=("sh",))  # fmt: skip
+                    *flags, "--log-dir=logs", script(WRITER), command=("sh",))  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "done0").exists()
     assert result.stderr.count("relight: can't write to stdout: No space left on device") == 1

@@ -1,5 +1,6 @@
 """Console, streams and readers on a real loop with real pipes, files and pseudo-terminals."""
 
+import contextlib
 import os
 import re
 import select
@@ -378,18 +379,29 @@ def test_writers_learn_that_nobody_reads(
     screen.console.flush(lambda: False)
 
 
-def test_a_full_disk_is_a_broken_console(
+def test_a_full_disk_ends_the_output_not_the_agent_nor_its_writers(
     loop: FastLoop, descriptors: Callable[[int], int]
-) -> None:  # fmt: skip
-    """ENOSPC ends the output, not the agent."""
+) -> None:
+    """After ENOSPC what a worker writes is read and dropped."""
     console = Console(loop, descriptors(os.open("/dev/full", os.O_WRONLY)))
     descriptors(console.fd)
     ours, theirs = channel(-1)
     descriptors(theirs)
     reader = PipeReader(loop, ours, ConsoleStream(console))
+    os.set_blocking(theirs, False)
     os.write(theirs, b"line\n")
+    loop.until(lambda: console.broken)
+    left = [b"another line\n" * 300] * 300  # more than a pipe takes
+
+    def is_written() -> bool:
+        with contextlib.suppress(BlockingIOError):
+            while left:
+                assert os.write(theirs, left[-1]) == len(left.pop())
+        return not left
+
+    loop.until(is_written)
+    os.close(theirs)
     loop.until(lambda: reader.done)
-    assert console.broken
 
 
 def test_a_file_and_dev_null_take_everything_that_is_shown(

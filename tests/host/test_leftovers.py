@@ -43,7 +43,7 @@ def test_leftover_output_is_shown_or_counted(
     consoles = Consoles(small_screen.console, screen.console)
     leftovers = Leftovers(loop, consoles, [])
     text = run_generations(loop, leftovers, consoles, flags, tmp_path)
-    said = re.findall(rb"relight: (\d+) bytes of workers of generation \d+ are", screen.read())
+    said = re.findall(rb"relight: (\d+) bytes of .*output.* were not shown", screen.read())
     assert said
     left = len(text) - sum(map(int, said))
     shown = small_screen.read_until(lambda seen: len(seen) >= left, 4096)
@@ -64,5 +64,5 @@ def test_a_second_signal_ends_the_wait_for_the_console(
     leftovers = Leftovers(loop, consoles, [15, 15])
     text = run_generations(loop, leftovers, consoles, [], tmp_path)
     leftovers.show()
-    said = re.findall(rb"relight: (\d+) bytes of workers .*are not shown", screen.read())
+    said = re.findall(rb"relight: (\d+) bytes of worker output.* were not shown", screen.read())
     assert sum(map(int, said)) + len(small_screen.read()) == len(text)

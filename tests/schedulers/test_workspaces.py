@@ -265,6 +265,7 @@ LINES = st.lists(PIECES, min_size=1, max_size=6).map("".join).filter(lambda s: n
 @example(paths=["a/b", "a/ab"], lines=["*", "!a", "!a/ab"])
 @example(paths=["a/b"], lines=["a", "!a/b"])
 @example(paths=["ab/a"], lines=["ab\r"])
+@example(paths=["a.c", "a.b"], lines=["*[c-a]"])
 @settings(max_examples=100)
 def test_patterns_mean_what_git_says(
     paths: list[str], lines: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -43,6 +43,7 @@ class Console:
         """Called once with the reason why nothing can be written, but not for EPIPE."""
         self.broken = False
         """Whether writing failed: the reader is gone (EPIPE), or the disk is full (ENOSPC)."""
+        self.reader_is_gone = False
         self._queue = bytearray()
         self._owner: ConsoleStream | None = None
         self._at_return = False
@@ -171,7 +172,8 @@ class Console:
             pass
         except OSError as error:
             self.broken = True
-            if error.errno != errno.EPIPE:  # `| head` has seen enough
+            self.reader_is_gone = error.errno == errno.EPIPE
+            if not self.reader_is_gone:  # `| head` has seen enough
                 self.on_error(os.strerror(error.errno or 0))
             self._queue.clear()
             self.loop.call_after(0, self._tell_streams)
@@ -224,6 +226,11 @@ class ConsoleStream:
     def broken(self) -> bool:
         """Whether the console can't be written any more."""
         return self._console.broken
+
+    @property
+    def reader_is_gone(self) -> bool:
+        """Whether nobody reads the console any more, as after `| head`."""
+        return self._console.reader_is_gone
 
     def feed(self, data: bytes) -> None:
         """Take output of the worker."""

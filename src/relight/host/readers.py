@@ -94,7 +94,7 @@ class PipeReader:
     def _on_room(self) -> None:
         if self.fd < 0:
             return
-        if self._stream is not None and self._stream.broken:
+        if self._stream is not None and self._stream.reader_is_gone:
             self.close()  # so that the worker gets the error, as on the console itself
             return
         self._loop.on_readable(self.fd, self._on_readable)

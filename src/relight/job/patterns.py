@@ -133,8 +133,8 @@ def _brackets(text: str, at: int) -> tuple[int, str]:
         high = low
         if text[at : at + 1] == "-" and text[at + 1 : at + 2] not in ("", "]"):
             high, at = _one(text, at + 1)
-        if low <= high:
-            inside += f"{re.escape(low)}-{re.escape(high)}"
+        # Of a reversed range, git takes the first character.
+        inside += f"{re.escape(low)}-{re.escape(max(low, high))}"
     return at, ""
 
 
