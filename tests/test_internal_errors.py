@@ -268,6 +268,26 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
     )
 
 
+def test_the_agent_that_hosts_the_coordinator_decides_on_the_settings_of_its_job() -> None:
+    """A node with others is refused, also if it connects before the agent has joined."""
+    loop, ours = Loop(), GroupSettings(1, 2, 0, lost_after_s=2.5)
+    sock = socket.create_server(("127.0.0.1", 0))
+    coordinator = Coordinator(loop, sock, Security(), Finder(), socket.socket.close, lambda _: None)
+    coordinator.settings["j"] = ours
+    owner = Owner(AssertionError())
+    owner.closed = lambda connection, reason: owner.reasons.append(reason)  # type: ignore[method-assign]
+    owner.received = lambda connection, message: owner.reasons.append(message["reason"])  # type: ignore[method-assign]
+    hello = to_json(Hello("", "j", ours._replace(lost_after_s=1.25)))
+    other = dial(loop, sock.getsockname(), owner, hello, Security())
+    try:
+        loop.run_until(lambda: len(owner.reasons) > 0, 10)
+        assert coordinator.group("j", ours).membership.settings == ours
+    finally:
+        for each in (other, coordinator, loop):
+            each.close()
+    assert "is 1.25 s on this node, but the job was started with 2.5 s" in owner.reasons[0]
+
+
 def test_who_says_hello_and_joins_nothing_makes_room() -> None:
     """Without a token, strangers that only say hello and beat take no more than their places."""
     loop, said = Loop(), list[str]()

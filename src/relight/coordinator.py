@@ -74,6 +74,10 @@ class Coordinator:
         """Longest `lost_after_s` accepted: longer leases would outlast this process's hold on a
         register.
         """
+        self.settings: dict[str, GroupSettings] = {}
+        """By job, the settings of the agent in this process: nodes with others are refused, even
+        if they connect first.
+        """
         self.on_job: Callable[[str, str], None] = _ignore
         """Called when the first node of a job arrives, and when its last node has gone."""
         raise_limit()
@@ -98,6 +102,7 @@ class Coordinator:
         """Return the group of a job; create it for the job's first node."""
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
+            settings = self.settings.get(job, settings)
             group = self.groups[job] = Group(self._loop, settings, self.holds)
             group.on_drop = lambda node: self._drop(group, node)
             self._listener.hello = self._hello()

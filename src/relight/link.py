@@ -246,6 +246,7 @@ class RemoteLink(finders.Seeker):
         self._coordinator = Coordinator(
             self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
         )
+        self._coordinator.settings[self._meeting.job] = self._settings
 
     def found(self, answer: "Answer") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""

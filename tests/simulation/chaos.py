@@ -338,11 +338,15 @@ class Run:
             self.world.log(f"{process.name} kill -9")
             process.end()
 
+    def _kill_in_trouble(self, process: Process) -> None:
+        if self.world.now < self._trouble_s:
+            self._kill(process)
+
     def _begins(self, coordinator: Process) -> None:
         """A process begins to coordinate: it may be killed before it has said much."""
         if self._short_s and self.world.now < self._trouble_s:
             seconds = self._random.expovariate(1 / self._short_s)
-            self.world.after(seconds, self._kill, coordinator)
+            self.world.after(seconds, self._kill_in_trouble, coordinator)
             self.world.after(seconds + 0.01, self._start_again, coordinator)
 
     def _answered(self) -> None:
@@ -363,7 +367,7 @@ class Run:
         """
         seconds = self.settings.lost_after_s * self._random.uniform(1, 4)
         process.sigstop()
-        self.world.after(seconds, self._kill, coordinator)
+        self.world.after(seconds, self._kill_in_trouble, coordinator)
         self.world.after(seconds + self._random.uniform(0, 0.5), process.sigcont)
         self.world.after(seconds + 5, self._start_again, coordinator)
 
