@@ -357,7 +357,7 @@ def test_a_key_that_is_not_let_in_leads_to_no_password_prompt(
     error = refused(scheduler, tmp_path, shell("true", replicas=2), **cfg)
     first, second = cfg["hosts"]
     assert error.message.startswith(f"permission denied by {first} (publickey)")
-    assert error.message.endswith(f"there are errors on {second}"), "one line for all"
+    assert error.message.endswith(f"there are errors on {second} too"), "one line for all"
     assert "ssh-copy-id" in error.hint
 
 
