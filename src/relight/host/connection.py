@@ -180,7 +180,8 @@ class Connection:
         try:
             if not self._handshake.proceed():
                 return None
-            self._stream.flush()
+            if self._stream.unsent:
+                self._stream.flush()
             data = self._stream.read()
         except OSError as error:
             self.fail(self._doom or _words(error))
