@@ -168,18 +168,13 @@ class RemoteLink(finders.Seeker):
 
     def _wait_until_others_left(self, give_up: Callable[[], bool]) -> None:
         over = self._group is not None and self._group.membership.end is not None
-        limit = self._loop.call_after(self._meeting.close_s, lambda: None) if over else None
         if not over and self._has_others() and not give_up():
             self.say(
                 "the workers on this node have ended; this host keeps coordinating until the other "
                 "nodes finish"
             )
         self._loop.run_until(
-            lambda: (
-                not self._has_others()
-                or give_up()
-                or (limit is not None and self._loop.now() >= limit.when)
-            )
+            lambda: not self._has_others() or give_up(), self._meeting.close_s if over else None
         )
 
     def _has_others(self) -> bool:

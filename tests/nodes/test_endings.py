@@ -1,13 +1,13 @@
 """Nodes that end well, far apart: those that go on are not harmed by those that have gone."""
 
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 from conftest import RELIGHT, clean_environment
+from etcd_server import free_ports
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, OneMachine, c10d
@@ -77,9 +77,8 @@ def test_a_coordinator_that_starts_after_a_node_has_succeeded_and_left_does_not_
         return here.start([*RELIGHT, "coordinator", f"--bind=127.0.0.1:{port}"],
                           env=clean_environment(), stderr=subprocess.DEVNULL)  # fmt: skip
 
-    with OneMachine() as here, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
+    (port,) = free_ports(1)
+    with OneMachine() as here:
         conf = "--rdzv-conf=exit_barrier_timeout=0.5,join_timeout=8,is_host=0"
         job = Job(here, tmp_path, *c10d(f"127.0.0.1:{port}", "3", conf))
         first = coordinate()

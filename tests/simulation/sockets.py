@@ -58,8 +58,12 @@ class Loop:
         act()
         return True
 
-    def run_until(self, done: Callable[[], bool]) -> None:
-        self.process.wait_until(done)
+    def run_until(self, done: Callable[[], bool], limit_s: float | None = None) -> None:
+        if limit_s is None:
+            self.process.wait_until(done)
+        else:
+            limit = self.call_after(limit_s, lambda: None)
+            self.process.wait_until(lambda: done() or self.now() >= limit.when)
 
     def run_once(self, timeout_s: float | None) -> None:
         del timeout_s

@@ -38,6 +38,8 @@ Rules:
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
 
+from collections.abc import Iterable
+
 from relight.core import ranks, waiting
 from relight.core.exits import Failure
 from relight.core.group_types import (
@@ -340,7 +342,7 @@ class Membership:
             self._stop_too(node, now)
             return
         if self.state is GroupState.RUNNING:
-            self._send(node, self._confirmation())
+            self._confirm([node])
         if announce.done:
             self._succeed(node, now)
 
@@ -453,21 +455,23 @@ class Membership:
         else:
             self.state = GroupState.RUNNING
             self._successes.is_pending = False
-            for node in self.roster.places:
-                self._send(node, self._confirmation())
+            self._confirm(self.roster.places)
 
-    def _confirmation(self) -> Confirm:
-        return Confirm(self.generation, self.roster.succeeded)
+    def _confirm(self, nodes: Iterable[str]) -> None:
+        """Tell nodes that their generation goes on, and who has succeeded: the next coordinator
+        learns it from them.
+        """
+        confirmation = Confirm(self.generation, self.roster.succeeded)
+        for node in nodes:
+            self._send(node, confirmation)
 
     def _while_running(self, now: float) -> None:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
         if self._successes.is_pending and now >= self._successes.at:
-            # The next coordinator learns from the others who has succeeded.
             self._successes.is_pending, self._successes.at = False, now + _SUCCESSES_EVERY_S
-            for node in sorted(self.roster.active):
-                self._send(node, self._confirmation())
+            self._confirm(sorted(self.roster.active))
         for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
                 break

@@ -73,8 +73,9 @@ class Roster:
 
     def hear_of_succeeded(self, places: Sequence[int]) -> None:
         """Note places whose workers have succeeded, as a former coordinator knew."""
-        free = [place for place, node in enumerate(self.order) if node is None]
-        self._ended.update(set(free).intersection(places))
+        for place in places:
+            if 0 <= place < len(self.order) and self.order[place] is None:
+                self._ended.add(place)
 
     def rest(self, node: str) -> None:
         """Note that a node has no workers any more."""
