@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks import jobs, results, tcp_store
-from benchmarks.results import COLOURS, number, spread
+from benchmarks.results import number, spread
 
 
 class Benchmark(NamedTuple):
@@ -36,22 +36,15 @@ BENCHMARKS = (
 
 
 class Row(NamedTuple):
-    """The medians of one benchmark, and all samples by launcher."""
+    """One benchmark and its samples by launcher."""
 
     benchmark: Benchmark
     samples: dict[str, list[float]]
 
-    def median(self, launcher: str) -> float:
-        """Return the median of a launcher's samples."""
-        return statistics.median(self.samples[launcher])
-
     @property
-    def advantage(self) -> float:
-        """How many times better relight is; infinite where it needs nothing that can be seen."""
-        ours, theirs = self.median("relight"), self.median("torchrun")
-        if self.benchmark.more:
-            ours, theirs = theirs, ours
-        return theirs / ours if ours else float("inf")
+    def advantage(self) -> str:
+        """How many times better relight is; in words."""
+        return results.times(*self.samples.values(), more=self.benchmark.more)
 
 
 def main() -> None:
@@ -87,10 +80,10 @@ def measure(benchmark: Benchmark, rounds: int) -> Row:
 
 
 def _as_line(row: Row) -> str:
-    ours, theirs = (number(row.median(name)) for name in jobs.LAUNCHERS)
+    ours, theirs = (number(statistics.median(values)) for values in row.samples.values())
     return (
         f"{row.benchmark.title}: relight {ours}, torchrun {theirs} {row.benchmark.unit}"
-        f" ({_times(row.advantage)})"
+        f" ({row.advantage})"
     )
 
 
@@ -116,24 +109,17 @@ def _as_text(rows: list[Row], stores: list[tcp_store.Row], rounds: int) -> list[
 def _as_row(row: Row) -> str:
     unit = f" {row.benchmark.unit}"
     ours, theirs = (spread(row.samples[name], unit=unit) for name in jobs.LAUNCHERS)
-    return f"{row.benchmark.title} | {ours} | {theirs} | {_times(row.advantage)}"
+    return f"{row.benchmark.title} | {ours} | {theirs} | {row.advantage}"
 
 
 def _plot(rows: list[Row], folder: str) -> None:
     figure, axes = results.plots([1] * len(rows), (2.4 * len(rows), 3.2))
     for axis, row in zip(axes, rows, strict=True):
-        for place, (name, values) in enumerate(row.samples.items()):
-            results.bar(axis, place, values, 0.8, COLOURS[name])
+        results.bars(axis, [{name: values} for name, values in row.samples.items()], 0.8)
         axis.set_xticks(range(len(row.samples)), list(row.samples))
         axis.set_title(f"{row.benchmark.name}, {row.benchmark.unit}", fontsize=9)
         axis.set_ylim(bottom=0)
     results.save(figure, folder, "results")
-
-
-def _times(advantage: float) -> str:
-    if advantage == float("inf"):
-        return "nothing to be seen"
-    return f"{advantage:.3g} times" if advantage < 100 else f"{advantage:.0f} times"
 
 
 if __name__ == "__main__":

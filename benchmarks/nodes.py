@@ -429,38 +429,20 @@ def _as_text(found: dict[str, Samples], detections: list[float]) -> list[str]:
 
 def _as_row(benchmark: Benchmark, samples: Samples) -> str:
     ours, theirs = samples.values()
-    return f"{benchmark.title} | {_cell(ours)} | {_cell(theirs)} | {_times(ours, theirs)}"
+    return f"{benchmark.title} | {_cell(ours)} | {_cell(theirs)} | {results.times(ours, theirs)}"
 
 
 def _cell(values: list[float]) -> str:
     if not values:
         return "not measured"
-    if _is_never(values):
+    if results.is_never(values):
         return f"not within {NEVER_S:.0f} s ({len(values)})"
     return results.spread(values, unit=" s", count=True)
 
 
-def _is_never(values: list[float]) -> bool:
-    return min(values) == float("inf")
-
-
-def _times(ours: list[float], theirs: list[float]) -> str:
-    if not theirs or _is_never(theirs):
-        return ""
-    return f"{statistics.median(theirs) / statistics.median(ours):.3g} times"
-
-
 def _plot(found: dict[str, Samples], detections: list[float], folder: str) -> None:
     figure, (bars, steps) = results.plots((3, 2), (10, 3.6))
-    drawn = {}
-    for place, samples in enumerate(found.values()):
-        for shift, (name, values) in zip((-0.19, 0.19), samples.items(), strict=True):
-            if values and _is_never(values):
-                text, colour = f"> {NEVER_S:.0f}", COLOURS[name]
-                never = results.bar(bars, place + shift, [NEVER_S], 0.36, colour, text)
-                never[0].set_hatch("//")
-            elif values:
-                drawn[name] = results.bar(bars, place + shift, values, 0.36, COLOURS[name])
+    drawn = results.bars(bars, list(found.values()), 0.36, limit=NEVER_S)
     bars.set_yscale("log")
     bars.set_ylabel("seconds")
     bars.set_xticks(range(len(found)), list(found), rotation=20)

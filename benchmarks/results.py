@@ -2,10 +2,11 @@
 
 import argparse
 import json
+import math
 import os
 import platform
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,32 @@ def spread(
     *,
     count: bool = False,
 ) -> str:
-    """Return the median with its unit; in brackets the least, the most and, if asked, how many."""
+    """Return the median with its unit; in brackets the least, the most and, if asked, how many.
+    Nothing if there are no values.
+    """
+    if not values:
+        return ""
     median, least, most = map(show, (statistics.median(values), min(values), max(values)))
     return f"{median}{unit} ({least} … {most}{f'; {len(values)}' if count else ''})"
+
+
+def is_never(values: Sequence[float]) -> bool:
+    """Whether what was waited for never came: all samples are infinite."""
+    return min(values) == math.inf
+
+
+def times(ours: Sequence[float], theirs: Sequence[float], *, more: bool = False) -> str:
+    """Return in words how many times better our median is; `more` says whether more is better.
+    Nothing if they have no median.
+    """
+    if not theirs or is_never(theirs):
+        return ""
+    least, most = statistics.median(ours), statistics.median(theirs)
+    if more:
+        least, most = most, least
+    if not least:
+        return "nothing to be seen"
+    return f"{number(most / least)} times"
 
 
 def table(heads: str, rows: Iterable[str]) -> list[str]:
@@ -79,23 +103,33 @@ def plots(ratios: Sequence[float], size: tuple[float, float]) -> tuple[Any, Any]
     return figure, axes[0]
 
 
-def bar(
-    axis: Any, at: float, values: Sequence[float], width: float, colour: str, text: str = ""
-) -> Any:
-    """Draw the median of samples as a bar, each sample as a point, and above them the median in
-    words; return the bar.
+def bars(
+    axis: Any,
+    groups: Sequence[Mapping[str, Sequence[float]]],
+    width: float,
+    colours: Mapping[str, str] = COLOURS,
+    limit: float = math.inf,
+) -> dict[str, Any]:
+    """Draw groups of samples by name, each group around its number on the x axis: the median as a
+    bar of this width with its number above, each sample as a point. Samples that are infinite are
+    drawn as a hatched bar up to `limit`. Returns one bar of each name, for a legend.
     """
-    median = statistics.median(values)
-    drawn = axis.bar(at, median, width, color=colour)
-    axis.plot([at] * len(values), values, ".", color="black", markersize=3)
-    axis.annotate(
-        text or (f"{median:.2g}" if median < 10 else f"{median:,.0f}"),
-        (at, max(values)),
-        ha="center",
-        xytext=(0, 4),
-        textcoords="offset points",
-        fontsize=7,
-    )
+    drawn: dict[str, Any] = {}
+    for place, group in enumerate(groups):
+        for number, (name, values) in enumerate(group.items()):
+            if not values:
+                continue
+            at = place + (width + 0.02) * (number - (len(group) - 1) / 2)
+            median = statistics.median(values)
+            text = f"{median:.2g}" if median < 10 else f"{median:,.0f}"
+            if is_never(values):
+                axis.bar(at, limit, width, color=colours[name])[0].set_hatch("//")
+                values, text = [limit], f"> {limit:.0f}"
+            else:
+                drawn[name] = axis.bar(at, median, width, color=colours[name])
+            axis.plot([at] * len(values), values, ".", color="black", markersize=3)
+            axis.annotate(text, (at, max(values)), ha="center", xytext=(0, 4),
+                          textcoords="offset points", fontsize=7)  # fmt: skip
     axis.margins(y=0.15)
     return drawn
 

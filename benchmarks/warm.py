@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks import results
 from benchmarks.jobs import family, pss
@@ -263,9 +263,7 @@ def main() -> None:
 
 def _as_text(samples: Samples, launchers: list[str]) -> list[str]:
     rows = (
-        " | ".join(
-            (row, *(results.spread(v, count=True) if v else "" for v in map(values.get, launchers)))
-        )
+        " | ".join((row, *(results.spread(values.get(name, ()), count=True) for name in launchers)))
         for row, values in samples.items()
     )
     return [
@@ -279,13 +277,11 @@ def _plot(samples: Samples, folder: str) -> None:
     units = [unit for unit in ("s", "MiB") if any(row.endswith(unit) for row in samples)]
     rows = [[row for row in samples if row.endswith(f", {unit}")] for unit in units]
     figure, axes = results.plots([len(group) + 0.5 for group in rows], (10, 3.6))
-    bars = {}
+    bars: dict[str, Any] = {}
     for axis, unit, group in zip(axes, units, rows, strict=True):
-        for place, row in enumerate(group):
-            measured = [name for name in LAUNCHERS if name in samples[row]]
-            for number, name in enumerate(measured):
-                at = place + 0.2 * (number - (len(measured) - 1) / 2)
-                bars[name] = results.bar(axis, at, samples[row][name], 0.18, COLOURS[name])
+        measured = [{name: samples[row][name] for name in LAUNCHERS if name in samples[row]}
+                    for row in group]  # fmt: skip
+        bars |= results.bars(axis, measured, 0.18, COLOURS)
         names = [row.rpartition(",")[0].replace(" and ", "\nand ") for row in group]
         axis.set_xticks(range(len(group)), names)
         axis.set_ylabel("seconds" if unit == "s" else unit, fontsize=8)

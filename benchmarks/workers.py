@@ -165,7 +165,7 @@ def _as_text(numbers: Numbers, firsts: Firsts, rounds: int) -> list[str]:
 
 
 def _cell(values: list[float]) -> str:
-    return spread(values, _milliseconds) if values else ""
+    return spread(values, _milliseconds)
 
 
 def _milliseconds(value: float) -> str:
@@ -185,8 +185,8 @@ def _plot(numbers: Numbers, firsts: Firsts, folder: str) -> None:
     lines.set_ylabel("seconds from start to end", fontsize=8)
     lines.legend(fontsize=8, frameon=False)
     titles = {"python": "bare Python", "relight": "relight", "torchrun": "torchrun"}
-    for place, (name, values) in enumerate(_net(firsts).items()):
-        results.bar(bars, place, [1000 * value for value in values], 0.6, COLOURS[name])
+    groups = [{name: [1000 * value for value in values]} for name, values in _net(firsts).items()]
+    results.bars(bars, groups, 0.6, COLOURS)
     bars.set_yscale("log")
     bars.set_xticks(range(len(titles)), list(titles.values()))
     bars.set_ylabel("ms from start to the first worker's program", fontsize=8)
