@@ -23,9 +23,9 @@ from relight.core.exits import Failure
 from relight.core.group_types import GroupSettings, Hello
 from relight.core.messages import (
     Confirm,
-    Form,
     FromAgent,
     FromCoordinator,
+    GenerationFormed,
     JobEnded,
     Join,
     NodeReady,
@@ -36,7 +36,7 @@ from relight.core.ranks import NO_GENERATION
 BEAT_S = 0.25
 _RETRY_S = 0.2
 _DIALS_AT_ONCE = 64
-_ECHO = b'{"type":"beat",'
+_ECHO = b'{"type":"heartbeat",'
 _length = struct.Struct(">I")
 _DEAD = (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED)
 
@@ -230,7 +230,7 @@ class Load:
             self._due.append((time.monotonic() + BEAT_S, node, node.sock))
             return
         match fields.message(FromCoordinator, message):
-            case Form(generation, place):
+            case GenerationFormed(generation, place):
                 self.formed.setdefault(generation.number, {})[node.name] = place.group_rank
             case StopWorkers(generation=generation):
                 rank = self.formed.get(generation.number, {}).get(node.name, 0)
@@ -289,7 +289,7 @@ class Load:
         node.token += 1
         node.sent_at = time.monotonic()
         self._sent[2] += 1
-        body = b'{"type":"beat","number":%d}' % node.token
+        body = b'{"type":"heartbeat","number":%d}' % node.token
         self._send(node, _length.pack(len(body)) + body)
 
     def _send(self, node: Node, data: bytes) -> None:

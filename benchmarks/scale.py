@@ -34,7 +34,7 @@ CAPTION = (
     "* torchrun: measured elsewhere, on another day; threads of one process that all join at once "
     "(2 processors, torch 2.13). At 128 nodes the second round did not end in 180 s."
 )
-BEAT_BYTES = 31
+BEAT_BYTES = 36
 """Of a beat with a number of two digits, and as many of its echo."""
 
 

@@ -14,10 +14,10 @@ can't be killed.
 
 `Agent._state` is one of
 
-    NodeReady       waiting: what this node reports; no generation was formed since
-    Form            a generation that this node is in, whose workers have not started here
-    WorkerGroup     the workers of that generation; they run, or are `done`
-    None            before the job, and after it
+    NodeReady           this node waits for a generation; the last report that it sent
+    GenerationFormed    this node is in this generation, whose workers have not started here
+    WorkerGroup         the workers of that generation; they run, or are `done`
+    None                before the job, and after it
 
 In each of them the job may end (`_end`), or a signal may ask this agent to leave.
 """
@@ -29,9 +29,9 @@ from collections.abc import Sequence
 from relight.core.messages import (
     Announce,
     Confirm,
-    Form,
     FromAgent,
     FromCoordinator,
+    GenerationFormed,
     JobEnded,
     Join,
     NodeLeaving,
@@ -89,7 +89,7 @@ class Agent:
         )
         self.signals: list[int] = []
         """Signals that ask this agent to leave the job."""
-        self._state: NodeReady | Form | WorkerGroup | None = None
+        self._state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self._workers: WorkerGroup | None = None  # the latest ones, which the report may be about
         self._end: JobEnded | None = None
         self._restart = 0  # the last restart that the user was told of
@@ -137,9 +137,9 @@ class Agent:
         outcome = Outcome()
         while True:
             self._get_ready(outcome)
-            form, outcome = self._wait_for_generation(), Outcome()
-            if form is not None:
-                workers, outcome = self._run_generation(form)
+            formed, outcome = self._wait_for_generation(), Outcome()
+            if formed is not None:
+                workers, outcome = self._run_generation(formed)
                 if workers.stuck and outcome.failures:
                     return self._give_up(workers, outcome)
                 if not (outcome.failures or workers.stopped_by or self.signals):
@@ -168,7 +168,7 @@ class Agent:
         self._state = NodeReady(self._latest, port, *outcome, self._restart)
         self.link.send(self._state)
 
-    def _wait_for_generation(self) -> Form | None:
+    def _wait_for_generation(self) -> GenerationFormed | None:
         """Return the next generation with this node, or None if there is none.
 
         It does not begin after its lease has expired: this machine may have been suspended, and the
@@ -176,22 +176,26 @@ class Agent:
         """
 
         def may_begin() -> bool:
-            return isinstance(self._state, Form) and self.loop.now() < self._lease_until
+            return isinstance(self._state, GenerationFormed) and self.loop.now() < self._lease_until
 
         self.loop.run_once(0)  # sees a signal that is pending: then no workers start
         self.loop.run_until(lambda: may_begin() or self._is_over())
-        form = self._state
-        return form if isinstance(form, Form) and may_begin() and not self._is_over() else None
+        formed = self._state
+        return (
+            formed
+            if isinstance(formed, GenerationFormed) and may_begin() and not self._is_over()
+            else None
+        )
 
-    def _run_generation(self, form: Form) -> tuple[WorkerGroup, Outcome]:
+    def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
         """Run the workers until all have exited and no process of theirs is left."""
-        self._tell(form)
+        self._tell(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._equipment, self.job, form, self._store, self._tell_failure
+            self._equipment, self.job, formed, self._store, self._tell_failure
         )
         workers.run(self.signals, lambda: self._lease_until)
-        self._leftovers.add(workers.logs, form.generation.number)
-        if form.place.group_rank == 0 and self._store is not None:
+        self._leftovers.add(workers.logs, formed.generation.number)
+        if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None
         return workers, Outcome() if self.signals else workers.outcome(self.link.join.host)
@@ -199,7 +203,7 @@ class Agent:
     def _wait_for_others(self, workers: WorkerGroup) -> None:
         """Wait for the workers of other nodes, after all workers here succeeded."""
         workers.done = True
-        self.link.send(WorkersSucceeded(workers.form.generation.id))
+        self.link.send(WorkersSucceeded(workers.formed.generation.id))
         self.loop.run_until(lambda: self._is_over() or workers.stopped_by is not None)
 
     def _is_over(self) -> bool:
@@ -273,13 +277,13 @@ class Agent:
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, if any."""
         match self._state:
-            case Form() as form:
+            case GenerationFormed() as formed:
                 done, succeeded = False, ()
-            case WorkerGroup(form=form, done=done, succeeded=succeeded):
+            case WorkerGroup(formed=formed, done=done, succeeded=succeeded):
                 pass
             case _:
                 return None
-        (generation, restart, *_), place = form
+        (generation, restart, *_), place = formed
         rank, size = place.group_rank, place.group_world_size
         return Announce(generation, restart, rank, size, done, succeeded)
 
@@ -295,7 +299,7 @@ class Agent:
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
         match message:
-            case Form() if isinstance(self._state, NodeReady):
+            case GenerationFormed() if isinstance(self._state, NodeReady):
                 self._state = message
             case StopWorkers():
                 self._on_stop(message)
@@ -314,7 +318,7 @@ class Agent:
             case Confirm(generation, succeeded):
                 if isinstance(self._state, WorkerGroup) and generation == self._latest:
                     self._state.succeeded = succeeded
-            case Form():
+            case GenerationFormed():
                 pass  # it was formed for an older report
 
     def lease(self, until: float | None) -> None:
@@ -329,7 +333,7 @@ class Agent:
         match self._state:
             case WorkerGroup() as workers:
                 workers.stop(stop)
-            case Form():  # its workers have not started
+            case GenerationFormed():  # its workers have not started
                 self._get_ready(Outcome())
 
     @property
@@ -338,18 +342,18 @@ class Agent:
         match self._state:
             case NodeReady(latest=latest):
                 return latest
-            case Form(generation) | WorkerGroup(form=Form(generation)):
+            case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
                 return generation.id
             case None:
                 return NO_GENERATION
 
     # Messages to the user and the coordinator.
 
-    def _tell(self, form: Form) -> None:
+    def _tell(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and what the user does not know yet."""
-        (number, _), restart, address, port, cause = form.generation
+        (number, _), restart, address, port, cause = formed.generation
         here, nodes, world_size = (
-            form.place.group_rank, form.place.group_world_size, form.place.world_size
+            formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
         )  # fmt: skip
         if number:
             self.journal.say(cause)

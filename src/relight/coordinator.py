@@ -15,10 +15,10 @@ from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import GroupSettings, Hello, NodeLost, Received
 from relight.core.messages import (
-    Beat,
-    Form,
     FromAgent,
     FromCoordinator,
+    GenerationFormed,
+    Heartbeat,
     JobEnded,
     Join,
     Note,
@@ -35,7 +35,7 @@ from relight.host.loop import Loop
 from relight.host.ports import is_loopback
 from relight.rendezvous.finder import Finder
 
-_HEARD = FromAgent | Beat
+_HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
@@ -86,7 +86,7 @@ class Coordinator:
         self._say = say
         self._quiet_until = 0.0
         self._peers = _Peers()
-        self._beats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
+        self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
         self._stalled_at = float("-inf")
@@ -139,7 +139,7 @@ class Coordinator:
         """Stop listening, and close all connections."""
         self._timer.cancel()
         self._listener.close()
-        self._beats.close()
+        self._heartbeats.close()
         self.resign()
 
     # Called by the listener.
@@ -179,7 +179,7 @@ class Coordinator:
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of an agent."""
         peer, heard = self._peers[connection], fields.message(_HEARD, message)
-        if isinstance(heard, Beat):
+        if isinstance(heard, Heartbeat):
             if self.holds():
                 peer.is_new(heard.number)
                 connection.send(message)  # the echo renews the agent's lease
@@ -229,7 +229,7 @@ class Coordinator:
 
         An agent that reached us over loopback is on this host, too.
         """
-        if not isinstance(message, Form):
+        if not isinstance(message, GenerationFormed):
             return message
         generation = message.generation
         if generation.master_addr and not is_loopback(generation.master_addr):
@@ -297,10 +297,10 @@ class Coordinator:
         if peer is None:
             self._finder.take_ballot(data)
             return
-        number = self._beats.number_of(data, peer.connection.session_key)
+        number = self._heartbeats.number_of(data, peer.connection.session_key)
         if number is not None and self.holds() and peer.is_new(number):
             peer.connection.heard_at = self._loop.now()
-            self._beats.send(data, sender)
+            self._heartbeats.send(data, sender)
 
     def _look(self) -> None:
         now = self._loop.now()
@@ -335,12 +335,12 @@ class _Peer:
         """What its datagrams begin with."""
         self.patience_s = group.membership.settings.lost_after_s
         self.node = ""
-        self._beat = -1
+        self._latest_heartbeat = -1
 
     def is_new(self, number: int) -> bool:
         """Return whether a heartbeat is new, and not one that an eavesdropper has repeated."""
-        is_new = number > self._beat
-        self._beat = max(self._beat, number)
+        is_new = number > self._latest_heartbeat
+        self._latest_heartbeat = max(self._latest_heartbeat, number)
         return is_new
 
 

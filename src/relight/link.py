@@ -36,11 +36,11 @@ from relight.core.link import (
     Terms,
 )
 from relight.core.messages import (
-    Beat,
     Confirm,
-    Form,
     FromAgent,
     FromCoordinator,
+    GenerationFormed,
+    Heartbeat,
     JobEnded,
     Join,
     NodeLeaving,
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from relight.rendezvous.finder import Answer
     from relight.rendezvous.meeting import Meeting
 
-_HEARD = FromCoordinator | Beat | Redirect
+_HEARD = FromCoordinator | Heartbeat | Redirect
 
 
 class RemoteLink(finders.Seeker):
@@ -99,7 +99,7 @@ class RemoteLink(finders.Seeker):
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
-        self._beats: Heartbeats | None = None
+        self._heartbeats: Heartbeats | None = None
         self._target: Address = ()
         self._timer: Timer | None = None
         self._others_run = False
@@ -189,8 +189,8 @@ class RemoteLink(finders.Seeker):
             match effect:
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
-                case SendHeartbeat() as beat:
-                    self._beat(beat)
+                case SendHeartbeat():
+                    self._send_heartbeat(effect)
                 case LetWorkersRun(until):
                     self._owner.lease(None if until == FOR_EVER else until)
                 case Disconnect():
@@ -354,11 +354,11 @@ class RemoteLink(finders.Seeker):
             self._disconnect()
             self._step(Broken(self._finder.redirected(heard.host), resigned=True))
             return
-        if isinstance(heard, Beat):
+        if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))
             self._step(Echoed(heard.number))
             return
-        if isinstance(heard, Form) and heard.place.local_world_size != self.join.slots:
+        if isinstance(heard, GenerationFormed) and heard.place.local_world_size != self.join.slots:
             assigned = many(heard.place.local_world_size, "worker")
             raise fields.Malformed(
                 f"the coordinator assigned {assigned}; this node has {self.join.slots}"
@@ -383,7 +383,7 @@ class RemoteLink(finders.Seeker):
         if isinstance(message, Confirm):
             announce = self._owner.announce()
             return announce is not None and announce.generation == message.generation
-        return isinstance(message, Form)
+        return isinstance(message, GenerationFormed)
 
     def _is_of_others(self, connection: "Connection") -> bool:
         """Return whether the coordinator that turned us away serves other jobs, and not ours."""
@@ -397,34 +397,34 @@ class RemoteLink(finders.Seeker):
 
     def _drop_connection(self) -> None:
         self._connection = None
-        if self._beats is not None:
-            self._beats.close()
-            self._beats = None
+        if self._heartbeats is not None:
+            self._heartbeats.close()
+            self._heartbeats = None
 
-    def _beat(self, beat: SendHeartbeat) -> None:
+    def _send_heartbeat(self, effect: SendHeartbeat) -> None:
         connection = self._connection
         if connection is None:
             return
-        if beat.over_connection:
-            connection.send({"type": "beat", "number": beat.number})
-        if not beat.as_datagram:
+        if effect.over_connection:
+            connection.send(fields.to_json(Heartbeat(effect.number)))
+        if not effect.as_datagram:
             return
-        if self._beats is None:
-            self._open_beats(connection)
-        if self._beats is not None:
-            datagram = self._beats.datagram(beat.number, connection.session_key)
-            self._beats.send(datagram, self._target)
+        if self._heartbeats is None:
+            self._open_heartbeats(connection)
+        if self._heartbeats is not None:
+            datagram = self._heartbeats.datagram(effect.number, connection.session_key)
+            self._heartbeats.send(datagram, self._target)
 
-    def _open_beats(self, connection: "Connection") -> None:
+    def _open_heartbeats(self, connection: "Connection") -> None:
         from relight.host.heartbeats import Heartbeats
 
         own = connection.own_address()
         family = socket.AF_INET6 if ":" in own else socket.AF_INET
-        self._beats = Heartbeats(self._loop, (own, 0), family, self._on_datagram)
+        self._heartbeats = Heartbeats(self._loop, (own, 0), family, self._on_datagram)
 
     def _on_datagram(self, data: bytes, sender: "Address") -> None:
         del sender
-        if self._connection is not None and self._beats is not None:
-            number = self._beats.number_of(data, self._connection.session_key)
+        if self._connection is not None and self._heartbeats is not None:
+            number = self._heartbeats.number_of(data, self._connection.session_key)
             if number is not None:
                 self._step(Echoed(number))

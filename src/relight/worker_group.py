@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from relight.core import commands, ranks
 from relight.core.exits import Failure
-from relight.core.messages import Form, StopWorkers
+from relight.core.messages import GenerationFormed, StopWorkers
 from relight.core.ranks import Assignment
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
@@ -71,7 +71,7 @@ class WorkerGroup:
     Args:
         equipment: of the agent.
         job: what to run.
-        form: the generation, and this node's place in it.
+        formed: the generation, and this node's place in it.
         store: the store of this node; that of rank 0 is the generation's.
         on_failure: called once, when a worker failed that was not asked to stop.
 
@@ -83,11 +83,11 @@ class WorkerGroup:
         self,
         equipment: Equipment,
         job: NodeJob,
-        form: Form,
+        formed: GenerationFormed,
         store: "TCPStore | Reservation | None",
         on_failure: Callable[[], None],
     ) -> None:
-        self.form = form
+        self.formed = formed
         self.began = equipment.loop.now()
         self.done = False
         """Whether all of them have succeeded."""
@@ -104,7 +104,7 @@ class WorkerGroup:
         self._store = store
         self._on_failure = on_failure
         directory = job.run_directory or equipment.scratch.make()
-        generation = form.generation
+        generation = formed.generation
         self._plans: list[WorkerPlan] = []
         try:
             self.logs = Logs(
@@ -113,7 +113,7 @@ class WorkerGroup:
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
-            self._plans.extend(self._plan(each) for each in ranks.assign(form.place))
+            self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
 
@@ -201,7 +201,7 @@ class WorkerGroup:
             at_once = stop._replace(gently=False)
             self._equipment.loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
-            event = GroupStopped(self.form.generation.number, stop.cause)
+            event = GroupStopped(self.formed.generation.number, stop.cause)
             journal.record(event)
             supervisor.step(event)
 
@@ -235,7 +235,7 @@ class WorkerGroup:
         command, flag = job.command, equipment.flag
         stdout, stderr = self.logs.open(local_rank, commands.prefix(command, assignment))
         variables = commands.variables(
-            command, self.form.generation, assignment, self.logs.error_file(local_rank)
+            command, self.formed.generation, assignment, self.logs.error_file(local_rank)
         )
         if flag is not None:
             variables[flag.VARIABLE] = flag.path
@@ -255,7 +255,7 @@ class WorkerGroup:
 
     def _start(self) -> Supervisor:
         equipment, preload = self._equipment, self._equipment.preload
-        first_rank = self.form.place.first_rank
+        first_rank = self.formed.place.first_rank
         return Supervisor(
             equipment.loop,
             self._plans,
@@ -329,7 +329,7 @@ class WorkerGroup:
         from relight.host.missing_at_init import explain
 
         if self.supervisor is not None:
-            text = explain(self.supervisor.workers, self.form, self._store)
+            text = explain(self.supervisor.workers, self.formed, self._store)
             if text:
                 self._equipment.journal.say(f"after {duration(_ARRIVED_AFTER_S)}, {text}")
 

@@ -22,8 +22,8 @@ from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
     Confirm,
-    Form,
     FromCoordinator,
+    GenerationFormed,
     JobEnded,
     Join,
     NodeLeaving,
@@ -59,7 +59,7 @@ class Table:
         self.group = Membership(settings, formed(0, coordinator).origin)
         self.now = 0.0
         self.heard: dict[str, list[FromCoordinator]] = {}
-        self.last: dict[str, Form] = {}  # that a node was told to start
+        self.last: dict[str, GenerationFormed] = {}  # that a node was told to start
         self.fresh: list[Effect] = []
         self.stop_s: float | None = None
         self.succeeded: tuple[int, ...] = ()  # what nodes know that return
@@ -103,12 +103,12 @@ class Table:
             if isinstance(effect, Drop):
                 continue
             self.heard.setdefault(effect.node, []).append(effect.message)
-            if isinstance(effect.message, Form):
+            if isinstance(effect.message, GenerationFormed):
                 self.last[effect.node] = effect.message
 
     def events(self, node: str, verb: str) -> list[Event]:
-        form = self.last.get(node)
-        generation = form.generation.id if form else NO_GENERATION
+        formed = self.last.get(node)
+        generation = formed.generation.id if formed else NO_GENERATION
         messages = {
             "joins": [self.join(node), NodeReady(generation, 29500, (), ())],
             "idle": [self.join(node), NodeReady(generation, 29500, (), ())],
@@ -154,7 +154,7 @@ class Table:
                 continue
             node, message = effect
             match message:
-                case Form(generation, place):
+                case GenerationFormed(generation, place):
                     restart = f" restart {generation.restart}" if generation.restart else ""
                     key = f"form {generation.number}{restart}:"
                     places.setdefault(key, {})[place.group_rank] = node

@@ -5,7 +5,7 @@ from plays import formed, record, table
 from relight.core.group_types import GroupState, NodeLost, Received
 from relight.core.messages import (
     Announce,
-    Form,
+    GenerationFormed,
     NodeLeaving,
     NodeReady,
     Note,
@@ -91,7 +91,9 @@ def test_members_get_their_ranks_roles_and_the_address_of_rank_0() -> None:
     game.step(Received("b", game.join("b", slots=2, role="reader", address="10.1.1.2")))
     game.step(Received("b", NodeReady(NO_GENERATION, 4000, (), ())))
     game.step(Received("a", NodeReady(NO_GENERATION, 5000, (), ())))
-    (a,), (b,) = ([m for m in game.heard[node] if isinstance(m, Form)] for node in ("a", "b"))
+    (a,), (b,) = (
+        [m for m in game.heard[node] if isinstance(m, GenerationFormed)] for node in ("a", "b")
+    )
     assert a.generation == b.generation
     assert (a.generation.master_addr, a.generation.master_port) == ("10.1.1.1", 5000)
     assert (a.place.first_rank, a.place.world_size, a.place.role_world_size) == (0, 5, 3)

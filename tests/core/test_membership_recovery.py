@@ -6,7 +6,7 @@ from plays import Table, formed, table
 from relight.core.group_types import GroupState, Received
 from relight.core.messages import (
     Announce,
-    Form,
+    GenerationFormed,
 )
 from relight.core.ranks import NO_GENERATION
 
@@ -135,7 +135,7 @@ def test_a_node_that_is_done_and_comes_back_is_counted_once() -> None:
 
 def test_a_node_with_an_older_generation_than_another_must_stop() -> None:
     game = running()
-    game.last["old"] = Form(
+    game.last["old"] = GenerationFormed(
         game.last["a"].generation._replace(id=formed(0)),
         game.last["a"].place._replace(group_rank=0),
     )

@@ -13,9 +13,9 @@ from relight.core.fields import Malformed, to_json
 from relight.core.group_types import GroupSettings, Hello
 from relight.core.messages import (
     Announce,
-    Beat,
     FromAgent,
     FromCoordinator,
+    Heartbeat,
     JobEnded,
     Join,
     Note,
@@ -42,7 +42,7 @@ def read(value: Any) -> Any:
 def test_every_type_that_the_code_reads_is_fuzzed() -> None:
     """The types that are fuzzed are those that the code reads, wherever it does."""
     found = set(entering())
-    assert {Join, JobEnded, Beat, Hello, votes.VoteRequest, ReplicaEnded} <= found
+    assert {Join, JobEnded, Heartbeat, Hello, votes.VoteRequest, ReplicaEnded} <= found
     assert {DoctorNode, Verdict, Contact, Order, Run, LinkOrder} <= found
     text = "from relight.core import fields\n"
     assert read_in(f"{text}class A:\n def f(cls):\n  fields.record(cls, fields.decode(1))", "") == [

@@ -129,7 +129,7 @@ def test_a_hello_without_32_bytes_of_nonce_is_refused(nonce: object) -> None:
         listener.receive({"type": "hello", "nonce": nonce}, b"")
 
 
-@pytest.mark.parametrize("kind", ["proof", "beat", "", "refused"])
+@pytest.mark.parametrize("kind", ["proof", "heartbeat", "", "refused"])
 def test_nothing_is_taken_before_the_hello(kind: str) -> None:
     """A listener takes a hello first, then a proof, and nothing else before it is done."""
     dialler, listener = sides(TOKEN)

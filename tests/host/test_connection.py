@@ -101,11 +101,11 @@ def test_close_sends_what_is_queued(ends: Ends, security: Security) -> None:
     """The last message before a close arrives, also when the peer is sending at that moment."""
     ends.listen(security)
     connection, log, other = ends.pair(security)
-    connection.send({"type": "beat"})
+    connection.send({"type": "heartbeat"})
     other.send({"type": "last"})
     other.close()
     for _ in range(20):
-        connection.send({"type": "beat"})
+        connection.send({"type": "heartbeat"})
     ends.until(lambda: log.reasons)
     assert log.messages == [{"type": "last"}]
     assert log.reasons == ["the peer closed the connection"]
@@ -120,7 +120,7 @@ def test_close_loses_nothing_that_the_machine_took(ends: Ends) -> None:
     message = {"type": "x", "text": "x" * 10_000}
     while connection.drain():
         connection.send(message)
-    client.sendall(wire.encode({"type": "beat"}))
+    client.sendall(wire.encode({"type": "heartbeat"}))
     while not connection.drain():
         client.recv(4096)
     connection.close()
@@ -152,7 +152,7 @@ def test_heard_at_follows_what_comes(ends: Ends) -> None:
     before = other.heard_at
     ends.settle()
     assert other.heard_at == before
-    connection.send({"type": "beat"})
+    connection.send({"type": "heartbeat"})
     ends.until(lambda: ends.server.messages)
     assert before < other.heard_at <= ends.loop.now()
 

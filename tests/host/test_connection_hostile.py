@@ -52,7 +52,7 @@ def greeting(**hello: object) -> bytes:
         (wire.GREETING + struct.pack(">I", 4097), "above the limit of 4096"),
         (wire.GREETING + wire.frame(b"[" * 4000), "not valid JSON"),
         (wire.GREETING + wire.frame(b""), "not valid JSON"),
-        (wire.GREETING + wire.encode({"type": "beat"}), "before it was authenticated"),
+        (wire.GREETING + wire.encode({"type": "heartbeat"}), "before it was authenticated"),
         (
             wire.GREETING + wire.encode({"type": "proof", "mac": "00"}),
             "before it was authenticated",
@@ -230,13 +230,13 @@ def test_nobody_can_add_a_frame_to_a_proven_connection(ends: Ends) -> None:
     """After the proof, a frame that the peer did not make ends the connection, unread."""
     ends.listen(TOKEN)
     connection, _, other = ends.pair(TOKEN)
-    connection.send({"type": "beat"})
+    connection.send({"type": "heartbeat"})
     ends.until(lambda: ends.server.messages)
     assert connection._stream._sock is not None
     connection._stream._sock.send(wire.frame(wire.body_of({"type": "stop"}) + b"\0" * 16))
     ends.until(lambda: ends.server.reasons)
     assert "frame authentication failed" in ends.server.reasons[0]
-    assert ends.server.messages == [{"type": "beat"}]
+    assert ends.server.messages == [{"type": "heartbeat"}]
     assert not other.is_open
 
 
@@ -268,7 +268,7 @@ def test_thousands_of_idle_connections_harm_nobody(many_descriptors: None, ends:
     for number in range(2500):
         clients.append(ends.raw(wire.GREETING[: number % 8]))
         if number % 50 == 0:
-            connection.send({"type": "beat"})
+            connection.send({"type": "heartbeat"})
             ends.loop.run_once(0.001)
     ends.until(lambda: len(ends.server.messages) == 50)
     for _ in range(10):

@@ -265,7 +265,7 @@ ANNOUNCE = {"generation": {"number": BIG, "origin": "x"}, "restart": BIG, "group
             "group_world_size": BIG, "done": False}  # fmt: skip
 
 LIES = {
-    "unknown types": [{"type": "form"}, {"type": "x"}, {"type": ""}],
+    "unknown types": [{"type": "generationformed"}, {"type": "x"}, {"type": ""}],
     "no joiner": [READY, {"type": "failed", "generation": FIRST, "reason": "x"},
                   {"type": "done", "generation": FIRST}, {"type": "leave", "reason": "x"}],
     "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "slots": 0}, {**JOIN, "node": None},
@@ -276,7 +276,7 @@ LIES = {
                                   {"type": "done", "generation": FIRST},
                                   {**JOIN, "announce": {**ANNOUNCE, "generation": FIRST}}],
     "a generation far ahead": [{**JOIN, "announce": ANNOUNCE}],
-    "a long beat": [{"type": "beat", "number": LONG}],
+    "a long heartbeat": [{"type": "heartbeat", "number": LONG}],
     "a long name": [{**JOIN, "host": LONG, "least": 1}, {**JOIN, "host": LONG}],
     "long facts": [{**JOIN, "facts": {"script": LONG, LONG: "x"}}],
     "no text": [{**JOIN, "host": LONE, "facts": {"script": LONE}}],
@@ -307,8 +307,8 @@ for group in connections:
             elif message == "until formed":
                 sock.settimeout(0.2)
                 heard = b""
-                while b'"type":"form"' not in heard:
-                    sock.sendall(frame({"type": "beat", "number": 1}))
+                while b'"type":"generationformed"' not in heard:
+                    sock.sendall(frame({"type": "heartbeat", "number": 1}))
                     try:
                         data = sock.recv(65536)
                     except TimeoutError:
@@ -316,7 +316,8 @@ for group in connections:
                     if not data:
                         sys.exit(f"turned away: {heard}")
                     heard += data
-                origin = re.search(rb'"origin":"(\w+)"', heard[heard.index(b'"type":"form"'):])[1]
+                formed = heard[heard.index(b'"type":"generationformed"'):]
+                origin = re.search(rb'"origin":"(\w+)"', formed)[1]
                 sock.settimeout(5)
             else:
                 time.sleep(message)

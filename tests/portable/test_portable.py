@@ -17,7 +17,7 @@ from test_orphans import CHILD, ELSEWHERE, END, marked, marker, wait_until_gone,
 
 import relight
 from portable import exceptions
-from relight.core.messages import Form
+from relight.core.messages import GenerationFormed
 from relight.core.ranks import Generation, GenerationId, Place
 from relight.host import linux, missing_at_init, portable
 from relight.host.process import Workers
@@ -334,8 +334,8 @@ def test_without_proc_arrivals_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     """Where the system does not tell who has a connection, the store still knows how many."""
     monkeypatch.setattr(missing_at_init.os.path, "isdir", lambda path: False)
     place = Place(0, 1, 0, 4, 4, "default", 0, 4)
-    form = Form(Generation(GenerationId(0, "c"), 0, "127.0.0.1", 1, ""), place)
+    formed = GenerationFormed(Generation(GenerationId(0, "c"), 0, "127.0.0.1", 1, ""), place)
     workers = Workers.__new__(Workers)
     text = "3 of 4 workers have reached init_process_group"
-    assert missing_at_init.explain(workers, form, Come()) == text
-    assert missing_at_init.explain(workers, form, None) == ""
+    assert missing_at_init.explain(workers, formed, Come()) == text
+    assert missing_at_init.explain(workers, formed, None) == ""

@@ -376,7 +376,7 @@ class Run:
         but those whose nodes are in its group. Nodes start there again.
         """
         service, world = self.service, self.world
-        busy = {agent.process.host for agent in self.watch.agents if agent.alive and agent.form}
+        busy = {agent.process.host for agent in self.watch.agents if agent.alive and agent.formed}
         free = [host for host in world.hosts if host is not coordinating and host not in busy]
         world.log(f"{coordinating.name} is shut in, {len(free)} machines do not reach it")
         service.silent_for.add(coordinating.number)

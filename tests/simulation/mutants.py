@@ -29,7 +29,7 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
-        "a lease counts from when the echoed beat was sent, not from when its echo came",
+        "a lease counts from when the echoed heartbeat was sent, not from when its echo came",
         "core/link.py",
         "self.echoed_at = max(self.echoed_at, sent_at)",
         "self.echoed_at = self._last",

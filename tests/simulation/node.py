@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.agent import Agent
 from relight.core.exits import Failure
-from relight.core.messages import Form, FromCoordinator, WaitReason
+from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
 from relight.worker_group import WorkerGroup
@@ -49,9 +49,9 @@ class Node(Agent):
         return self.link.join.node
 
     @property
-    def form(self) -> Form | None:
+    def formed(self) -> GenerationFormed | None:
         """The generation whose workers are here, also if they are done."""
-        return self._state.form if isinstance(self._state, WorkerGroup) else None
+        return self._state.formed if isinstance(self._state, WorkerGroup) else None
 
     @property
     def over(self) -> bool:
@@ -64,7 +64,7 @@ class Node(Agent):
         return isinstance(self._state, WorkerGroup) and self._state.done
 
     def received(self, message: FromCoordinator) -> None:
-        if isinstance(message, Form | WaitReason):
+        if isinstance(message, GenerationFormed | WaitReason):
             self.waits = message if isinstance(message, WaitReason) else None
         super().received(message)
 
@@ -108,7 +108,7 @@ class Workers:
         node = self.world.agent_of(self.process)
         assert isinstance(node._state, WorkerGroup)
         self.node = node
-        self.form: Form = node._state.form
+        self.formed: GenerationFormed = node._state.formed
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}
@@ -124,7 +124,7 @@ class Workers:
         self._ending = False
         node.workers = self
         self.process.at_death.append(self._die)
-        self.world.watch.begins(node, self.form)
+        self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
             self._tell(WorkerStarted(local_rank, rank, local_rank))
         self.world.watch.runs(self)

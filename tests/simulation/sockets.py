@@ -135,7 +135,7 @@ class End:
     def send(self, message: Any) -> None:
         if not self.gone:
             assert self.is_open
-            if message.get("type") != "beat":
+            if message.get("type") != "heartbeat":
                 message = json.loads(json.dumps(message))
             self.transmit("message", message)
 
@@ -183,7 +183,7 @@ class End:
                 world.delay(here, there), self.process.call, self.reset, "Connection reset by peer"
             )
             return
-        large = kind == "message" and payload.get("type") != "beat"
+        large = kind == "message" and payload.get("type") != "heartbeat"
         lost = large and {here.number, there.number} & world.holes
         if self._held or not world.passes(here, there) or lost:
             self._held.append((kind, payload))

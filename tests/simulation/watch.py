@@ -41,7 +41,7 @@ from relight.core.group_types import (
     Send,
 )
 from relight.core.link import Heard, Opened
-from relight.core.messages import Confirm, Form, JobEnded, Join, NodeLeaving, NodeReady
+from relight.core.messages import Confirm, GenerationFormed, JobEnded, Join, NodeLeaving, NodeReady
 from relight.core.ranks import GenerationId
 from relight.group import Group
 
@@ -55,10 +55,12 @@ if TYPE_CHECKING:
 class Formation:
     """A generation, as one coordinator has formed it."""
 
-    def __init__(self, coordinator: int, form: Form, nodes: dict[str, Form]) -> None:
+    def __init__(
+        self, coordinator: int, formed: GenerationFormed, nodes: dict[str, GenerationFormed]
+    ) -> None:
         self.coordinator = coordinator
-        self.number = form.generation.number
-        self.restart = form.generation.restart
+        self.number = formed.generation.number
+        self.restart = formed.generation.restart
         self.nodes = nodes
         self.at = 0.0
         self.running: dict[str, Workers] = {}
@@ -168,7 +170,7 @@ class Watch:
                 raise Failure(f"restart {restart} after {before} with no failure")
             self._failures_before = self.failures
         self._restart[coordinator.number] = restart
-        forms = {node: message for node, message in sent if isinstance(message, Form)}
+        forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
             self._formed(coordinator, forms)
         confirmed = {node for node, message in sent if isinstance(message, Confirm)}
@@ -210,13 +212,13 @@ class Watch:
                     "answered, which has not said that it may"
                 )
 
-    def begins(self, agent: "Node", form: Form) -> None:
+    def begins(self, agent: "Node", formed: GenerationFormed) -> None:
         """An agent starts the workers of a generation."""
-        number = form.generation.number
+        number = formed.generation.number
         if number <= self._latest.get(agent.name, -1):
             raise Failure(f"{agent.name}: generation {number} after {self._latest[agent.name]}")
         self._latest[agent.name] = number
-        self._of[agent.id] = self._by_id[form.generation.id]
+        self._of[agent.id] = self._by_id[formed.generation.id]
         self._with[agent.id] = agent
 
     def runs(self, workers: "Workers") -> None:
@@ -243,7 +245,7 @@ class Watch:
             self.live = formation
 
     def _runs(self, node: str) -> bool:
-        return node in self._with and self._with[node].form is not None
+        return node in self._with and self._with[node].formed is not None
 
     def settled(self) -> str:
         """Return why the world is not as it should be in the end, or nothing."""
@@ -258,19 +260,19 @@ class Watch:
         for agent in self.agents:
             if not agent.alive or agent.leaving or agent.over:
                 continue
-            form = agent.form
-            if form is None:
+            formed = agent.formed
+            if formed is None:
                 if not (agent.waits and (agent.waits.spare or ending)):
                     return f"{agent.name} is not told that it is a spare"
-            elif form.generation.id != membership.generation:
-                return f"{agent.name} runs generation {form.generation.number}"
+            elif formed.generation.id != membership.generation:
+                return f"{agent.name} runs generation {formed.generation.number}"
             elif agent.id not in membership.roster:
                 return f"{agent.name} is not in generation {membership.generation.number}"
             elif not agent.done and not (agent.workers and agent.workers.run):
                 return f"{agent.name} does not run"
         return ""
 
-    def _formed(self, coordinator: "WatchedMembership", forms: dict[str, Form]) -> None:
+    def _formed(self, coordinator: "WatchedMembership", forms: dict[str, GenerationFormed]) -> None:
         settings = self.settings
         ordered = sorted(forms.items(), key=lambda item: item[1].place.group_rank)
         first = ordered[0][1]

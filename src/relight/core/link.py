@@ -282,7 +282,7 @@ class Link:
                 self._effects.append(Disconnect())
             case Tick() if self._due is not None and now >= self._due:
                 if session is not None:
-                    self._beat(session, now)
+                    self._send_heartbeat(session, now)
                 elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder, or the place found, answers
                     self._effects.append(Seek())
@@ -350,7 +350,7 @@ class Link:
         self.echoed_at = now
         self._lease.on_unconfirmed_coordinator()
         self._search.unfit = ""
-        self._beat(session, now)
+        self._send_heartbeat(session, now)
 
     def _break(self, event: Broken, now: float) -> None:
         reason, refusal, unfit, resigned = event
@@ -379,7 +379,7 @@ class Link:
         self._lease.begin_hosting(until, now)
         self._effects.append(Disconnect())
 
-    def _beat(self, session: _Session, now: float) -> None:
+    def _send_heartbeat(self, session: _Session, now: float) -> None:
         terms, silent_s = self.terms, now - self.echoed_at
         if silent_s > terms.lost_after_s:
             self._effects.append(Disconnect())

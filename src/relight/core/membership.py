@@ -56,9 +56,9 @@ from relight.core.members import Member, Members
 from relight.core.messages import (
     Announce,
     Confirm,
-    Form,
     FromAgent,
     FromCoordinator,
+    GenerationFormed,
     JobEnded,
     Join,
     NodeLeaving,
@@ -308,7 +308,7 @@ class Membership:
         self._wait_report.after_join(now)
         if join.announce is not None:
             self._on_announce(self.members[join.node], join.announce, now)
-        elif join.node in self.roster:  # it has no workers, or never got its Form
+        elif join.node in self.roster:  # it has no workers, or never got its GenerationFormed
             if self.state is GroupState.RUNNING:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is GroupState.STOPPING:
@@ -608,7 +608,7 @@ class Membership:
         nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
             self.members.begin(member)
-            self._send(member.node, Form(generation, place))
+            self._send(member.node, GenerationFormed(generation, place))
 
     def _in_rank_order(self, now: float) -> list[Member]:
         ready, most = self.members.candidates(now), self.settings.most

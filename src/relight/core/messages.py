@@ -2,8 +2,9 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeLeaving, Beat
-    coordinator -> agent    Form StopWorkers Confirm WaitReason Note JobEnded, Beat Redirect
+    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeLeaving Heartbeat
+    coordinator -> agent    GenerationFormed StopWorkers Confirm WaitReason Note JobEnded Redirect
+                            Heartbeat (the echo)
 """
 
 from relight.core.exits import Failure
@@ -86,7 +87,7 @@ class NodeLeaving(NamedTuple):
     reason: str
 
 
-class Form(NamedTuple):
+class GenerationFormed(NamedTuple):
     """Start the workers of a new generation; `place` is this node's."""
 
     generation: Generation
@@ -141,7 +142,7 @@ class JobEnded(NamedTuple):
     others_run: bool = False
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """A heartbeat, or its echo."""
 
     number: int
@@ -156,4 +157,4 @@ class Redirect(NamedTuple):
 
 
 FromAgent = Join | NodeReady | WorkerFailed | WorkersSucceeded | NodeLeaving
-FromCoordinator = Form | StopWorkers | Confirm | WaitReason | Note | JobEnded
+FromCoordinator = GenerationFormed | StopWorkers | Confirm | WaitReason | Note | JobEnded

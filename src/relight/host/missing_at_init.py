@@ -8,20 +8,22 @@ port, and the inodes of the descriptors in /proc/<pid>/fd.
 import os
 from collections.abc import Iterable
 
-from relight.core.messages import Form
+from relight.core.messages import GenerationFormed
 from relight.host.process import Workers
 from relight.host.tcp_store import Reservation, TCPStore
 
 
-def explain(workers: Workers, form: Form, store: TCPStore | Reservation | None) -> str:
+def explain(
+    workers: Workers, formed: GenerationFormed, store: TCPStore | Reservation | None
+) -> str:
     """Describe which workers have not connected; empty if all have, or none has.
 
     Args:
         workers: the workers of this node.
-        form: their generation.
+        formed: their generation.
         store: the store of the generation, if it is on this node.
     """
-    place, port = form.place, form.generation.master_port
+    place, port = formed.place, formed.generation.master_port
     if not os.path.isdir("/proc/self/net"):  # how many have connected is known, but not which
         come = store.clients if isinstance(store, TCPStore) else 0
         if not 0 < come < place.world_size:

@@ -22,7 +22,7 @@ from relight.core.election import BallotReceived, BecomeCoordinator, Election, S
 from relight.core.fields import Malformed, Message
 from relight.core.group_types import GroupSettings, Hello
 from relight.core.lease import Refusal
-from relight.core.messages import Beat
+from relight.core.messages import Heartbeat
 from relight.core.votes import Ballot
 from relight.events import Tick
 from relight.host.connection import CLOSED, Connection, dial, resolve
@@ -34,7 +34,7 @@ from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
 _SILENT_S = 1.0
-_HEARD = Ballot | Beat
+_HEARD = Ballot | Heartbeat
 _MOST_KEYS = 64
 """Most keys that are kept of connections from other hosts; the latest ones are."""
 
@@ -289,7 +289,7 @@ class Elector:
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of another elector."""
         heard = fields.message(_HEARD, message)
-        if not isinstance(heard, Beat):
+        if not isinstance(heard, Heartbeat):
             self._step(BallotReceived(heard))
         elif connection in self._in:
             connection.send(fields.to_json(heard))
@@ -325,7 +325,7 @@ class Elector:
                 except OSError:
                     continue
             elif connection.is_open:
-                connection.send(fields.to_json(Beat(0)))
+                connection.send(fields.to_json(Heartbeat(0)))
         self._ping_timer = self._loop.call_after(_PING_S, self._ping)
 
     def _step(self, event: BallotReceived | Tick) -> None:
