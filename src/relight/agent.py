@@ -43,6 +43,7 @@ from relight.core.messages import (
     WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
+from relight.core.supervision import FOR_EVER
 from relight.errors import exit_code_of_signal, many, mistake, signal_name
 from relight.events import Ended, Formed, Mistake, Restarting, SignalReceived
 from relight.group import LocalLink
@@ -55,7 +56,7 @@ from relight.host.scratch import Scratch
 from relight.host.signals import listen
 from relight.host.tcp_store import Reservation, TCPStore
 from relight.node_job import NodeJob
-from relight.worker_group import Equipment, Outcome, WorkerGroup
+from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
 
-_FOR_EVER = float("inf")
 _READY_S = 30.0
 """How long killed workers may take until other nodes know it: large processes exit slowly."""
 
@@ -93,18 +93,18 @@ class Agent:
         self._workers: WorkerGroup | None = None  # the latest ones, which the report may be about
         self._end: JobEnded | None = None
         self._restart = 0  # the last restart that the user was told of
-        self._lease_until = _FOR_EVER
+        self._lease_until = FOR_EVER
         self._store: TCPStore | Reservation | None = None
         self._leftovers = Leftovers(self.loop, consoles, self.signals)
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
-        self._equipment = Equipment(
+        self._services = AgentServices(
             self.loop,
             consoles,
             self.journal,
             Scratch(self.loop, job.scratch),
-            _flag(job),
+            _checkpoint_flag(job),
             _preload(job, self.loop, self.journal),
         )
         self.link = self._make_link()
@@ -115,7 +115,7 @@ class Agent:
         Raises:
             RelightError: the job can't be started here.
         """
-        broken, preload = True, self._equipment.preload
+        broken, preload = True, self._services.preload
         try:
             if preload is not None:
                 preload.wait(lambda: bool(self.signals))
@@ -130,7 +130,7 @@ class Agent:
             if preload is not None:
                 preload.close()
             self._leftovers.show()
-            self._equipment.scratch.remove()
+            self._services.scratch.remove()
             self.loop.close()  # last: from here on, signals have their default effect
 
     def _run(self) -> tuple[int, str]:
@@ -191,7 +191,7 @@ class Agent:
         """Run the workers until all have exited and no process of theirs is left."""
         self._tell(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._equipment, self.job, formed, self._store, self._tell_failure
+            self._services, self.job, formed, self._store, self._tell_failure
         )
         workers.run(self.signals, lambda: self._lease_until)
         self._leftovers.add(workers.logs, formed.generation.number)
@@ -226,7 +226,7 @@ class Agent:
         )
         self._state = NodeReady(self._latest, 0, *outcome, self._restart)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
-        story = verdict.Story(ends, outcome.left, "", workers.began)
+        story = verdict.Story(ends, outcome.succeeded_ranks, "", workers.began)
         reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
         return self._finish(verdict.end(story, reason, now))
 
@@ -287,8 +287,8 @@ class Agent:
         rank, size = place.group_rank, place.group_world_size
         return Announce(generation, restart, rank, size, done, succeeded)
 
-    def standing(self) -> Sequence[FromAgent]:
-        """Return what else a new coordinator should know: whether this node is ready or failed."""
+    def messages_after_join(self) -> Sequence[FromAgent]:
+        """Return what to send after `Join`: that this node is ready, or that a worker failed."""
         match self._state:
             case NodeReady() as ready:
                 return [ready]
@@ -321,11 +321,11 @@ class Agent:
             case GenerationFormed():
                 pass  # it was formed for an older report
 
-    def lease(self, until: float | None) -> None:
-        """Let the workers run until this time; None means without limit."""
-        self._lease_until = _FOR_EVER if until is None else until
+    def lease(self, until: float) -> None:
+        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
+        self._lease_until = until
         if isinstance(self._state, WorkerGroup):
-            self._state.lease(self._lease_until)
+            self._state.lease(until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
         if stop.generation != self._latest:
@@ -398,7 +398,7 @@ def _stop_s(job: NodeJob) -> float | None:
     return job.grace_s + checkpoint_s + _READY_S
 
 
-def _flag(job: NodeJob) -> "CheckpointFlag | None":
+def _checkpoint_flag(job: NodeJob) -> "CheckpointFlag | None":
     if not job.settings.gently:
         return None
     from relight.host.checkpoint_flag import CheckpointFlag

@@ -25,7 +25,7 @@ from relight.core.messages import (
     Redirect,
 )
 from relight.errors import EXIT_USAGE
-from relight.group import Group, Sink
+from relight.group import Group, Recipient
 from relight.host.connection import Connection, Security
 from relight.host.descriptors import raise_limit
 from relight.host.handshake import SAID_NOTHING
@@ -103,14 +103,14 @@ class Coordinator:
         if job not in self.groups:
             self.on_job(job, "its first node has connected")
             settings = self.settings.get(job, settings)
-            group = self.groups[job] = Group(self._loop, settings, self.holds)
+            group = self.groups[job] = Group(self._loop, settings, self.coordinates)
             group.on_drop = lambda node: self._drop(group, node)
             self._listener.hello = self._hello()
         return self.groups[job]
 
-    def holds(self) -> bool:
+    def coordinates(self) -> bool:
         """Return whether this process is the coordinator now."""
-        return self._finder.holds(self._has_lost_nodes)
+        return self._finder.coordinates(self._has_lost_nodes)
 
     def tell_all(self, text: str) -> None:
         """Print a message to the users of all agents."""
@@ -150,7 +150,7 @@ class Coordinator:
         if sender == "elector":
             self._finder.take(connection, settings)
             return
-        if not self.holds():
+        if not self.coordinates():
             connection.send(fields.to_json(Redirect(self._finder.whereabouts())))
             connection.close()
             return
@@ -180,7 +180,7 @@ class Coordinator:
         """Handle a message of an agent."""
         peer, heard = self._peers[connection], fields.message(_HEARD, message)
         if isinstance(heard, Heartbeat):
-            if self.holds():
+            if self.coordinates():
                 peer.is_new(heard.number)
                 connection.send(message)  # the echo renews the agent's lease
             return
@@ -192,7 +192,7 @@ class Coordinator:
                 self._peers.remove(older.connection)  # the agent has reconnected
                 older.connection.close()
             self._peers.join(peer, heard.node)
-            peer.group.sinks[heard.node] = self._sink(connection)
+            peer.group.recipients[heard.node] = self._recipient(connection)
         if peer.node:
             peer.group.step(Received(peer.node, heard))
 
@@ -209,20 +209,20 @@ class Coordinator:
         else:
             self.turned_away(f"{connection.peer}: {reason}")
 
-    def sink_of_own(self, deliver: Sink) -> Sink:
-        """Return the sink of the agent in this process."""
+    def own_recipient(self, deliver: Recipient) -> Recipient:
+        """Return the recipient for the agent in this process."""
 
-        def sink(message: FromCoordinator) -> None:
+        def send(message: FromCoordinator) -> None:
             shown = self._with_address(message)
             self._loop.call_after(0, lambda: deliver(shown))
 
-        return sink
+        return send
 
-    def _sink(self, connection: Connection) -> Sink:
-        def sink(message: FromCoordinator) -> None:
+    def _recipient(self, connection: Connection) -> Recipient:
+        def send(message: FromCoordinator) -> None:
             connection.send(fields.to_json(self._with_address(message)))
 
-        return sink
+        return send
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
         """Fill in this host's address, which is known only from other nodes' connections.
@@ -254,12 +254,12 @@ class Coordinator:
             return
         self._peers.remove(connection)
         if peer.node:
-            peer.group.sinks.pop(peer.node, None)
+            peer.group.recipients.pop(peer.node, None)
             peer.group.step(NodeLost(peer.node, reason))
 
     def _drop(self, group: Group, node: str) -> None:
         """Disconnect a node that the group gave up: without echoes, its workers' lease expires."""
-        group.sinks.pop(node, None)
+        group.recipients.pop(node, None)
         peer = self._peers.of_node(group, node)
         if peer is not None:
             self._peers.remove(peer.connection)
@@ -270,7 +270,7 @@ class Coordinator:
 
     def _forget_empty_groups(self) -> None:
         """Forget jobs without nodes: if nodes come back, the job starts again from generation 0."""
-        empty = [job for job, group in self.groups.items() if not group.sinks]
+        empty = [job for job, group in self.groups.items() if not group.recipients]
         used = {peer.group for peer in self._peers} if empty else set()
         for job in empty:
             if self.groups[job] not in used:
@@ -298,7 +298,7 @@ class Coordinator:
             self._finder.take_ballot(data)
             return
         number = self._heartbeats.number_of(data, peer.connection.session_key)
-        if number is not None and self.holds() and peer.is_new(number):
+        if number is not None and self.coordinates() and peer.is_new(number):
             peer.connection.heard_at = self._loop.now()
             self._heartbeats.send(data, sender)
 

@@ -14,7 +14,7 @@ from relight.events import Tick
 from relight.host.loop import Loop, Timer
 from relight.typed import Protocol
 
-Sink = Callable[[FromCoordinator], None]
+Recipient = Callable[[FromCoordinator], None]
 
 
 class LinkOwner(Protocol):
@@ -23,14 +23,14 @@ class LinkOwner(Protocol):
     def announce(self) -> Announce | None:
         """Return the generation whose workers are on this node, if any."""
 
-    def standing(self) -> Sequence[FromAgent]:
-        """Return what else the coordinator should know: whether this node is ready."""
+    def messages_after_join(self) -> Sequence[FromAgent]:
+        """Return what to send after `Join`: that this node is ready, or that a worker failed."""
 
     def received(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator."""
 
-    def lease(self, until: float | None) -> None:
-        """Let the workers run until this time, on the loop's clock; None means without limit."""
+    def lease(self, until: float) -> None:
+        """Let the workers run until this time, on the loop's clock; infinity means for ever."""
 
     def say(self, message: str) -> None:
         """Print a message to the user."""
@@ -42,16 +42,17 @@ class Group:
     Args:
         loop: the agent's loop.
         settings: what the user asked for.
-        holds: returns whether this process is the coordinator now. While it is not, the group
+        coordinates: returns whether this process is the coordinator now. While it is not, the group
             decides nothing.
     """
 
     def __init__(
-        self, loop: Loop, settings: GroupSettings, holds: Callable[[], bool] = lambda: True
+        self, loop: Loop, settings: GroupSettings, coordinates: Callable[[], bool] = lambda: True
     ) -> None:
         self.membership = Membership(settings, origin=os.urandom(8).hex())
-        self._holds = holds
-        self.sinks: dict[str, Sink] = {}
+        self._coordinates = coordinates
+        self.recipients: dict[str, Recipient] = {}
+        """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = _ignore
         """Called with a node that is given up, whose messages must not be answered any more."""
         self._loop = loop
@@ -59,12 +60,12 @@ class Group:
 
     def step(self, event: Received | NodeLost | Tick) -> None:
         """Take an event and carry out its effects."""
-        if not self._holds():
+        if not self._coordinates():
             return
         for effect in self.membership.step(event, self._loop.now()):
             match effect:
-                case Send(node, message) if node in self.sinks:
-                    self.sinks[node](message)
+                case Send(node, message) if node in self.recipients:
+                    self.recipients[node](message)
                 case Drop(node):
                     self.on_drop(node)
         due = self.membership.deadline()
@@ -78,7 +79,7 @@ class Group:
         """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
-        self.sinks.clear()
+        self.recipients.clear()
 
     def _on_deadline(self) -> None:
         self._timer = None
@@ -101,10 +102,10 @@ class LocalLink:
         """Join the group."""
         node = self.join.node
 
-        def sink(message: FromCoordinator) -> None:
+        def receive(message: FromCoordinator) -> None:
             self._loop.call_after(0, lambda: owner.received(message))
 
-        self._group.sinks[node] = sink
+        self._group.recipients[node] = receive
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:

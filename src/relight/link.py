@@ -12,7 +12,6 @@ from functools import partial
 
 from relight.core import fields
 from relight.core.group_types import GroupSettings, Hello, Received
-from relight.core.lease import FOR_EVER
 from relight.core.link import (
     Broken,
     CoordinatorLost,
@@ -46,6 +45,7 @@ from relight.core.messages import (
     NodeLeaving,
     Redirect,
 )
+from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, many
 from relight.events import Tick
 from relight.group import Group, LinkOwner
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from relight.host.connection import Connection
     from relight.host.heartbeats import Address, Heartbeats
     from relight.host.tcp_store import TCPStore
-    from relight.rendezvous.finder import Answer
+    from relight.rendezvous.finder import SearchResult
     from relight.rendezvous.meeting import Meeting
 
 _HEARD = FromCoordinator | Heartbeat | Redirect
@@ -114,7 +114,9 @@ class RemoteLink(finders.Seeker):
         self._step(Tick())
 
     def send(self, message: FromAgent) -> None:
-        """Send a message to the coordinator. A new one gets `LinkOwner.standing` instead."""
+        """Send a message to the coordinator. Without one, drop it: the next coordinator gets
+        `LinkOwner.messages_after_join`.
+        """
         if self._group is not None:
             self._group.step(Received(self.join.node, message))
             if isinstance(message, NodeLeaving) and self._coordinator is not None:
@@ -179,7 +181,7 @@ class RemoteLink(finders.Seeker):
 
     def _has_others(self) -> bool:
         """Return whether other nodes are in this job's group. Other jobs find a new coordinator."""
-        return self._group is not None and len(self._group.sinks) > 1
+        return self._group is not None and len(self._group.recipients) > 1
 
     # Effects of the core.
 
@@ -192,7 +194,7 @@ class RemoteLink(finders.Seeker):
                 case SendHeartbeat():
                     self._send_heartbeat(effect)
                 case LetWorkersRun(until):
-                    self._owner.lease(None if until == FOR_EVER else until)
+                    self._owner.lease(until)
                 case Disconnect():
                     self._disconnect()
                 case CoordinatorLost():
@@ -243,22 +245,22 @@ class RemoteLink(finders.Seeker):
         )
         self._coordinator.settings[self._meeting.job] = self._settings
 
-    def found(self, answer: "Answer") -> None:
+    def found(self, result: "SearchResult") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""
         if self._closed or self._others_run:  # then this node serves the others without joining
             return
-        if isinstance(answer, finders.Here):
-            self._host(answer.until)
+        if isinstance(result, finders.CoordinatorHere):
+            self._host(result.until)
         elif self._connection is None and self.core.state is LinkState.SEEKING:
-            match answer:
-                case finders.There(address, timeout_s):
+            match result:
+                case finders.CoordinatorAt(address, timeout_s):
                     self._step(PlaceFound())
                     self._dial(address, timeout_s)
-                case finders.Nowhere(reason, again_s):
+                case finders.NotFound(reason, again_s):
                     if self.core.unfit:
                         reason += f", and the last one refused this node: {self.core.unfit}"
                     self._step(NothingFound(reason, again_s))
-                case finders.Never(error):
+                case finders.Misconfigured(error):
                     hint = [f"hint: {error.hint}"] if error.hint else []
                     report = f"error: {error.message}", *hint
                     self._owner.received(JobEnded(error.exit_code, error.message, report, None))
@@ -301,12 +303,12 @@ class RemoteLink(finders.Seeker):
             return
         self._step(Hosting(until))
         self._group = coordinator.group(self._meeting.job, self._settings)
-        self._group.sinks[self.join.node] = coordinator.sink_of_own(self._on_own)
+        self._group.recipients[self.join.node] = coordinator.own_recipient(self._on_own)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't give up its own node, so no stop time is sent.
         self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
-        for message in self._owner.standing():
+        for message in self._owner.messages_after_join():
             self.send(message)
 
     def _on_own(self, message: FromCoordinator) -> None:
@@ -342,7 +344,7 @@ class RemoteLink(finders.Seeker):
         self._finder.answered()
         address = self._meeting.local_addr or connection.own_address()
         self.send(self.join._replace(address=address, announce=self._owner.announce()))
-        for message in self._owner.standing():
+        for message in self._owner.messages_after_join():
             self.send(message)
         self._step(Opened(connection.peer))
 

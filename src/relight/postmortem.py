@@ -38,8 +38,8 @@ def gather(
     """
     failures = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
     first = min(failure.at for failure in failures)
-    left = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
-    return shared(failures, now), tuple(workers.ranks[end.local_rank] for end in left)
+    succeeded = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
+    return shared(failures, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:

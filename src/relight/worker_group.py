@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 _ARRIVED_AFTER_S = 60
 
 
-class Equipment(NamedTuple):
+class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
-    `flag` asks workers to save a checkpoint; None if they are not asked. `preload` forks them from
-    a process that has imported modules; None without --preload.
+    `checkpoint_flag` asks workers to save a checkpoint; None if they are not asked. `preload` forks
+    them from a process that has imported modules; None without --preload.
     """
 
     loop: Loop
     consoles: Consoles
     journal: Journal
     scratch: Scratch
-    flag: "CheckpointFlag | None"
+    checkpoint_flag: "CheckpointFlag | None"
     preload: "Preload | None"
 
 
@@ -62,14 +62,14 @@ class Outcome(NamedTuple):
     """How workers ended: this node's failures, and the ranks that had succeeded before them."""
 
     failures: tuple[Failure, ...] = ()
-    left: tuple[int, ...] = ()
+    succeeded_ranks: tuple[int, ...] = ()
 
 
 class WorkerGroup:
     """The workers of one generation on this node.
 
     Args:
-        equipment: of the agent.
+        services: what the agent provides.
         job: what to run.
         formed: the generation, and this node's place in it.
         store: the store of this node; that of rank 0 is the generation's.
@@ -81,14 +81,14 @@ class WorkerGroup:
 
     def __init__(
         self,
-        equipment: Equipment,
+        services: AgentServices,
         job: NodeJob,
         formed: GenerationFormed,
         store: "TCPStore | Reservation | None",
         on_failure: Callable[[], None],
     ) -> None:
         self.formed = formed
-        self.began = equipment.loop.now()
+        self.began = services.loop.now()
         self.done = False
         """Whether all of them have succeeded."""
         self.succeeded: tuple[int, ...] = ()
@@ -99,17 +99,17 @@ class WorkerGroup:
         self.stopped_by: StopWorkers | None = None
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
-        self._equipment = equipment
+        self._services = services
         self._job = job
         self._store = store
         self._on_failure = on_failure
-        directory = job.run_directory or equipment.scratch.make()
+        directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
         try:
             self.logs = Logs(
-                equipment.loop,
-                equipment.consoles,
+                services.loop,
+                services.consoles,
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
@@ -127,9 +127,9 @@ class WorkerGroup:
         Raises:
             MachineError: the machine can't run them.
         """
-        loop, job = self._equipment.loop, self._job
-        if self._equipment.flag is not None:
-            self._equipment.flag.set(False)
+        loop, job = self._services.loop, self._job
+        if self._services.checkpoint_flag is not None:
+            self._services.checkpoint_flag.set(False)
         timers = None
         if path := job.command.timer_file:
             from relight.host.timers import WorkerTimers
@@ -150,7 +150,7 @@ class WorkerGroup:
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
         if supervisor.alive:
-            self._equipment.journal.say(supervisor.explain())
+            self._services.journal.say(supervisor.explain())
         supervisor.workers.close()
         arrivals.cancel()
         if timers is not None:
@@ -169,7 +169,7 @@ class WorkerGroup:
             return Outcome()
         from relight.postmortem import gather
 
-        now, command = self._equipment.loop.now(), self._job.command
+        now, command = self._services.loop.now(), self._job.command
         return Outcome(*gather(supervisor.ends, self.logs, supervisor.workers, command, host, now))
 
     def is_of(self, failure: Failure) -> bool:
@@ -189,8 +189,12 @@ class WorkerGroup:
         first.
         """
         self.stopped_by = stop
-        supervisor, flag, meeting = self.supervisor, self._equipment.flag, self._job.meeting
-        journal = self._equipment.journal
+        supervisor, flag, meeting = (
+            self.supervisor,
+            self._services.checkpoint_flag,
+            self._job.meeting,
+        )
+        journal = self._services.journal
         if supervisor is None or not supervisor.is_running:
             return
         if stop.gently and flag is not None and meeting is not None:
@@ -199,7 +203,7 @@ class WorkerGroup:
             limit = duration(limit_s)
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             at_once = stop._replace(gently=False)
-            self._equipment.loop.call_after(limit_s, lambda: self.stop(at_once))
+            self._services.loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
             event = GroupStopped(self.formed.generation.number, stop.cause)
             journal.record(event)
@@ -214,11 +218,11 @@ class WorkerGroup:
         text = f"got {signal_name(number)}: {supervisor.explain()}"
         if supervisor.is_stopping:
             text += f", or now by a second {'ctrl-C' if number == signal.SIGINT else 'signal'}"
-        self._equipment.journal.say(text)
+        self._services.journal.say(text)
 
     def pass_on(self, number: int) -> None:
         """Send a signal that does not stop the job to the workers that have a handler for it."""
-        supervisor, journal = self.supervisor, self._equipment.journal
+        supervisor, journal = self.supervisor, self._services.journal
         if supervisor is None:
             return
         workers = supervisor.workers
@@ -231,16 +235,16 @@ class WorkerGroup:
     # Starting them.
 
     def _plan(self, assignment: Assignment) -> WorkerPlan:
-        local_rank, job, equipment = assignment.local_rank, self._job, self._equipment
-        command, flag = job.command, equipment.flag
+        local_rank, job, services = assignment.local_rank, self._job, self._services
+        command, flag = job.command, services.checkpoint_flag
         stdout, stderr = self.logs.open(local_rank, commands.prefix(command, assignment))
         variables = commands.variables(
             command, self.formed.generation, assignment, self.logs.error_file(local_rank)
         )
         if flag is not None:
             variables[flag.VARIABLE] = flag.path
-        if equipment.preload is not None:
-            variables.update(equipment.preload.variables(local_rank, variables))
+        if services.preload is not None:
+            variables.update(services.preload.variables(local_rank, variables))
         return WorkerPlan(
             local_rank=local_rank,
             argv=commands.argv(command, local_rank),
@@ -254,13 +258,13 @@ class WorkerGroup:
         )
 
     def _start(self) -> Supervisor:
-        equipment, preload = self._equipment, self._equipment.preload
+        services, preload = self._services, self._services.preload
         first_rank = self.formed.place.first_rank
         return Supervisor(
-            equipment.loop,
+            services.loop,
             self._plans,
             range(first_rank, first_rank + len(self._plans)),
-            equipment.scratch.path,
+            services.scratch.path,
             self._job.grace_s,
             self._on_process,
             None if preload is None else preload.fork,
@@ -269,7 +273,7 @@ class WorkerGroup:
     # Their events.
 
     def _on_process(self, event: ProcessEvent) -> None:
-        journal = self._equipment.journal
+        journal = self._services.journal
         journal.record(event)
         if isinstance(event, WorkersFrozen):
             journal.say(
@@ -316,7 +320,7 @@ class WorkerGroup:
             return
         whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
         name = signal_name(number)
-        self._equipment.journal.say(
+        self._services.journal.say(
             f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out"
         )
         try:
@@ -331,7 +335,7 @@ class WorkerGroup:
         if self.supervisor is not None:
             text = explain(self.supervisor.workers, self.formed, self._store)
             if text:
-                self._equipment.journal.say(f"after {duration(_ARRIVED_AFTER_S)}, {text}")
+                self._services.journal.say(f"after {duration(_ARRIVED_AFTER_S)}, {text}")
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -125,7 +125,7 @@ class World:
             for i, host in enumerate(self.hosts)
             if host.elector is not None
             and host.elector.state is ElectionState.COORDINATOR
-            and host.elector.holds(host.clock(self.now))
+            and host.elector.coordinates(host.clock(self.now))
         ]
 
     def run(self, until: float) -> None:

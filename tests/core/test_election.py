@@ -64,7 +64,7 @@ def test_the_first_host_coordinates_if_all_start_at_once(size: int) -> None:
 def test_a_list_of_one_host_has_its_coordinator_at_once() -> None:
     elector = Election(["host0"], 0, "a", 5.0)
     assert elector.step(Tick(), 5.0) == [BecomeCoordinator()]
-    assert elector.holds(5.5)
+    assert elector.coordinates(5.5)
 
 
 def test_the_next_host_takes_over_after_a_crash_and_keeps_it() -> None:
@@ -267,8 +267,8 @@ def test_a_lease_counts_from_the_request_not_from_the_answer() -> None:
         BallotReceived(VoteReply(1, 0, "me", asked, VOTE, True, 0, False, 0.0)), asked + 0.4
     )
     assert elector.lease_until() == pytest.approx(asked + 0.9)
-    assert elector.holds(asked + 0.89)
-    assert not elector.holds(asked + 0.91)
+    assert elector.coordinates(asked + 0.89)
+    assert not elector.coordinates(asked + 0.91)
 
 
 def test_answers_to_votes_given_back_do_not_count() -> None:

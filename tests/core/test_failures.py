@@ -245,7 +245,7 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "left", "expected"),
+    ("failures", "succeeded_ranks", "expected"),
     [
         ([end(report=LOST)], (), "a peer is gone or late, but no worker here failed on its own"),
         (
@@ -260,9 +260,9 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
     ],
 )
 def test_a_line_says_what_to_look_at_where_the_end_says_little(
-    failures: list[Failure], left: tuple[int, ...], expected: str
+    failures: list[Failure], succeeded_ranks: tuple[int, ...], expected: str
 ) -> None:
-    lines = diagnose(failures, left).render(formed_at=0, ended="now", verdict="over")
+    lines = diagnose(failures, succeeded_ranks).render(formed_at=0, ended="now", verdict="over")
     assert f"  {expected}" in lines
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from relight.core.lease import FOR_EVER, REFUSALS_S, Refusal
+from relight.core.lease import REFUSALS_S, Refusal
 from relight.core.link import (
     LATER_S,
     RETRY_S,
@@ -29,6 +29,7 @@ from relight.core.link import (
     SendHeartbeat,
     Terms,
 )
+from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.events import Tick
 

@@ -269,7 +269,8 @@ LIES = {
     "no joiner": [READY, {"type": "failed", "generation": FIRST, "reason": "x"},
                   {"type": "done", "generation": FIRST}, {"type": "leave", "reason": "x"}],
     "wrong types": [{**JOIN, "facts": {"a": 1}}, {**JOIN, "slots": 0}, {**JOIN, "node": None},
-                    {**JOIN, "announce": []}, {**READY, "failures": [1]}, {**READY, "left": 1}],
+                    {**JOIN, "announce": []}, {**READY, "failures": [1]},
+                    {**READY, "succeeded_ranks": 1}],
     "the coordinator's words": [{"type": "end", "exit_code": 0, "reason": "", "report": [],
                                  "root": None}, {"type": "confirm", "generation": FIRST}],
     "other people's generation": [JOIN, {"type": "failed", "generation": FIRST, "reason": "x"},
@@ -357,7 +358,7 @@ RECORD = {"asked": [], "at": {}, "rank": 0, "exitcode": 1e400, "report": {"kind"
 @pytest.mark.parametrize(
     "lies",
     [
-        [{**READY, "generation": SECOND, "failures": [RECORD, {}], "left": [BIG - 1]}],
+        [{**READY, "generation": SECOND, "failures": [RECORD, {}], "succeeded_ranks": [BIG - 1]}],
         [{"type": "failed", "generation": SECOND, "reason": LONG}],
         [{"type": "leave", "reason": LONE}],
         [{**JOIN, "node": "y"}, {**JOIN, "node": "z"}],

@@ -130,7 +130,7 @@ class Watch:
         """Return the group that decides at this moment."""
         for group in reversed(self.groups):
             membership: Any = group.membership
-            if membership.process.runs and group._holds():
+            if membership.process.runs and group._coordinates():
                 found: WatchedMembership = membership
                 return found
         return None

@@ -24,7 +24,15 @@ from relight.host.loop import Loop
 from relight.host.ports import listen
 from relight.rendezvous import backends
 from relight.rendezvous.conf import KEY_BY_NAME
-from relight.rendezvous.finder import Answer, Finder, Here, Never, Nowhere, Seeker, There
+from relight.rendezvous.finder import (
+    CoordinatorAt,
+    CoordinatorHere,
+    Finder,
+    Misconfigured,
+    NotFound,
+    SearchResult,
+    Seeker,
+)
 from relight.rendezvous.meeting import DEFAULT_ENDPOINT_PORT, Meeting, arrange
 from relight.rendezvous.register_finder import RegisteredFinder
 from relight.spec import FLAGS, UNSET_RUN_ID, Flag, RunSpec
@@ -134,19 +142,19 @@ class _Candidate(Seeker):
         """Close the finder, so that another coordinator can take the register."""
         self._finder.close()
 
-    def found(self, answer: Answer) -> None:
+    def found(self, result: SearchResult) -> None:
         """Handle the register's answer."""
-        match answer:
-            case Here():
+        match result:
+            case CoordinatorHere():
                 self.say(f"coordinating {self._meeting.who} on port {self._port}")
-            case There(address, _, who):
+            case CoordinatorAt(address, _, who):
                 self.say(f"waiting: {who} coordinates {self._meeting.who}")
                 look = partial(_refuses, address)
                 background.call(self._loop, look, self._on_look)
-            case Nowhere(reason):
+            case NotFound(reason):
                 self.say(f"waiting for {self._meeting.where}: {reason}")
                 self._seek_later()
-            case Never(error):
+            case Misconfigured(error):
                 self.error = error
 
     def ousted(self, reason: str, again_s: float) -> None:

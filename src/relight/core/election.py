@@ -25,8 +25,8 @@ one.
 
 Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
 its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
-at once. A process that was suspended learns of its lost lease in its next step: call `holds` before
-acting as the coordinator.
+at once. A process that was suspended learns of its lost lease in its next step: call `coordinates`
+before acting as the coordinator.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,7 @@ class SendBallot(NamedTuple):
 
 
 class BecomeCoordinator(NamedTuple):
-    """Effect: this host coordinates from now on, while `holds`."""
+    """Effect: this host coordinates from now on, while `coordinates`."""
 
 
 Effect = SendBallot | BecomeCoordinator
@@ -215,7 +215,7 @@ class Election:
             return self._send_at
         return self._stands_at()
 
-    def holds(self, now: float) -> bool:
+    def coordinates(self, now: float) -> bool:
         """Return whether this host is the coordinator at this moment."""
         return self.state is ElectionState.COORDINATOR and now < self.lease_until()
 
@@ -225,7 +225,7 @@ class Election:
 
     def coordinator(self, now: float) -> int:
         """Return the index of the coordinator, -1 if this host knows none."""
-        if self.holds(now):
+        if self.coordinates(now):
             return self.me
         return self._sightings.coordinator(now)
 

@@ -104,13 +104,13 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
     message: list[list[int]] = []
     headers: list[list[int]] = []
     frame: list[int] | None = None
-    told = False
+    in_message = False
     for number, line in enumerate(lines):
         found = frame_of(line)
         if found is not None:
-            frame, told = [number], False
+            frame, in_message = [number], False
             (own if found.own else library).append(frame)
-        elif told and not (is_header(line) or is_chained(line)):
+        elif in_message and not (is_header(line) or is_chained(line)):
             message.append([number])
         elif frame is not None and in_box(line).startswith(" "):
             frame.append(number)
@@ -118,7 +118,7 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
                 marks.append(number)
         else:
             boxed = line.startswith(" ") and line.lstrip()[:1] in ("|", "+")
-            frame, told = None, is_exception(line) and not boxed
+            frame, in_message = None, is_exception(line) and not boxed
             if is_header(line) and not boxed:
                 headers.append([number])
     if lines and is_fatal(lines[0]):  # the innermost frame comes first

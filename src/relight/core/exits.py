@@ -61,7 +61,7 @@ class Failure(NamedTuple):
     when: str = ""
 
     @property
-    def told(self) -> bool:
+    def is_explained(self) -> bool:
         """Whether the report explains why the worker ended, and is not merely its last output."""
         if self.report is None or self.report.kind is FailureKind.PRINTED:
             return False

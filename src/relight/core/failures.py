@@ -51,19 +51,19 @@ class Class(IntEnum):
 class Diagnosis(NamedTuple):
     """The root cause, the failures with the same symptoms, and the consequences.
 
-    `left` are the ranks that had ended with 0, unasked, before the root cause.
+    `succeeded_ranks` are the ranks that had ended with 0, unasked, before the root cause.
     """
 
     root: Failure
     same: tuple[Failure, ...]
     consequences: tuple[Failure, ...]
-    left: tuple[int, ...] = ()
+    succeeded_ranks: tuple[int, ...] = ()
 
     @property
     def exit_code(self) -> int:
         """The root cause's own exit code, as a shell would give it."""
         root = self.root
-        stopped = root.asked and root.told and -root.exitcode not in CRASHES
+        stopped = root.asked and root.is_explained and -root.exitcode not in CRASHES
         if stopped or root.aborted_at_exit:
             return 1  # what Python exits with after an exception
         return shell_exit_code(root.exitcode)
@@ -71,7 +71,11 @@ class Diagnosis(NamedTuple):
     def headline(self) -> str:
         """Return what happened, in one line."""
         root = self.root
-        at = f" at {root.report.where}" if root.told and root.report and root.report.where else ""
+        at = (
+            f" at {root.report.where}"
+            if root.is_explained and root.report and root.report.where
+            else ""
+        )
         return f"{self._what()}{at} (pid {root.pid} on {root.host})"
 
     def render(self, *, formed_at: float, ended: str, verdict: str) -> list[str]:
@@ -86,7 +90,7 @@ class Diagnosis(NamedTuple):
         """
         root = self.root
         lines = [self._what()]
-        if root.told and root.report is not None and root.report.where:
+        if root.is_explained and root.report is not None and root.report.where:
             lines.append(f"  {cut_left(root.report.where, 2 * WIDTH - 2)}")
             if root.report.source:
                 lines.append(cut(f"    {root.report.source}", WIDTH))
@@ -114,13 +118,13 @@ class Diagnosis(NamedTuple):
     def _hint(self) -> str:
         """Return one line that may help to understand the cause."""
         root = self.root
-        if root.told and root.evidence:
+        if root.is_explained and root.evidence:
             return root.evidence
         if root.aborted_at_exit:
             return "a C++ thread was still running at exit (SIGABRT)"
         if classify(root) is Class.VICTIM:
-            if self.left:
-                return f"before that, {named_ranks(self.left)} ended with 0"
+            if self.succeeded_ranks:
+                return f"before that, {named_ranks(self.succeeded_ranks)} ended with 0"
             text = "a peer is gone or late, but no worker here failed on its own"
             running = [failure.rank for failure in self.consequences if _was_stopped(failure)]
             return f"{text}; {named_ranks(running)} still ran" if running else text
@@ -169,17 +173,17 @@ def classify(failure: Failure) -> Class:
     victim = _VICTIM.search(text) is not None
     if not failure.asked:
         return Class.VICTIM if victim else Class.OWN
-    if not (failure.told or failure.evidence) or _BY_REQUEST.search(text):
+    if not (failure.is_explained or failure.evidence) or _BY_REQUEST.search(text):
         return Class.STOPPED
     return Class.VICTIM if victim else Class.REPORTED
 
 
-def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis:
+def diagnose(failures: Iterable[Failure], succeeded_ranks: Iterable[int] = ()) -> Diagnosis:
     """Return the root cause among failed exits; there must be at least one.
 
     Args:
         failures: the exits other than with 0.
-        left: ranks that had ended with 0, unasked, before.
+        succeeded_ranks: ranks that had ended with 0, unasked, before.
     """
     root, *rest = sorted(failures, key=_likeliest_first)
     symptoms = _symptoms(root)
@@ -189,14 +193,14 @@ def diagnose(failures: Iterable[Failure], left: Iterable[int] = ()) -> Diagnosis
         alike = symptoms is not None and _symptoms(failure) == symptoms
         (same if alike else consequences).append(failure)
     same.sort(key=lambda failure: failure.rank)
-    return Diagnosis(root, tuple(same), tuple(consequences), tuple(sorted(left)))
+    return Diagnosis(root, tuple(same), tuple(consequences), tuple(sorted(succeeded_ranks)))
 
 
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
     """Return this node's failures as they are sent to other nodes: times are relative to now, texts
     are short, and if there are many, the least likely causes have no texts.
     """
-    told, room = [], _SHARED
+    short_ones, room = [], _SHARED
     for failure in sorted(failures, key=_likeliest_first):
         report = failure.report
         short = failure._replace(
@@ -213,8 +217,8 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
             short = short._replace(report=None, last_lines=(), evidence="", log="")
         else:
             room -= size
-        told.append(short)
-    return tuple(told)
+        short_ones.append(short)
+    return tuple(short_ones)
 
 
 def _likeliest_first(failure: Failure) -> tuple[Class, float, int]:
@@ -247,7 +251,7 @@ def _size(failure: Failure) -> int:
 def what_happened(failure: Failure, *, many: bool = False) -> str:
     """Return in half a line what happened to one worker, or to `many` in the same way."""
     report = failure.report
-    if report is not None and failure.told and report.kind is not FailureKind.CRASHED:
+    if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report), _WHAT)
     evidence = failure.evidence
     if failure.exitcode >= 0:
@@ -258,7 +262,11 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
     else:
         number = -failure.exitcode
         text = f"{'were' if many else 'was'} killed by {signal_name(number)}"
-        if failure.told and report is not None and report.message != signal.strsignal(number):
+        if (
+            failure.is_explained
+            and report is not None
+            and report.message != signal.strsignal(number)
+        ):
             evidence = f"{report.type}: {_first_line(report)}"
         elif not (evidence or failure.asked or number in CRASHES):
             evidence = "relight did not send it"
@@ -278,7 +286,7 @@ def _first_line(report: ErrorReport) -> str:
 
 def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     """Return what equal failures have in common; None for a mere consequence."""
-    if failure.told and failure.report is not None:
+    if failure.is_explained and failure.report is not None:
         if _was_stopped(failure):
             return None
         first_line = _without_numbers(_first_line(failure.report))
@@ -298,7 +306,7 @@ def _without_numbers(text: str) -> str:
 def _evidence(root: Failure, room: int) -> list[str]:
     """Return the traceback, or what else the worker printed last, in at most `room` rows."""
     report = root.report
-    if report is not None and root.told:
+    if report is not None and root.is_explained:
         return ["", *excerpt(report.lines, room - 2), ""] if report.lines else [""]
     printed = () if report is None else report.lines
     size = WIDTH if printed or room < 2 * len(root.last_lines) + 3 else 2 * WIDTH
@@ -321,8 +329,8 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
     rows = []
     for first, *others in groups.values():
         later = first.at - root_at
-        told = later >= 0.1 and not _was_stopped(first)
-        when = f"{duration(later, digits=1)} later, " if told else ""
+        shows_time = later >= 0.1 and not _was_stopped(first)
+        when = f"{duration(later, digits=1)} later, " if shows_time else ""
         ranks = named_ranks([first.rank, *(failure.rank for failure in others)])
         text = f"  {ranks}: {when}{_consequence(first, many=bool(others))}"
         rows.append(_in_rows(text) if most_rows > 1 else cut(text, WIDTH))

@@ -45,7 +45,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "local_world_size": _SIZE,
     "local_rank": (0, 1 << 20),
     "rank": (0, 1 << 40),
-    "left": (0, 1 << 40),
+    "succeeded_ranks": (0, 1 << 40),
     "replica": (0, 1 << 20),
     "mtu": (0, 1 << 20),
     "answered": (0, 1 << 20),

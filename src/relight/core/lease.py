@@ -21,9 +21,10 @@ Invariants (`check`): unless the coordinator is in this process, a lease never e
 
 from enum import Enum
 
+from relight.core.supervision import FOR_EVER
+
 REFUSALS_S = 5.0
 """How long a refused connection counts: long enough to start a coordinator again."""
-FOR_EVER = float("inf")
 
 
 class Refusal(Enum):

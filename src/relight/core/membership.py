@@ -159,12 +159,12 @@ class _Ending:
         self.trouble = ""  # why a worker failed; empty if none has
         self.changed = False  # a node was lost or let in during this stop
         self.failures: list[Failure] = []  # `at` on our clock
-        self.left: list[int] = []
+        self.succeeded_ranks: list[int] = []
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Add a node's report on its workers."""
         self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
-        self.left += ready.left
+        self.succeeded_ranks += ready.succeeded_ranks
         if any(not failure.asked for failure in ready.failures):
             self.trouble = self.trouble or f"a worker failed on {host}"
 
@@ -538,7 +538,9 @@ class Membership:
         from relight.core import verdict  # large, and only needed after a failure
 
         ending = self._ending
-        story = verdict.Story(ending.failures, ending.left, self._cause, ending.formed_at)
+        story = verdict.Story(
+            ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at
+        )
         outcome = verdict.judge(story, self.restart, self.settings.max_restarts, now)
         if isinstance(outcome, JobEnded):
             self._finish(outcome)

@@ -55,15 +55,16 @@ class NodeReady(NamedTuple):
     """No workers run on this node; a store for the next generation listens at `port`.
 
     `generation` is the last one that the node was in, if any. `failures` are the failures of its
-    workers there, if any (`core.failures.shared`). `left` are the ranks that had succeeded
-    before. `restart` is how many restarts the job has had, as far as this node knows. `latest` is
-    the latest generation that it knows, even if it was not in it.
+    workers there, if any (`core.failures.shared`). `succeeded_ranks` are the ranks of its workers
+    that had succeeded before the first failure. `restart` is how many restarts the job has had, as
+    far as this node knows. `latest` is the latest generation that it knows, even if it was not in
+    it.
     """
 
     generation: GenerationId
     port: int
     failures: tuple[Failure, ...]
-    left: tuple[int, ...]
+    succeeded_ranks: tuple[int, ...]
     restart: int = 0
     latest: GenerationId = NO_GENERATION
 

@@ -25,6 +25,8 @@ from relight.core.waiting import duration
 from relight.events import Event, GroupStopped, SignalReceived, SpawnerLost, Tick, WorkerExited
 from relight.typed import NamedTuple
 
+FOR_EVER = float("inf")
+"""The end of a lease that has none, as in a job of one node."""
 STUCK_AFTER_S = 60.0
 """How long a killed process may take to exit before the agent gives it up."""
 

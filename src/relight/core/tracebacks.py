@@ -152,14 +152,14 @@ def from_error_file(text: str) -> ErrorReport | None:
         message = message.get("message")
     if not isinstance(message, str) or not (message.strip() or details.strip()):
         return None
-    kind, told = _split(clean(message).strip())
+    kind, text = _split(clean(message).strip())
     report = from_stderr(details)
     if report is None:
         lines = tuple(clean(details).rstrip().split("\n")) if details.strip() else ()
-        return ErrorReport(FailureKind.RECORDED, kind, told, "", "", lines)
+        return ErrorReport(FailureKind.RECORDED, kind, text, "", "", lines)
     if not message.strip():
-        kind, told = report.type, report.message
-    return report._replace(kind=FailureKind.RECORDED, type=kind, message=told)
+        kind, text = report.type, report.message
+    return report._replace(kind=FailureKind.RECORDED, type=kind, message=text)
 
 
 def last_lines(text: str, count: int = 3) -> tuple[str, ...]:

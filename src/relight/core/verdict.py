@@ -16,12 +16,12 @@ from relight.typed import NamedTuple
 class Story(NamedTuple):
     """The end of a generation.
 
-    `left`: the ranks that had succeeded before the failures. `otherwise`: the reason if no failure
-    was reported.
+    `succeeded_ranks`: the ranks that had succeeded before the failures. `otherwise`: the reason if
+    no failure was reported.
     """
 
     failures: Sequence[Failure]
-    left: Sequence[int]
+    succeeded_ranks: Sequence[int]
     otherwise: str
     formed_at: float
 
@@ -58,10 +58,10 @@ def _end(story: Story, diagnosis: Diagnosis | None, reason: str, now: float) -> 
         return JobEnded(1, story.otherwise, (f"{story.otherwise}; {reason}",), None)
     root = diagnosis.root
     report = diagnosis.render(formed_at=story.formed_at, ended=root.when, verdict=reason)
-    told = root._replace(at=root.at - now)
-    return JobEnded(diagnosis.exit_code, "the workers failed", tuple(report), told)
+    sent = root._replace(at=root.at - now)  # a time that other nodes can use
+    return JobEnded(diagnosis.exit_code, "the workers failed", tuple(report), sent)
 
 
 def _diagnose(story: Story) -> Diagnosis | None:
     ends = [failure for failure in story.failures if failure.exitcode]  # a peer may send anything
-    return failures.diagnose(ends, story.left) if ends else None
+    return failures.diagnose(ends, story.succeeded_ranks) if ends else None

@@ -40,7 +40,7 @@ from relight.host.dns import is_numeric
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback
 from relight.rendezvous.endpoint_finder import EndpointFinder
-from relight.rendezvous.finder import Answer, Nowhere, Seeker, There
+from relight.rendezvous.finder import CoordinatorAt, NotFound, SearchResult, Seeker
 from relight.rendezvous.meeting import Meeting
 from relight.values import Nodes
 
@@ -189,12 +189,12 @@ class _Participant(Seeker):
         if self.verdict is None:
             self._finder.seek(may_host=not self._turned_away)
 
-    def found(self, answer: Answer) -> None:
+    def found(self, result: SearchResult) -> None:
         """Connect to the meeting, or host it, as the finder answered."""
-        match answer:
-            case There(address):
+        match result:
+            case CoordinatorAt(address):
                 self._dial(address)
-            case Nowhere(_, again_s):
+            case NotFound(_, again_s):
                 self._timer = self._loop.call_after(again_s, self._seek)
 
     def _dial(self, address: tuple[str, int]) -> None:

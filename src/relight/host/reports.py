@@ -55,7 +55,7 @@ def write(path: str, failure: Failure, source: str) -> None:
 
 def _message(failure: Failure) -> str:
     report = failure.report
-    if report is None or not failure.told:
+    if report is None or not failure.is_explained:
         return f"rank {failure.rank} {what_happened(failure)}"
     return f"{report.type}: {report.message}" if report.type else report.message
 

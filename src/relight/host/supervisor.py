@@ -6,13 +6,19 @@ of an agent, or the replicas of a job on this machine.
 
 from collections.abc import Callable, Sequence
 
-from relight.core.supervision import Kill, Signal, Supervision, SupervisionState, WorkerEnd
+from relight.core.supervision import (
+    FOR_EVER,
+    Kill,
+    Signal,
+    Supervision,
+    SupervisionState,
+    WorkerEnd,
+)
 from relight.events import Event, Tick, WorkersFrozen, WorkerStarted
 from relight.host.loop import Loop, Timer
 from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
 
 OnEvent = Callable[[ProcessEvent], None]
-_FOR_EVER = float("inf")
 
 
 class Supervisor:
@@ -49,7 +55,7 @@ class Supervisor:
         self._loop = loop
         self._on_event = on_event
         self._patient = patient
-        self._lease_until = _FOR_EVER
+        self._lease_until = FOR_EVER
         self._timer: Timer | None = None
         self.workers = Workers(loop, plans, ranks, scratch, self._on_process, fork)
 
@@ -86,7 +92,7 @@ class Supervisor:
     def lease(self, until: float) -> None:
         """Let the processes run until this time of the loop's clock, then freeze them."""
         self._lease_until = until
-        self.workers.lease(0.0 if until == _FOR_EVER else until)
+        self.workers.lease(0.0 if until == FOR_EVER else until)
 
     def step(self, event: Event) -> None:
         """Pass an event to the core and execute its decisions."""

@@ -29,7 +29,7 @@ from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.heartbeats import Heartbeats
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_ours, listen
-from relight.rendezvous.finder import Finder, Here, Nowhere, Seeker, There
+from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 from relight.rendezvous.meeting import Meeting
 
 _PING_S = 0.25
@@ -80,7 +80,7 @@ class ElectedFinder(Finder):
         reason = "none of its hosts answers as the coordinator"
         if self._elector is not None:
             if self._coordinates:
-                self._seeker.found(Here(self._elector.lease_until()))
+                self._seeker.found(CoordinatorHere(self._elector.lease_until()))
                 return
             self._hint = self._elector.whereabouts()
             reason = self._elector.explain()
@@ -89,11 +89,11 @@ class ElectedFinder(Finder):
         self._turn += 1
         addresses = self._known[index]
         if not addresses or (self._elector is not None and index == self._elector.me):
-            self._seeker.found(Nowhere(reason))
+            self._seeker.found(NotFound(reason))
             return
         self._asked = index
         address = addresses[self._turn % len(addresses)]
-        self._seeker.found(There(address, self._meeting.lease_s))
+        self._seeker.found(CoordinatorAt(address, self._meeting.lease_s))
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Ask the next host first. A refusal proves nothing: another host may have taken over."""
@@ -107,10 +107,10 @@ class ElectedFinder(Finder):
             self._hint = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
 
-    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
+    def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this host is the elected coordinator now."""
         del has_lost_nodes
-        return self._elector is not None and self._elector.holds()
+        return self._elector is not None and self._elector.coordinates()
 
     def whereabouts(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
@@ -172,15 +172,15 @@ class ElectedFinder(Finder):
             self._seeker.listen(sock)
             return
 
-    def _on_role(self, holds: bool) -> None:
+    def _on_role(self, coordinates: bool) -> None:
         """Report to the seeker whether this host is the coordinator."""
-        elector, before, self._coordinates = self._elector, self._coordinates, holds
+        elector, before, self._coordinates = self._elector, self._coordinates, coordinates
         if elector is None:
             return
-        if holds and before:
+        if coordinates and before:
             self._seeker.certain(elector.lease_until())
-        elif holds:
-            self._seeker.found(Here(elector.lease_until()))
+        elif coordinates:
+            self._seeker.found(CoordinatorHere(elector.lease_until()))
         elif before:
             self._seeker.ousted(elector.explain(), 0.0)
 
@@ -229,13 +229,13 @@ class Elector:
         self._timer: Timer | None = None
         self._ping_timer = loop.call_after(0, self._ping)
 
-    def holds(self) -> bool:
+    def coordinates(self) -> bool:
         """Return whether this host is the coordinator now.
 
         It starts only when the leases that its predecessor may have given are over.
         """
         now = self._loop.now()
-        return self._election.holds(now) and now >= self._elected_at + self._meeting.lease_s
+        return self._election.coordinates(now) and now >= self._elected_at + self._meeting.lease_s
 
     def whereabouts(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
@@ -341,7 +341,7 @@ class Elector:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_at(self._election.deadline(), self._on_deadline)
-        self._on_role(self.holds())
+        self._on_role(self.coordinates())
 
     def _on_deadline(self) -> None:
         self._timer = None

@@ -10,7 +10,7 @@ from relight.core.lease import Refusal
 from relight.host.connection import resolve
 from relight.host.loop import Loop
 from relight.host.ports import is_loopback, is_ours, listen
-from relight.rendezvous.finder import Finder, Here, Nowhere, Seeker, There
+from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 from relight.rendezvous.meeting import Meeting
 
 _TRIES = 3
@@ -82,15 +82,15 @@ class EndpointFinder(Finder):
             return
         if not self.addresses:
             if self._may_host and self._is_here_anyway():
-                nowhere = Nowhere("the endpoint's port is taken on this machine")
+                not_found = NotFound("the endpoint's port is taken on this machine")
             else:
-                nowhere = Nowhere(error, _LOOK_UP_S)
-            self._seeker.found(nowhere)
+                not_found = NotFound(error, _LOOK_UP_S)
+            self._seeker.found(not_found)
             return
         self._turn += 1
         address = self.addresses[self._turn % len(self.addresses)]
         self._target = address[0]
-        self._seeker.found(There(address, self._meeting.dial_s))
+        self._seeker.found(CoordinatorAt(address, self._meeting.dial_s))
 
     def _is_here_anyway(self) -> bool:
         """Return whether the endpoint is this machine, although none of its addresses is.
@@ -118,5 +118,5 @@ class EndpointFinder(Finder):
         if sock is None:
             return False
         self._seeker.listen(sock)
-        self._seeker.found(Here())
+        self._seeker.found(CoordinatorHere())
         return True

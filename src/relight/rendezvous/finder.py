@@ -14,8 +14,9 @@ import socket
 from collections.abc import Callable
 
 from relight.core.group_types import GroupSettings
-from relight.core.lease import FOR_EVER, Refusal
+from relight.core.lease import Refusal
 from relight.core.link import RETRY_S
+from relight.core.supervision import FOR_EVER
 from relight.errors import UsageError
 from relight.host.connection import Connection
 from relight.host.loop import Loop
@@ -23,34 +24,36 @@ from relight.rendezvous.meeting import Meeting
 from relight.typed import NamedTuple
 
 
-class Here(NamedTuple):
-    """The coordinator is to be in this process, for certain until then."""
+class CoordinatorHere(NamedTuple):
+    """This process is the coordinator, for certain until then."""
 
     until: float = FOR_EVER
 
 
-class There(NamedTuple):
-    """The coordinator may be at this address; `who` names it for people. Dial for so long."""
+class CoordinatorAt(NamedTuple):
+    """The coordinator may be at this address; `who` names it for people. Try to connect for at most
+    `timeout_s`.
+    """
 
     address: tuple[str, int]
     timeout_s: float
     who: str = ""
 
 
-class Nowhere(NamedTuple):
+class NotFound(NamedTuple):
     """The finder knows no coordinator now; ask again after `again_s`."""
 
     reason: str
     again_s: float = RETRY_S
 
 
-class Never(NamedTuple):
+class Misconfigured(NamedTuple):
     """The finder can't find a coordinator until the user corrects an error."""
 
     error: UsageError
 
 
-Answer = Here | There | Nowhere | Never
+SearchResult = CoordinatorHere | CoordinatorAt | NotFound | Misconfigured
 
 
 class Seeker:
@@ -60,8 +63,10 @@ class Seeker:
         """Listen on this socket, even if another process coordinates."""
         raise NotImplementedError
 
-    def found(self, answer: Answer) -> None:
-        """Take the answer to `seek`; or Here, unasked, if this process is to coordinate."""
+    def found(self, result: SearchResult) -> None:
+        """Take the answer to `seek`. CoordinatorHere also comes unasked, when this process becomes
+        the coordinator.
+        """
         raise NotImplementedError
 
     def certain(self, until: float) -> None:
@@ -115,7 +120,7 @@ class Finder:
         del host
         return "it no longer coordinates"
 
-    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
+    def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process coordinates, and no other can. `has_lost_nodes` returns
         whether a node of its group is gone whose workers had not succeeded.
         """

@@ -16,7 +16,14 @@ from relight.host import dns
 from relight.host.loop import Loop, Timer
 from relight.host.ports import is_loopback, is_ours, listen
 from relight.rendezvous.candidate import Answer, Candidate, Contact, words
-from relight.rendezvous.finder import Finder, Here, Never, Nowhere, Seeker, There
+from relight.rendezvous.finder import (
+    CoordinatorAt,
+    CoordinatorHere,
+    Finder,
+    Misconfigured,
+    NotFound,
+    Seeker,
+)
 from relight.rendezvous.meeting import Meeting
 from relight.rendezvous.register import Record, Register
 from relight.typed import NamedTuple
@@ -99,7 +106,7 @@ class RegisteredFinder(Finder):
             where += ", but still renews its record (is there a firewall?)"
         return where, Refusal.NOTHING
 
-    def holds(self, has_lost_nodes: Callable[[], bool]) -> bool:
+    def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
         """Return whether this process is the holder. It gives up its hold if a node is gone while
         the register is silent: that node may have evicted it.
         """
@@ -135,7 +142,7 @@ class RegisteredFinder(Finder):
         if self._candidate.take(self._text_to_write, self._on_found):
             self._timer = self._loop.call_after(_SILENT_S, self._ask)
         elif self._candidate.waiting_s() >= _SILENT_S:
-            self._seeker.found(Nowhere(_SILENT, _ASK_AGAIN_S))
+            self._seeker.found(NotFound(_SILENT, _ASK_AGAIN_S))
         else:
             self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
 
@@ -149,16 +156,16 @@ class RegisteredFinder(Finder):
             self._timer.cancel()
         self._answers = self._answers or isinstance(found, Record)
         if isinstance(found, UsageError) and not self._answers:
-            self._seeker.found(Never(found))
+            self._seeker.found(Misconfigured(found))
         elif isinstance(found, Exception):
-            self._seeker.found(Nowhere(words(found), _ASK_AGAIN_S))  # the register may work again
+            self._seeker.found(NotFound(words(found), _ASK_AGAIN_S))  # the register may work again
         elif found.ours:
             sock = self._own.take_socket()
             if sock is not None:
                 self._seeker.listen(sock)
-            self._seeker.found(Here(self._candidacy.until))
+            self._seeker.found(CoordinatorHere(self._candidacy.until))
         elif not found.value:
-            self._seeker.found(Nowhere("no node has become the coordinator", _ASK_AGAIN_S))
+            self._seeker.found(NotFound("no node has become the coordinator", _ASK_AGAIN_S))
         else:
             self._resolve(found)
 
@@ -166,7 +173,7 @@ class RegisteredFinder(Finder):
         """Resolve and report an address of the holder: every other time its record's first one."""
         contact = Contact.of(record.value)
         if contact is None:
-            self._seeker.found(Nowhere("its record was not written by relight", _ASK_AGAIN_S))
+            self._seeker.found(NotFound("its record was not written by relight", _ASK_AGAIN_S))
             return
         self._turn += 1
         first, *others = contact.addresses
@@ -177,11 +184,11 @@ class RegisteredFinder(Finder):
             if self._closed:
                 return
             if not addresses:
-                self._seeker.found(Nowhere(error, _ASK_AGAIN_S))
+                self._seeker.found(NotFound(error, _ASK_AGAIN_S))
                 return
             self._dialled = _Dialled(record, contact, addresses[0][0], is_first)
             timeout_s = 2 * self._meeting.lease_s
-            self._seeker.found(There(addresses[0], timeout_s, contact.host))
+            self._seeker.found(CoordinatorAt(addresses[0], timeout_s, contact.host))
 
         dns.resolve(self._loop, name, contact.port, on_addresses)
 

@@ -28,16 +28,16 @@ class Guard:
 
     Args:
         pid: the guard's pid.
-        told: the descriptor of a pipe to it, for pids of heirs and paths of directories.
-        word: the descriptor of a pipe from it.
+        to_guard: the descriptor of a pipe to it, for pids of heirs and paths of directories.
+        from_guard: the descriptor of a pipe from it.
     """
 
-    def __init__(self, pid: int, told: int, word: int) -> None:
+    def __init__(self, pid: int, to_guard: int, from_guard: int) -> None:
         self.pid = pid
-        self._told = told
-        self._word = word
+        self._to_guard = to_guard
+        self._from_guard = from_guard
         self._tidies = ""
-        self.descriptors = told, word
+        self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
         """Have this process, a child of the guard, die with the guard; exit if it is gone."""
@@ -48,12 +48,12 @@ class Guard:
 
     def follow(self, heir: int) -> None:
         """Have the guard guard another process, the heir, when this one ends."""
-        os.write(self._told, b"%d\n" % heir)
+        os.write(self._to_guard, b"%d\n" % heir)
 
     def inherit(self) -> None:
         """Continue as the heir, when the orphans of the earlier process are gone."""
         self.attach()
-        os.read(self._word, 1)
+        os.read(self._from_guard, 1)
 
     def stay(self) -> None:
         """From now on, get SIGCONT and not SIGKILL when the guard ends, so that this process can
@@ -65,7 +65,7 @@ class Guard:
         """Have the guard remove a directory if the agent is gone; none if the path is empty."""
         if scratch != self._tidies:
             self._tidies = scratch
-            os.write(self._told, os.fsencode(scratch) + b"\n")
+            os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
 def stand_guard(control: int, gentle_s: float) -> Guard:
@@ -82,22 +82,22 @@ def stand_guard(control: int, gentle_s: float) -> Guard:
     """
     agent = os.getppid()
     linux.become_subreaper()
-    read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    heard, word = os.pipe()
-    guard = Guard(os.getpid(), write, heard)
+    from_child, to_guard = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    from_guard, to_child = os.pipe()
+    guard = Guard(os.getpid(), to_guard, from_guard)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control, read, word, time.monotonic() + gentle_s)
-    os.close(read)
-    os.close(word)
+        _watch(pid, agent, control, from_child, to_child, time.monotonic() + gentle_s)
+    os.close(from_child)
+    os.close(to_child)
     guard.attach()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return guard
 
 
 def _watch(
-    pid: int, agent: int, control: int, told: int, word: int, gentle_until: float
+    pid: int, agent: int, control: int, from_child: int, to_child: int, gentle_until: float
 ) -> NoReturn:
     """Kill all descendants when the agent ends; exit as the child does."""
     try:
@@ -116,7 +116,7 @@ def _watch(
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
-                pid, scratch = _take(told)
+                pid, scratch = _take(from_child)
                 linux.end_children(_END_LIMIT_S, keep=pid)
                 if not _is_child(pid):
                     _leave(agent, scratch, status)
@@ -126,10 +126,10 @@ def _watch(
                 poll.register(child, select.POLLIN)
                 if left <= 0:
                     priority.raise_to_quarter(pid)
-                os.write(word, b"\n")
+                os.write(to_child, b"\n")
         linux.let_end(pid, child)
         linux.end_children(float("inf"))
-        _leave(agent, _take(told)[1], 0)
+        _leave(agent, _take(from_child)[1], 0)
     finally:
         os._exit(1)
 
@@ -149,10 +149,10 @@ def _leave(agent: int, scratch: str, status: int) -> NoReturn:
     linux.end_as(status)
 
 
-def _take(told: int) -> tuple[int, str]:
+def _take(from_child: int) -> tuple[int, str]:
     """Return the last heir and directory that were sent to the guard; 0 for no heir."""
     try:
-        *lines, _ = os.read(told, 1 << 16).split(b"\n")
+        *lines, _ = os.read(from_child, 1 << 16).split(b"\n")
     except BlockingIOError:
         lines = []
     heirs = [int(line) for line in lines if line.isdigit()]

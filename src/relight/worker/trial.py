@@ -60,12 +60,12 @@ def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
     begin = time.monotonic()
     before = set(sys.modules)
     this = os.pidfd_open(os.getpid())
-    told = os.memfd_create("trial")
+    result = os.memfd_create("trial")
     copy = os.fork()
     if copy == 0:
-        spoiled = _take_over(this, told, guard)
+        spoiled = _take_over(this, result, guard)
         os.close(this)
-        os.close(told)
+        os.close(result)
         return spoiled._replace(seconds=time.monotonic() - begin)
     os.close(this)
     try:
@@ -75,21 +75,21 @@ def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
         culprit = error.culprit if isinstance(error, UnfitError) else ""
         why = str(error) if isinstance(error, UnfitError) else repr(error)
         lines = culprit, " ".join(why.split()), *(x for x in sys.modules if x not in before)
-        os.write(told, "\n".join(lines).encode(errors="replace"))
+        os.write(result, "\n".join(lines).encode(errors="replace"))
         os._exit(0)
-    os.close(told)
+    os.close(result)
     os.kill(copy, signal.SIGKILL)
     os.waitpid(copy, 0)
     return None
 
 
-def _take_over(process: int, told: int, guard: Guard) -> Spoiled:
+def _take_over(process: int, result: int, guard: Guard) -> Spoiled:
     """Wait in the copy until the process is gone, then take its place."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     poll.poll()
     guard.inherit()
     linux.become_subreaper()
-    lines = os.pread(told, os.fstat(told).st_size, 0).decode(errors="replace").split("\n")
+    lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
     culprit, reason, *modules = lines if lines[1:] else ("", "it ends the process")
     return Spoiled(culprit, reason, modules, 0.0)
