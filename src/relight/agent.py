@@ -226,9 +226,9 @@ class Agent:
         )
         self._state = NodeReady(self._latest, 0, *outcome, self._restart)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
-        story = verdict.Story(ends, outcome.succeeded_ranks, "", workers.began)
+        ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
         reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
-        return self._finish(verdict.end(story, reason, now))
+        return self._finish(verdict.end(ended, reason, now))
 
     def _finish(self, end: JobEnded) -> tuple[int, str]:
         env = self.job.command.env

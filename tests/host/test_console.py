@@ -376,7 +376,7 @@ def test_writers_learn_that_nobody_reads(
             os.write(fd, b"x")
     assert loop.idle
     screen.console.say("nobody hears it")
-    screen.console.flush(lambda: False)
+    screen.console.flush()
 
 
 def test_a_full_disk_ends_the_output_not_the_agent_nor_its_writers(
@@ -418,7 +418,7 @@ def test_a_file_and_dev_null_take_everything_that_is_shown(
         for _ in range(100):
             stream.feed(b"x" * 99_999 + b"\n")
         stream.end()
-        console.flush(lambda: False)
+        console.flush()
         assert not console.broken
         if console.fd != fd:
             descriptors(console.fd)

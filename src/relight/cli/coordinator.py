@@ -106,8 +106,7 @@ def main(argv: list[str]) -> int:
         if candidate.error is not None:
             raise candidate.error
         candidate.close()
-    limit = loop.call_after(_FLUSH_S, lambda: None)
-    console.flush(lambda: loop.now() >= limit.when)
+    console.flush(limit_s=_FLUSH_S)
     loop.close()
     return 0
 

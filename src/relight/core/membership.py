@@ -538,10 +538,10 @@ class Membership:
         from relight.core import verdict  # large, and only needed after a failure
 
         ending = self._ending
-        story = verdict.Story(
+        ended = verdict.GenerationEnd(
             ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at
         )
-        outcome = verdict.judge(story, self.restart, self.settings.max_restarts, now)
+        outcome = verdict.judge(ended, self.restart, self.settings.max_restarts, now)
         if isinstance(outcome, JobEnded):
             self._finish(outcome)
         else:

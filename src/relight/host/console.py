@@ -77,9 +77,13 @@ class Console:
         self._put(line + b"\n")
         self._serve()
 
-    def flush(self, give_up: Callable[[], bool]) -> None:
-        """Return when everything is written, the reader is gone, or `give_up()` is true."""
-        self.loop.run_until(lambda: self.broken or not self._queue or give_up())
+    def flush(
+        self, give_up: Callable[[], bool] = lambda: False, limit_s: float | None = None
+    ) -> None:
+        """Return when everything is written, the reader is gone, `give_up()` is true, or `limit_s`
+        seconds have passed (None: without limit).
+        """
+        self.loop.run_until(lambda: self.broken or not self._queue or give_up(), limit_s)
 
     def owned_by(self, stream: "ConsoleStream") -> bool:
         """Return whether `stream` is in the middle of a line."""

@@ -133,14 +133,10 @@ class Candidate:
     def close(self) -> None:
         """Give up the hold, and tell the register, if it answers within 2 s."""
         self.give_up()
-        limit = self._loop.call_after(_RELEASE_S, lambda: None)
-
-        def over() -> bool:
-            return self.asked_at is None or self._loop.now() >= limit.when
-
-        self._loop.run_until(over)
+        end = self._loop.now() + _RELEASE_S
+        self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
         self._ask(self._give_back, lambda _: None)
-        self._loop.run_until(over)
+        self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
     def _give_back(self) -> None:
         try:

@@ -18,8 +18,7 @@ from relight.rendezvous.etcd_http import (
 )
 from relight.rendezvous.etcd_v2 import V2Register
 from relight.rendezvous.etcd_v3 import V3Register
-from relight.rendezvous.host_names import safe_name
-from relight.rendezvous.register import Record, Register
+from relight.rendezvous.register import Record, Register, job_key
 
 _UNHURRIED_S = 60.0
 _READ_TIMEOUT_S = 60.0
@@ -82,7 +81,7 @@ def _prepared(
     members = EtcdMembers(
         parse_members(endpoint, conf.protocol), _tls(conf, backend), read_timeout_s
     )
-    key = f"/{conf.etcd_prefix.strip('/')}/{safe_name(job)}/coordinator"
+    key = f"/{conf.etcd_prefix.strip('/')}/{job_key(job)}/coordinator"
     return members, key.replace("//", "/"), _login(conf)
 
 

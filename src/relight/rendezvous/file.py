@@ -33,8 +33,7 @@ from contextlib import contextmanager
 
 from relight.core import fields
 from relight.errors import UsageError
-from relight.rendezvous.host_names import safe_name
-from relight.rendezvous.register import NOBODY, Record, Register
+from relight.rendezvous.register import NOBODY, Record, Register, job_key
 from relight.typed import NamedTuple, TypeVar
 
 _LONGEST = 64 * 1024
@@ -94,7 +93,7 @@ class FileRegister:
     def __init__(self, directory: str, job: str) -> None:
         self.own_address = ""
         self._directory = directory
-        self._name = safe_name(job)
+        self._name = job_key(job)
         self._token = os.urandom(16).hex()
         self._turn = 0
         self._seen = _Found()

@@ -36,6 +36,7 @@ class Record(NamedTuple):
 
 
 NOBODY = Record("", "", False)
+_LONGEST_KEY = 150
 
 
 class Register(Protocol):
@@ -75,3 +76,22 @@ Open = Callable[[str, str, Mapping[str, str]], Register]
 """Opens a register, given --rdzv-endpoint as written, the job's id, and the pairs of --rdzv-conf.
 Does not contact it yet. Raises UsageError for an invalid endpoint.
 """
+
+
+def job_key(job: str) -> str:
+    """Return a job's id as the name of a key or a file: ASCII letters, digits and `_-~.%`.
+
+    It is unique to this id, needs no quoting in a path, does not begin with a dot, and has at most
+    150 characters.
+    """
+    from urllib.parse import quote
+
+    name = quote(job, safe="", errors="surrogateescape")
+    if name.startswith("."):
+        name = "%2E" + name[1:]
+    if len(name) <= _LONGEST_KEY:
+        return name
+    from hashlib import sha256
+
+    digest = sha256(name.encode()).hexdigest()
+    return f"{name[: _LONGEST_KEY - len(digest) - 1]}~{digest}"
