@@ -189,9 +189,9 @@ class Agent:
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
         """Run the workers until all have exited and no process of theirs is left."""
-        self._tell(formed)
+        self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._services, self.job, formed, self._store, self._tell_failure
+            self._services, self.job, formed, self._store, self._send_failure
         )
         workers.run(self.signals, lambda: self._lease_until)
         self._leftovers.add(workers.logs, formed.generation.number)
@@ -349,7 +349,7 @@ class Agent:
 
     # Messages to the user and the coordinator.
 
-    def _tell(self, formed: GenerationFormed) -> None:
+    def _report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and what the user does not know yet."""
         (number, _), restart, address, port, cause = formed.generation
         here, nodes, world_size = (
@@ -367,7 +367,7 @@ class Agent:
                 f"this is node {here}"
             )
 
-    def _tell_failure(self) -> None:
+    def _send_failure(self) -> None:
         self.link.send(self._failure())
 
     def _failure(self) -> WorkerFailed:

@@ -39,7 +39,7 @@ _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
-_IDLE_LOOK_S = 0.5
+_IDLE_CHECK_S = 0.5
 """How often to check for silent nodes while no job is connected."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
@@ -90,8 +90,8 @@ class Coordinator:
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
         self._stalled_at = float("-inf")
-        self._looked_at = loop.now()
-        self._timer = loop.call_after(0, self._look)
+        self._checked_at = loop.now()
+        self._timer = loop.call_after(0, self._check_silence)
 
     @property
     def others(self) -> int:
@@ -148,10 +148,10 @@ class Coordinator:
         """Take the connection of a new agent, of any job."""
         sender, job, settings, _ = fields.record(Hello, hello)
         if sender == "elector":
-            self._finder.take(connection, settings)
+            self._finder.take_connection(connection, settings)
             return
         if not self.coordinates():
-            connection.send(fields.to_json(Redirect(self._finder.whereabouts())))
+            connection.send(fields.to_json(Redirect(self._finder.coordinator_index())))
             connection.close()
             return
         if sender or settings is None or settings.least > settings.most:
@@ -302,14 +302,14 @@ class Coordinator:
             peer.connection.heard_at = self._loop.now()
             self._heartbeats.send(data, sender)
 
-    def _look(self) -> None:
+    def _check_silence(self) -> None:
         now = self._loop.now()
         patiences = [group.membership.settings.lost_after_s for group in self.groups.values()]
-        interval = min(patiences) / 8 if patiences else _IDLE_LOOK_S
-        if now - self._looked_at > interval + _STALL_S:
+        interval = min(patiences) / 8 if patiences else _IDLE_CHECK_S
+        if now - self._checked_at > interval + _STALL_S:
             self._stalled_at = now
-        self._looked_at = now
-        self._timer = self._loop.call_after(interval, self._look)
+        self._checked_at = now
+        self._timer = self._loop.call_after(interval, self._check_silence)
         self._forget_empty_groups()
         for peer in list(self._peers):
             silent_s = now - peer.connection.heard_at

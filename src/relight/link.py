@@ -15,6 +15,7 @@ from relight.core.group_types import GroupSettings, Hello, Received
 from relight.core.link import (
     Broken,
     CoordinatorLost,
+    Dialing,
     Disconnect,
     Echoed,
     Event,
@@ -24,15 +25,14 @@ from relight.core.link import (
     Left,
     LetWorkersRun,
     Link,
+    LinkSettings,
     LinkState,
     NothingFound,
     Opened,
-    PlaceFound,
     Resigned,
     Say,
     Seek,
     SendHeartbeat,
-    Terms,
 )
 from relight.core.messages import (
     Confirm,
@@ -80,7 +80,7 @@ class RemoteLink(finders.Seeker):
     def __init__(self, loop: Loop, settings: GroupSettings, join: Join, meeting: "Meeting") -> None:
         self.join = join
         self.core = Link(
-            Terms(
+            LinkSettings(
                 where=meeting.where,
                 interval_s=meeting.interval_s,
                 lease_s=meeting.lease_s,
@@ -100,7 +100,7 @@ class RemoteLink(finders.Seeker):
         self._group: Group | None = None
         self._connection: Connection | None = None
         self._heartbeats: Heartbeats | None = None
-        self._target: Address = ()
+        self._datagram_address: Address = ()
         self._timer: Timer | None = None
         self._others_run = False
         """Whether this node is done while other nodes are not."""
@@ -198,7 +198,7 @@ class RemoteLink(finders.Seeker):
                 case Disconnect():
                     self._disconnect()
                 case CoordinatorLost():
-                    self._finder.gone()
+                    self._finder.coordinator_lost()
                 case Say(text):
                     self.say(text)
                 case GiveUp(exit_code, reason):
@@ -212,7 +212,7 @@ class RemoteLink(finders.Seeker):
         report: tuple[str, ...] = ()
         if exit_code == EXIT_GROUP:
             report = f"error: {reason}", *self._examine_endpoint()
-        self._tell(JobEnded(exit_code, reason, report, None))
+        self._deliver(JobEnded(exit_code, reason, report, None))
 
     def _examine_endpoint(self) -> list[str]:
         """Examine the endpoint from this machine, for at most 2 s."""
@@ -222,7 +222,7 @@ class RemoteLink(finders.Seeker):
 
         return at_timeout(self._meeting.host, self._meeting.port)
 
-    def _tell(self, message: FromCoordinator) -> None:
+    def _deliver(self, message: FromCoordinator) -> None:
         """Pass a message to the agent; if nodes did not meet, add the command to find out why."""
         if isinstance(message, JobEnded):
             self._others_run = message.others_run
@@ -254,7 +254,7 @@ class RemoteLink(finders.Seeker):
         elif self._connection is None and self.core.state is LinkState.SEEKING:
             match result:
                 case finders.CoordinatorAt(address, timeout_s):
-                    self._step(PlaceFound())
+                    self._step(Dialing())
                     self._dial(address, timeout_s)
                 case finders.NotFound(reason, again_s):
                     if self.core.unfit:
@@ -265,19 +265,19 @@ class RemoteLink(finders.Seeker):
                     report = f"error: {error.message}", *hint
                     self._owner.received(JobEnded(error.exit_code, error.message, report, None))
 
-    def certain(self, until: float) -> None:
+    def extended(self, until: float) -> None:
         """Note that this process is the coordinator for longer."""
         if self._group is not None:
             self._step(Hosting(until))
             present = self._group.membership.present()
-            self._finder.present(enough=present >= self._settings.least)
+            self._finder.set_enough_nodes(enough=present >= self._settings.least)
 
     def ousted(self, reason: str, again_s: float) -> None:
         """Stop coordinating."""
         coordinator, self._group = self._coordinator, None
         if coordinator is None or self._closed:
             return
-        if self._finder.stays:
+        if self._finder.keeps_socket:
             coordinator.resign()
         else:
             self._coordinator = None
@@ -303,7 +303,7 @@ class RemoteLink(finders.Seeker):
             return
         self._step(Hosting(until))
         self._group = coordinator.group(self._meeting.job, self._settings)
-        self._group.recipients[self.join.node] = coordinator.own_recipient(self._on_own)
+        self._group.recipients[self.join.node] = coordinator.own_recipient(self._on_own_message)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't give up its own node, so no stop time is sent.
@@ -311,10 +311,10 @@ class RemoteLink(finders.Seeker):
         for message in self._owner.messages_after_join():
             self.send(message)
 
-    def _on_own(self, message: FromCoordinator) -> None:
+    def _on_own_message(self, message: FromCoordinator) -> None:
         """Handle a message of the coordinator in this process."""
         self._step(Heard(self._lets_run(message)))
-        self._tell(message)
+        self._deliver(message)
 
     def _divert(self, client: socket.socket) -> None:
         """Take a client of the workers' store that has connected to the endpoint's port."""
@@ -327,7 +327,7 @@ class RemoteLink(finders.Seeker):
 
     def _dial(self, address: tuple[str, int], timeout_s: float) -> None:
         hello = fields.plain(Hello(job=self._meeting.job, settings=self._settings))
-        self._target = sock_address(*address)[1]
+        self._datagram_address = sock_address(*address)[1]
         try:
             self._connection = dial(
                 self._loop, address, self, hello, self._meeting.security, timeout_s=timeout_s
@@ -366,7 +366,7 @@ class RemoteLink(finders.Seeker):
                 f"the coordinator assigned {assigned}; this node has {self.join.slots}"
             )
         self._step(Heard(self._lets_run(heard)))
-        self._tell(heard)
+        self._deliver(heard)
 
     def closed(self, connection: "Connection", reason: str) -> None:
         """Handle a connection that has ended or could not be made."""
@@ -415,7 +415,7 @@ class RemoteLink(finders.Seeker):
             self._open_heartbeats(connection)
         if self._heartbeats is not None:
             datagram = self._heartbeats.datagram(effect.number, connection.session_key)
-            self._heartbeats.send(datagram, self._target)
+            self._heartbeats.send(datagram, self._datagram_address)
 
     def _open_heartbeats(self, connection: "Connection") -> None:
         from relight.host.heartbeats import Heartbeats

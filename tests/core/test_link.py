@@ -4,11 +4,12 @@ import pytest
 
 from relight.core.lease import REFUSALS_S, Refusal
 from relight.core.link import (
-    LATER_S,
     RETRY_S,
+    SLOW_RETRY_S,
     UNFIT_S,
     Broken,
     CoordinatorLost,
+    Dialing,
     Disconnect,
     Echoed,
     Effect,
@@ -19,21 +20,20 @@ from relight.core.link import (
     Left,
     LetWorkersRun,
     Link,
+    LinkSettings,
     LinkState,
     NothingFound,
     Opened,
-    PlaceFound,
     Resigned,
     Say,
     Seek,
     SendHeartbeat,
-    Terms,
 )
 from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, EXIT_USAGE
 from relight.events import Tick
 
-TERMS = Terms("there", 0.25, 1.0, 1.25, 20.0, 10.0)
+SETTINGS = LinkSettings("there", 0.25, 1.0, 1.25, 20.0, 10.0)
 
 
 class Played:
@@ -41,7 +41,7 @@ class Played:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.link = Link(TERMS, self.now)
+        self.link = Link(SETTINGS, self.now)
 
     def step(self, event: Event, seconds: float = 0.0) -> list[Effect]:
         """Let time pass, then something happen."""
@@ -53,7 +53,7 @@ class Played:
     def connected(self) -> "Played":
         """Come to the state CONNECTED, with a lease from now."""
         self.step(Tick())
-        self.step(PlaceFound())
+        self.step(Dialing())
         (beat,) = self.step(Opened("10.0.0.1:29400"))
         assert beat == SendHeartbeat(1, over_connection=True, as_datagram=False)
         self.step(Echoed(1))
@@ -218,7 +218,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
     played.step(Opened("x"))
     played.step(Broken("it said nothing"))
-    assert played.link.deadline() == pytest.approx(played.now + LATER_S)
+    assert played.link.deadline() == pytest.approx(played.now + SLOW_RETRY_S)
     played.step(Opened("x"))
     played.step(Broken("another one does", resigned=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
@@ -228,7 +228,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
 
 def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
     """Patience is longer or shorter if the coordinator was there before or not."""
-    for played, limit_s in ((Played(), TERMS.seek_s), (Played().connected(), TERMS.rejoin_s)):
+    for played, limit_s in ((Played(), SETTINGS.seek_s), (Played().connected(), SETTINGS.rejoin_s)):
         if played.link.state is LinkState.CONNECTED:
             played.lost()
         played.step(NothingFound("nobody is there", 0.3), limit_s)

@@ -91,8 +91,8 @@ MUTANTS = (
     Mutant(
         "an elected coordinator's own workers run on its votes, and no longer",
         "rendezvous/election_finder.py",
-        "self._seeker.certain(elector.lease_until())",
-        'self._seeker.certain(float("inf"))',
+        "self._seeker.extended(elector.lease_until())",
+        'self._seeker.extended(float("inf"))',
         "hosts",
     ),
     Mutant(

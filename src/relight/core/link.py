@@ -29,13 +29,13 @@ from relight.events import Tick
 from relight.typed import NamedTuple
 
 RETRY_S = 0.2
-LATER_S = 1.0
+SLOW_RETRY_S = 1.0
 """Delay before the next try at a peer that says nothing after connecting, or turns us away."""
 UNFIT_S = 30.0
 """How long nodes of an earlier try of the job, with another token, may still be there."""
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
-LATE = 1.6
+LATE_INTERVALS = 1.6
 """In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well, as
 TCP would delay them. A firewall may drop all datagrams, so the connection carries as many as ever.
 """
@@ -51,7 +51,7 @@ class LinkState(Enum):
     OVER = "over"
 
 
-class Terms(NamedTuple):
+class LinkSettings(NamedTuple):
     """The settings of the job that concern the link. Times in seconds.
 
     `where` names the endpoint for people. A coordinator that is silent for `lost_after_s` is given
@@ -102,8 +102,8 @@ class NothingFound(NamedTuple):
     again_s: float = RETRY_S
 
 
-class PlaceFound(NamedTuple):
-    """Event: the finder has found a place, which is being tried."""
+class Dialing(NamedTuple):
+    """Event: the finder has named an address, and a connection to it is being made."""
 
 
 class Hosting(NamedTuple):
@@ -122,9 +122,7 @@ class Left(NamedTuple):
     """Event: the agent is done with the job."""
 
 
-Event = (
-    PlaceFound | Opened | Heard | Echoed | Broken | NothingFound | Hosting | Resigned | Left | Tick
-)
+Event = Dialing | Opened | Heard | Echoed | Broken | NothingFound | Hosting | Resigned | Left | Tick
 
 
 class Seek(NamedTuple):
@@ -223,16 +221,16 @@ class Link:
     """The state machine of one agent's link.
 
     Args:
-        terms: the settings of the job.
+        settings: the settings of the job.
         now: the time.
     """
 
-    def __init__(self, terms: Terms, now: float) -> None:
+    def __init__(self, settings: LinkSettings, now: float) -> None:
         self.state = LinkState.SEEKING
-        self.terms = terms
+        self.settings = settings
         self.echoed_at = float("-inf")
         """When the last heartbeat that was echoed was sent."""
-        self._lease = Lease(terms.lease_s)
+        self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
         self._search = _Search(now)
         self._due: float | None = now  # when to ask or send a heartbeat next
@@ -267,7 +265,7 @@ class Link:
                 self._echo(session.echo(number))
             case Broken() if self.state is not LinkState.HOSTING:
                 self._break(event, now)
-            case PlaceFound() if self.state is LinkState.SEEKING:
+            case Dialing() if self.state is LinkState.SEEKING:
                 self._due = None
             case NothingFound(reason, again_s) if self.state is LinkState.SEEKING:
                 self._wait(reason, again_s, now)
@@ -296,7 +294,7 @@ class Link:
 
     def explain(self, now: float) -> str:
         """Return the state of the link in words."""
-        where = self.terms.where
+        where = self.settings.where
         match self.state:
             case LinkState.SEEKING:
                 waited = duration(now - self._search.since)
@@ -324,19 +322,19 @@ class Link:
 
     def _wait(self, reason: str, seconds: float, now: float) -> None:
         """Ask again after `seconds`, or give up; print a new reason."""
-        terms, search = self.terms, self._search
+        settings, search = self.settings, self._search
         waited = now - search.since
         if search.unfit and now - search.unfit_since > UNFIT_S:
-            text = f"the coordinator at {terms.where} refuses this node: {search.unfit}"
+            text = f"the coordinator at {settings.where} refuses this node: {search.unfit}"
             self._give_up(EXIT_USAGE, text)
             return
         ever = self.echoed_at > float("-inf")
-        if waited > (terms.rejoin_s if ever else terms.seek_s):
-            text = f"no coordinator at {terms.where} for {duration(waited)}: {reason}"
+        if waited > (settings.rejoin_s if ever else settings.seek_s):
+            text = f"no coordinator at {settings.where} for {duration(waited)}: {reason}"
             self._give_up(EXIT_GROUP, text)
             return
         if search.is_news(reason, now):
-            self._effects.append(Say(f"waiting for the coordinator at {terms.where}: {reason}"))
+            self._effects.append(Say(f"waiting for the coordinator at {settings.where}: {reason}"))
         self._due = now + seconds
 
     def _give_up(self, exit_code: int, reason: str) -> None:
@@ -363,13 +361,13 @@ class Link:
             self._search = _Search(now)
             lost = f"lost the coordinator at {session.peer}: {reason}; reconnecting"
             self._effects += [Say(lost), CoordinatorLost()]
-            if now - session.opened_at >= LATER_S:
+            if now - session.opened_at >= SLOW_RETRY_S:
                 self._effects.append(Seek())
             else:  # it may close the next connection as soon
                 self._due = now + RETRY_S
         else:
             mute = session is not None and not resigned
-            self._wait(reason, LATER_S if unfit or mute else RETRY_S, now)
+            self._wait(reason, SLOW_RETRY_S if unfit or mute else RETRY_S, now)
 
     def _host(self, until: float, now: float) -> None:
         if self.state is LinkState.HOSTING:
@@ -380,16 +378,16 @@ class Link:
         self._effects.append(Disconnect())
 
     def _send_heartbeat(self, session: _Session, now: float) -> None:
-        terms, silent_s = self.terms, now - self.echoed_at
-        if silent_s > terms.lost_after_s:
+        settings, silent_s = self.settings, now - self.echoed_at
+        if silent_s > settings.lost_after_s:
             self._effects.append(Disconnect())
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
-        late = silent_s > terms.interval_s * LATE
+        late = silent_s > settings.interval_s * LATE_INTERVALS
         number = session.send(now)
-        is_regular = not late or number % max(1, round(terms.interval_s / BURST_S)) == 0
+        is_regular = not late or number % max(1, round(settings.interval_s / BURST_S)) == 0
         self._effects.append(SendHeartbeat(number, is_regular, as_datagram=late))
-        self._due = now + (BURST_S if late else terms.interval_s)
+        self._due = now + (BURST_S if late else settings.interval_s)
 
     def _echo(self, sent_at: float | None) -> None:
         if sent_at is None:

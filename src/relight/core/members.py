@@ -122,7 +122,7 @@ class Members:
         member.ready = ready
         self._ready[member.node] = None
 
-    def begin(self, member: Member) -> None:
+    def start(self, member: Member) -> None:
         """Note that a node was told to start workers."""
         member.ready, member.idle = None, False
         del self._ready[member.node]
@@ -148,7 +148,7 @@ class Members:
         members = reversed(self._by_node.values())
         return next((m.arrived_at for m in members if not m.probation_s), default)
 
-    def ready_after(self, generation: GenerationId) -> int:
+    def count_ready_from(self, generation: GenerationId) -> int:
         """Return how many of the nodes that are ready were in a generation."""
         readies = (member.ready for member in self.ready())
         return sum(ready is not None and ready.generation == generation for ready in readies)

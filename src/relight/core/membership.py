@@ -129,7 +129,7 @@ class _Numbers:
         return self.latest
 
 
-class _Report:
+class _RateLimit:
     """Rate limit for what many nodes are told: soon after a change, and not too often."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class _Gathering:
     def __init__(self) -> None:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
-        self.unsure_until = 0.0  # workers of a generation that is not known here may run
+        self.unknown_may_run_until = 0.0  # workers of a generation that is not known here may run
 
 
 class _Ending:
@@ -156,8 +156,8 @@ class _Ending:
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
-        self.trouble = ""  # why a worker failed; empty if none has
-        self.changed = False  # a node was lost or let in during this stop
+        self.failure_cause = ""  # why a worker failed; empty if none has
+        self.membership_changed = False  # a node was lost or let in during this stop
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: list[int] = []
 
@@ -166,7 +166,7 @@ class _Ending:
         self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
         self.succeeded_ranks += ready.succeeded_ranks
         if any(not failure.asked for failure in ready.failures):
-            self.trouble = self.trouble or f"a worker failed on {host}"
+            self.failure_cause = self.failure_cause or f"a worker failed on {host}"
 
 
 class Membership:
@@ -193,8 +193,8 @@ class Membership:
         self._cause = "start"
         self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still return with workers
-        self._wait_report = _Report()
-        self._successes = _Report()
+        self._wait_reasons = _RateLimit()
+        self._success_reports = _RateLimit()
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
@@ -221,8 +221,8 @@ class Membership:
         elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
-            if self._successes.is_pending:
-                times.append(self._successes.at)
+            if self._success_reports.is_pending:
+                times.append(self._success_reports.at)
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
         elif (
@@ -231,11 +231,11 @@ class Membership:
             times += self._stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
-        if self._wait_report.is_pending and self.state in (
+        if self._wait_reasons.is_pending and self.state in (
             GroupState.GATHERING,
             GroupState.RUNNING,
         ):
-            times.append(self._wait_report.at)
+            times.append(self._wait_reasons.at)
         return min(times, default=None)
 
     def present(self) -> int:
@@ -305,7 +305,7 @@ class Membership:
             self._gathering.since = now
         for node, text in self.members.admit(join, now):
             self._send(node, Note(text))
-        self._wait_report.after_join(now)
+        self._wait_reasons.after_join(now)
         if join.announce is not None:
             self._on_announce(self.members[join.node], join.announce, now)
         elif join.node in self.roster:  # it has no workers, or never got its GenerationFormed
@@ -313,7 +313,7 @@ class Membership:
                 self._stop(f"{join.host} came back without its workers", now)
             elif self.state is GroupState.STOPPING:
                 self.roster.active.add(join.node)  # until its NodeReady comes
-                self._stop_too(join.node, now)
+                self._stop_joined(join.node, now)
 
     def _on_announce(self, member: Member, announce: Announce, now: float) -> None:
         """Handle a node that joins with the workers of a generation."""
@@ -335,11 +335,11 @@ class Membership:
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
-        self.roster.hear_of_succeeded(announce.succeeded)
+        self.roster.mark_succeeded(announce.succeeded)
         if node not in self.roster.done:
             self.roster.active.add(node)
         if self.state is GroupState.STOPPING:
-            self._stop_too(node, now)
+            self._stop_joined(node, now)
             return
         if self.state is GroupState.RUNNING:
             self._confirm([node])
@@ -348,7 +348,7 @@ class Membership:
 
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
-        self._successes.is_pending = True
+        self._success_reports.is_pending = True
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -357,7 +357,7 @@ class Membership:
         self._send(member.node, StopWorkers(its_own, cause, gently=False))
         if member.node in self.roster:
             self.roster.remove(member.node)
-            self._ending.changed = True
+            self._ending.membership_changed = True
             if self.state is GroupState.RUNNING:
                 self._stop(f"{member.join.host} is in another generation", now)
 
@@ -372,7 +372,7 @@ class Membership:
                     return  # an outdated message
                 self._on_ready(member, message, current, now)
             case WorkerFailed(_, reason) if current:
-                self._ending.trouble = self._ending.trouble or reason
+                self._ending.failure_cause = self._ending.failure_cause or reason
                 if self.state is GroupState.RUNNING:
                     self._stop(reason, now)
             case WorkersSucceeded() if current and self.state in (
@@ -389,19 +389,21 @@ class Membership:
             if current:
                 self._ending.add(ready, member.join.host, now)
             if self.state is GroupState.RUNNING:
-                self._stop(self._ending.trouble or f"workers ended on {member.join.host}", now)
-            self.roster.rest(node)
+                self._stop(
+                    self._ending.failure_cause or f"workers ended on {member.join.host}", now
+                )
+            self.roster.deactivate(node)
         if self.generation == NO_GENERATION:  # the budget outlives a coordinator
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
-            if self._numbers.latest.number >= 0 and not self._gathering.unsure_until:
-                self._gathering.unsure_until = now + self.settings.rejoin_s
+            if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
+                self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
         self.members.set_ready(member, ready)
-        self._wait_report.is_pending = True
+        self._wait_reasons.is_pending = True
 
     def _lose(self, member: Member, what: str, now: float, *, orderly: bool = False) -> None:
         node = member.node
         self.members.lose(member, now)
-        self._wait_report.is_pending = True
+        self._wait_reasons.is_pending = True
         if node not in self.roster:
             return
         had_ended_well = node in self.roster.done
@@ -411,7 +413,7 @@ class Membership:
         if self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
-            self._ending.changed = True
+            self._ending.membership_changed = True
             if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
@@ -437,24 +439,26 @@ class Membership:
             self._after_stop(now)
         if self.state is GroupState.GATHERING:
             self._while_gathering(now)
-        if self._wait_report.is_pending and now >= self._wait_report.at:
-            self._tell_why(now)
+        if self._wait_reasons.is_pending and now >= self._wait_reasons.at:
+            self._send_wait_reasons(now)
 
     def _wait_for_lost(self, until: float, now: float) -> None:
         missing = self.roster.lost > 0
         if missing and now < until:
             return
         self._recover_until = None
-        self._ending.changed |= missing
+        self._ending.membership_changed |= missing
         if self.state is not GroupState.RECOVERING:
             return
         if missing:
             self._stop("a node was lost when the coordinator was lost", now)
-        elif self._ending.trouble or self.roster.has_idle():
-            self._stop(self._ending.trouble or "workers ended while there was no coordinator", now)
+        elif self._ending.failure_cause or self.roster.has_idle():
+            self._stop(
+                self._ending.failure_cause or "workers ended while there was no coordinator", now
+            )
         else:
             self.state = GroupState.RUNNING
-            self._successes.is_pending = False
+            self._success_reports.is_pending = False
             self._confirm(self.roster.places)
 
     def _confirm(self, nodes: Iterable[str]) -> None:
@@ -469,8 +473,11 @@ class Membership:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
-        if self._successes.is_pending and now >= self._successes.at:
-            self._successes.is_pending, self._successes.at = False, now + _SUCCESSES_EVERY_S
+        if self._success_reports.is_pending and now >= self._success_reports.at:
+            self._success_reports.is_pending, self._success_reports.at = (
+                False,
+                now + _SUCCESSES_EVERY_S,
+            )
             self._confirm(sorted(self.roster.active))
         for node, done_at in list(self.roster.done.items()):
             if now < done_at + self.settings.exit_barrier_s:
@@ -480,7 +487,7 @@ class Membership:
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
-            self._ending.changed = True
+            self._ending.membership_changed = True
             hosts = [member.join.host for member in newcomers]
             self._stop(f"{waiting.names(hosts)} joined", now, gently=self.settings.gently)
 
@@ -494,7 +501,7 @@ class Membership:
                 self._stopping.wait_for(self.members[node].join.stop_s, now)
                 self._send(node, StopWorkers(self.generation, cause, gently=gently))
 
-    def _stop_too(self, node: str, now: float) -> None:
+    def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
         if self._stopping is not None and self._stopping.give_up_at is None:
             self._stopping.wait_for(self.members[node].join.stop_s, now)
@@ -518,7 +525,7 @@ class Membership:
             self.roster.remove(member.node)
             self.members.lose(member, now)
         if late:
-            self._ending.changed = True
+            self._ending.membership_changed = True
             self._recover_until = now + self.settings.rejoin_s  # until their leases have expired
             hosts = [member.join.host for member in late]
             self._cause = f"{waiting.names(hosts)} did not stop in time"
@@ -531,7 +538,7 @@ class Membership:
     def _after_stop(self, now: float) -> None:
         """After all workers have stopped: restart after a failure, go on after a change, or end."""
         self.state, self._gathering.since = GroupState.GATHERING, now
-        if self._ending.trouble and not self._ending.changed:
+        if self._ending.failure_cause and not self._ending.membership_changed:
             self._after_failure(now)
 
     def _after_failure(self, now: float) -> None:
@@ -575,8 +582,8 @@ class Membership:
         """Return until when workers of an unknown generation may run, 0 if none can. They may if
         nodes have heard of one, and not all nodes that it can have had are here.
         """
-        here = self.members.ready_after(self._numbers.latest)
-        return self._gathering.unsure_until if here < self.settings.most else 0.0
+        here = self.members.count_ready_from(self._numbers.latest)
+        return self._gathering.unknown_may_run_until if here < self.settings.most else 0.0
 
     def _is_full(self) -> bool:
         """Return whether the first generation can start without waiting for more nodes."""
@@ -602,14 +609,14 @@ class Membership:
         self.generation = self._numbers.next()
         self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
         self.roster = Roster([member.node for member in members])
-        self._successes.is_pending = False
+        self._success_reports.is_pending = False
         self._gathering.enough_since = None
-        self._wait_report.is_pending = len(self.members) > len(self.roster)
+        self._wait_reasons.is_pending = len(self.members) > len(self.roster)
         address, port = first.join.address, first.ready.port
         generation = Generation(self.generation, self.restart, address, port, self._cause)
         nodes = [NodeSlots(m.join.slots, m.join.role) for m in members]
         for member, place in zip(members, ranks.places(nodes), strict=True):
-            self.members.begin(member)
+            self.members.start(member)
             self._send(member.node, GenerationFormed(generation, place))
 
     def _in_rank_order(self, now: float) -> list[Member]:
@@ -628,7 +635,7 @@ class Membership:
         for member in self.members:
             self._send(member.node, end)
 
-    def _tell_why(self, now: float) -> None:
+    def _send_wait_reasons(self, now: float) -> None:
         """Send waiting nodes the reason for the wait."""
         if self.state is GroupState.GATHERING:
             members, spare, text = list(self.members), False, self.explain(now)
@@ -639,10 +646,10 @@ class Membership:
             text = f"{self.explain(now)}; this node {what}"
         else:
             return
-        self._wait_report.is_pending = False
+        self._wait_reasons.is_pending = False
         for member in members:
             self._send(member.node, WaitReason(text, spare, self.generation))
-            self._wait_report.at = now + _WAIT_EVERY_S
+            self._wait_reasons.at = now + _WAIT_EVERY_S
 
     def _has_room(self) -> bool:
         """Return whether waiting nodes may be let in. A job that is about to end lets in none."""

@@ -24,7 +24,7 @@ class Roster:
         self.active = set(self.places)
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and when."""
-        self._ended: set[int] = set()  # places whose nodes succeeded and are gone
+        self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:
         """Return how many nodes the generation has, including those that are gone."""
@@ -37,22 +37,22 @@ class Roster:
     @property
     def done_and_gone(self) -> int:
         """How many nodes are gone after their workers succeeded."""
-        return len(self._ended)
+        return len(self._done_and_gone)
 
     @property
     def lost(self) -> int:
         """How many nodes are gone, or not here yet, whose workers have not succeeded."""
-        return self.order.count(None) - len(self._ended)
+        return self.order.count(None) - len(self._done_and_gone)
 
     @property
     def succeeded(self) -> tuple[int, ...]:
         """The places of nodes whose workers have succeeded, also if the nodes are gone."""
-        return tuple(sorted({*self._ended, *(self.places[node] for node in self.done)}))
+        return tuple(sorted({*self._done_and_gone, *(self.places[node] for node in self.done)}))
 
     @property
     def is_ending(self) -> bool:
         """Whether the workers of at least one node have succeeded."""
-        return bool(self.done or self._ended)
+        return bool(self.done or self._done_and_gone)
 
     def has_idle(self) -> bool:
         """Return whether a node is here whose workers neither run nor have succeeded."""
@@ -63,7 +63,7 @@ class Roster:
         if self.order[place] is None and node not in self.places:
             self.order[place] = node
             self.places[node] = place
-            self._ended.discard(place)
+            self._done_and_gone.discard(place)
         return self.order[place] == node
 
     def finish(self, node: str, now: float) -> None:
@@ -71,13 +71,13 @@ class Roster:
         self.active.discard(node)
         self.done.setdefault(node, now)
 
-    def hear_of_succeeded(self, places: Sequence[int]) -> None:
+    def mark_succeeded(self, places: Sequence[int]) -> None:
         """Note places whose workers have succeeded, as a former coordinator knew."""
         for place in places:
             if 0 <= place < len(self.order) and self.order[place] is None:
-                self._ended.add(place)
+                self._done_and_gone.add(place)
 
-    def rest(self, node: str) -> None:
+    def deactivate(self, node: str) -> None:
         """Note that a node has no workers any more."""
         self.active.discard(node)
         self.done.pop(node, None)
@@ -87,8 +87,8 @@ class Roster:
         place = self.places.pop(node)
         self.order[place] = None
         if node in self.done:
-            self._ended.add(place)
-        self.rest(node)
+            self._done_and_gone.add(place)
+        self.deactivate(node)
 
     def reactivate(self) -> None:
         """Make nodes that are done active: they must restart with the others."""
@@ -100,4 +100,4 @@ class Roster:
         assert self.places == {node: place for place, node in enumerate(self.order) if node}
         assert self.active | self.done.keys() <= self.places.keys()
         assert not self.active & self.done.keys()
-        assert all(self.order[place] is None for place in self._ended)
+        assert all(self.order[place] is None for place in self._done_and_gone)

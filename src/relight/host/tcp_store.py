@@ -48,7 +48,7 @@ _u64 = struct.Struct("=Q")
 _i64 = struct.Struct("=q")
 
 _Value = bytes | bytearray
-_Then = Callable[["_Client"], None] | None
+_AfterRepeats = Callable[["_Client"], None] | None
 _Query = tuple[tuple[int, ...], Callable[..., None]]
 """The fields of a request, and the method of the store that is called with the client and them."""
 
@@ -149,13 +149,13 @@ class TCPStore:
         client.repeat(count, self._LISTED, self._answer_check)
 
     def _answer_check(self, client: "_Client") -> None:
-        client.reply(_READY if all(map(self._has, client.listed)) else _NOT_READY)
+        client.reply(_READY if all(map(self._is_set, client.listed)) else _NOT_READY)
 
     def _wait(self, client: "_Client", count: bytes) -> None:
         client.repeat(count, self._LISTED, self._answer_wait)
 
     def _answer_wait(self, client: "_Client") -> None:
-        self._let_wait(client, [key for key in client.listed if not self._has(key)])
+        self._reply_when_set(client, [key for key in client.listed if not self._is_set(key)])
 
     def _list_key(self, client: "_Client", key: bytes) -> None:
         client.listed.append(key)
@@ -171,13 +171,13 @@ class TCPStore:
     def _delete(self, client: "_Client", key: bytes) -> None:
         value = self.values.pop(key, None)
         if value is not None:
-            self._take_room(-_size(key, value))
+            self._account(-_size(key, value))
         client.reply(_i64.pack(int(value is not None)))
 
     def _append(self, _: "_Client", key: bytes, value: bytes) -> None:
         current = self.values.get(key, b"")
         if isinstance(current, bytearray):  # so that each append does not copy it
-            self._take_room(len(value))
+            self._account(len(value))
             current += value
         else:
             self._store(key, bytearray(current) + value)
@@ -197,7 +197,7 @@ class TCPStore:
         client.reply(nonce)
 
     def _queue_push(self, _: "_Client", key: bytes, value: bytes) -> None:
-        self._take_room(_size(key, value))
+        self._account(_size(key, value))
         self._queues.setdefault(key, deque()).append(value)
         for client in list(self._waiting.get(key, ())):
             self._wake(client, key)
@@ -210,7 +210,7 @@ class TCPStore:
         if queue:
             value = queue.popleft()
             client.reply_value(value)
-            self._take_room(-_size(key, value))
+            self._account(-_size(key, value))
             if not queue:
                 del self._queues[key]
 
@@ -228,17 +228,17 @@ class TCPStore:
             self._wake_all(key)
             client.reply(_STOP_WAITING)
         else:
-            self._let_wait(client, [key])
+            self._reply_when_set(client, [key])
 
-    def _has(self, key: bytes) -> bool:
+    def _is_set(self, key: bytes) -> bool:
         return key in self.values or key in self._queues
 
     def _store(self, key: bytes, value: _Value) -> None:
         current = self.values.get(key)
-        self._take_room(_size(key, value) if current is None else len(value) - len(current))
+        self._account(_size(key, value) if current is None else len(value) - len(current))
         self.values[key] = value
 
-    def _take_room(self, size: int) -> None:
+    def _account(self, size: int) -> None:
         if self._stored + size > _MAX_STORED:
             raise _BadRequest
         self._stored += size
@@ -249,7 +249,7 @@ class TCPStore:
         self._store(key, b"%d" % total)
         return total
 
-    def _let_wait(self, client: "_Client", keys: list[bytes]) -> None:
+    def _reply_when_set(self, client: "_Client", keys: list[bytes]) -> None:
         self.cancel_wait(client)  # torch's client waits for one thing at a time
         for key in keys:
             self._waiting.setdefault(key, {})[client] = None
@@ -304,9 +304,9 @@ class _Client:
         self._store = store
         self._socket = connection
         self._queries: dict[int, _Query] = {0: ((_NONCE,), self._validate)}
-        self._repeated = self._queries[0]
-        self._left = 0  # how many times `_repeated` still follows
-        self._then: _Then = None
+        self._repeated_query = self._queries[0]
+        self._repeats_left = 0  # how many times `_repeated_query` still follows
+        self._after_repeats: _AfterRepeats = None
         self._unread = bytearray()
         self._needed = 1  # the size of `_unread` from which parsing can succeed
         self._unsent = bytearray()
@@ -323,12 +323,12 @@ class _Client:
         self._unsent += _u64.pack(len(value))
         self._unsent += value
 
-    def repeat(self, count: bytes, query: _Query, then: _Then = None) -> None:
+    def repeat(self, count: bytes, query: _Query, then: _AfterRepeats = None) -> None:
         """Expect the fields of `query`, without its number, `count` times; then call `then`."""
-        (self._left,) = _u64.unpack(count)
-        if self._left > _MAX_KEYS:
+        (self._repeats_left,) = _u64.unpack(count)
+        if self._repeats_left > _MAX_KEYS:
             raise _BadRequest
-        self._repeated, self._then = query, then
+        self._repeated_query, self._after_repeats = query, then
         self.listed, self.listed_size = [], 0
 
     def close(self) -> None:
@@ -391,8 +391,8 @@ class _Client:
         self._needed = 1
         try:
             while done < size and len(self._unsent) < _MAX_UNSENT and not self._closed:
-                repeated = self._left > 0
-                query = self._repeated if repeated else self._queries.get(data[done])
+                repeated = self._repeats_left > 0
+                query = self._repeated_query if repeated else self._queries.get(data[done])
                 if query is None:
                     raise _BadRequest  # noqa: TRY301
                 layout, act = query
@@ -403,9 +403,9 @@ class _Client:
                 done = end
                 act(self._store, self, *fields)
                 if repeated:
-                    self._left -= 1
-                if self._then is not None and not self._left:
-                    then, self._then = self._then, None
+                    self._repeats_left -= 1
+                if self._after_repeats is not None and not self._repeats_left:
+                    then, self._after_repeats = self._after_repeats, None
                     then(self)
         except _BadRequest:
             self.close()

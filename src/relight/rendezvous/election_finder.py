@@ -53,11 +53,11 @@ class ElectedFinder(Finder):
         self._meeting = meeting
         self._settings = settings
         self._seeker: Seeker
-        self._known: list[list[tuple[str, int]]] = [[] for _ in meeting.hosts]
-        self._unknown = len(meeting.hosts)
-        self._asks = False
-        self._hint = -1
-        self._asked = -1
+        self._addresses: list[list[tuple[str, int]]] = [[] for _ in meeting.hosts]
+        self._unresolved = len(meeting.hosts)
+        self._seek_waits = False
+        self._known_coordinator = -1
+        self._dialled = -1
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -72,39 +72,43 @@ class ElectedFinder(Finder):
     def seek(self, *, may_host: bool) -> None:
         """Report the coordinator that was elected; if it is not known, the next host to ask."""
         del may_host
-        if self._unknown:
-            self._asks = True
+        if self._unresolved:
+            self._seek_waits = True
             return
         if self._elector is None:
-            self._stand()
+            self._become_elector()
         reason = "none of its hosts answers as the coordinator"
         if self._elector is not None:
             if self._coordinates:
                 self._seeker.found(CoordinatorHere(self._elector.lease_until()))
                 return
-            self._hint = self._elector.whereabouts()
+            self._known_coordinator = self._elector.coordinator_index()
             reason = self._elector.explain()
-        index = self._hint if self._hint >= 0 else self._turn % len(self._known)
-        self._hint = -1
+        index = (
+            self._known_coordinator
+            if self._known_coordinator >= 0
+            else self._turn % len(self._addresses)
+        )
+        self._known_coordinator = -1
         self._turn += 1
-        addresses = self._known[index]
+        addresses = self._addresses[index]
         if not addresses or (self._elector is not None and index == self._elector.me):
             self._seeker.found(NotFound(reason))
             return
-        self._asked = index
+        self._dialled = index
         address = addresses[self._turn % len(addresses)]
         self._seeker.found(CoordinatorAt(address, self._meeting.lease_s))
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Ask the next host first. A refusal proves nothing: another host may have taken over."""
         del refused, working
-        self._turn = self._asked + 1
+        self._turn = self._dialled + 1
         return "", Refusal.NOTHING
 
     def redirected(self, host: int) -> str:
         """Note the coordinator that the host names, if it knows one."""
-        if host < len(self._known):
-            self._hint = host
+        if host < len(self._addresses):
+            self._known_coordinator = host
         return "the hosts of the endpoint have not chosen a coordinator yet"
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
@@ -112,14 +116,14 @@ class ElectedFinder(Finder):
         del has_lost_nodes
         return self._elector is not None and self._elector.coordinates()
 
-    def whereabouts(self) -> int:
+    def coordinator_index(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
-        return self._elector.whereabouts() if self._elector is not None else -1
+        return self._elector.coordinator_index() if self._elector is not None else -1
 
-    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
+    def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Pass the connection of another elector to this one."""
         if self._elector is not None:
-            self._elector.take(connection, settings)
+            self._elector.take_connection(connection, settings)
 
     def take_ballot(self, data: bytes) -> None:
         """Pass a datagram to the elector; it may come from a process outside this job."""
@@ -134,7 +138,7 @@ class ElectedFinder(Finder):
         if elector is None:
             return False
         now = self._loop.now()
-        elsewhere = elector.whereabouts() not in (-1, elector.me)
+        elsewhere = elector.coordinator_index() not in (-1, elector.me)
         if self._needed_at is None or connected or elsewhere:
             self._needed_at = now
         return now < self._needed_at + self._settings.rejoin_s
@@ -146,14 +150,14 @@ class ElectedFinder(Finder):
 
     def _on_host(self, index: int, found: list[tuple[str, int]], error: str) -> None:
         del error
-        self._known[index] = found
-        self._unknown -= 1
-        if not self._unknown and self._asks:
+        self._addresses[index] = found
+        self._unresolved -= 1
+        if not self._unresolved and self._seek_waits:
             self.seek(may_host=True)
 
-    def _stand(self) -> None:
+    def _become_elector(self) -> None:
         """Become the elector of a host of the list, if it is this machine and its port is free."""
-        for index, found in enumerate(self._known):
+        for index, found in enumerate(self._addresses):
             if not any(is_ours(address) for address, _ in found):
                 continue
             loopback = all(address.startswith("127.") for address, _ in found)
@@ -165,7 +169,7 @@ class ElectedFinder(Finder):
                 self._meeting,
                 self._settings,
                 index,
-                self._known,
+                self._addresses,
                 self._on_role,
                 self._seeker.turned_away,
             )
@@ -178,7 +182,7 @@ class ElectedFinder(Finder):
         if elector is None:
             return
         if coordinates and before:
-            self._seeker.certain(elector.lease_until())
+            self._seeker.extended(elector.lease_until())
         elif coordinates:
             self._seeker.found(CoordinatorHere(elector.lease_until()))
         elif before:
@@ -193,7 +197,7 @@ class Elector:
         meeting: where and how the nodes meet.
         settings: what the user asked for; votes count for as long as leases.
         me: the index of this host in the list.
-        known: the addresses of each host.
+        addresses: the addresses of each host.
         on_role: called repeatedly with whether this host is the coordinator.
         log: called with a line for each elector whose messages are refused.
     """
@@ -204,7 +208,7 @@ class Elector:
         meeting: Meeting,
         settings: GroupSettings,
         me: int,
-        known: list[list[tuple[str, int]]],
+        addresses: list[list[tuple[str, int]]],
         on_role: Callable[[bool], None],
         log: Callable[[str], None],
     ) -> None:
@@ -212,7 +216,7 @@ class Elector:
         self._loop = loop
         self._meeting = meeting
         self._settings = settings
-        self._known = known
+        self._addresses = addresses
         self._on_role = on_role
         self._log = log
         names = [host for host, _ in meeting.hosts]
@@ -220,8 +224,8 @@ class Elector:
         self._election = Election(
             names, me, incarnation, loop.now(), vote_s=meeting.lease_s, alone=meeting.alone
         )
-        self._out: dict[int, Connection] = {}
-        self._in: dict[Connection, None] = {}  # no set: the simulation needs their order
+        self._outgoing: dict[int, Connection] = {}
+        self._incoming: dict[Connection, None] = {}  # in the order of their arrival
         self._ballots = Ballots(loop)
         self._turn = 0
         self._elected_at = 0.0
@@ -237,7 +241,7 @@ class Elector:
         now = self._loop.now()
         return self._election.coordinates(now) and now >= self._elected_at + self._meeting.lease_s
 
-    def whereabouts(self) -> int:
+    def coordinator_index(self) -> int:
         """Return which host is the coordinator, -1 if that is not known."""
         return self._election.coordinator(self._loop.now())
 
@@ -249,14 +253,14 @@ class Elector:
         """Return until when this host certainly is the coordinator."""
         return self._election.lease_until()
 
-    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
+    def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
             # Its votes would last for another time than ours.
             connection.fail(waiting.other_patience(settings.lost_after_s, self._settings))
             return
         connection.owner = self
-        self._in[connection] = None
+        self._incoming[connection] = None
         self._ballots.admit(connection.session_key)
 
     def take_ballot(self, data: bytes) -> None:
@@ -271,7 +275,7 @@ class Elector:
         for timer in (self._timer, self._ping_timer):
             if timer is not None:
                 timer.cancel()
-        for connection in [*self._out.values(), *self._in]:
+        for connection in [*self._outgoing.values(), *self._incoming]:
             connection.close()
         self._ballots.close()
 
@@ -280,8 +284,8 @@ class Elector:
     def opened(self, connection: Connection, hello: Message) -> None:
         """Note that another host has answered."""
         del hello
-        for index, known in self._out.items():
-            if connection is known:
+        for index, each in self._outgoing.items():
+            if connection is each:
                 self._ballots.keys[index] = connection.session_key
                 self._step(Tick())
                 return
@@ -291,27 +295,27 @@ class Elector:
         heard = fields.message(_HEARD, message)
         if not isinstance(heard, Heartbeat):
             self._step(BallotReceived(heard))
-        elif connection in self._in:
+        elif connection in self._incoming:
             connection.send(fields.to_json(heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Forget a connection that has ended; the next ping opens a new one."""
         if connection.session_key and reason != CLOSED:
             self._log(f"{connection.peer}: {reason}")  # other ends are normal: that host is not up
-        self._in.pop(connection, None)
-        self._out = {i: known for i, known in self._out.items() if known is not connection}
+        self._incoming.pop(connection, None)
+        self._outgoing = {i: each for i, each in self._outgoing.items() if each is not connection}
 
     def _ping(self) -> None:
         if self._closed:
             return
         now = self._loop.now()
-        for index, addresses in enumerate(self._known):
-            connection = self._out.get(index)
+        for index, addresses in enumerate(self._addresses):
+            connection = self._outgoing.get(index)
             if index == self.me or not addresses:
                 continue
             if connection is not None and now - connection.heard_at > _SILENT_S:
                 connection.close()
-                del self._out[index]
+                del self._outgoing[index]
                 connection = None
             if connection is None:
                 self._turn += 1
@@ -319,7 +323,7 @@ class Elector:
                 hello = fields.plain(Hello("elector", self._meeting.job, self._settings))
                 security = self._meeting.security
                 try:
-                    self._out[index] = dial(
+                    self._outgoing[index] = dial(
                         self._loop, address, self, hello, security, timeout_s=_SILENT_S
                     )
                 except OSError:
@@ -333,7 +337,7 @@ class Elector:
             match effect:
                 case SendBallot(host, message):
                     self._ballots.tell(host, message)
-                    connection = self._out.get(host)
+                    connection = self._outgoing.get(host)
                     if connection is not None and connection.is_open:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():

@@ -5,6 +5,7 @@ belongs to this machine. The name is looked up again while no coordinator is fou
 """
 
 import socket
+from collections.abc import Callable
 
 from relight.core.lease import Refusal
 from relight.host.connection import resolve
@@ -46,10 +47,10 @@ class EndpointFinder(Finder):
         """Try to host the endpoint; if that fails, report where it is."""
         self._may_host = may_host
         if not self.addresses:
-            resolve(self._loop, self._meeting.host, self._meeting.port, self._on_addresses)
+            self._look_up(self._on_addresses)
             return
         if self._turn % _LOOK_UP_EVERY == _LOOK_UP_EVERY - 1:
-            self.gone()
+            self._look_up(self._on_other_addresses)
         self._answer("")
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
@@ -59,14 +60,16 @@ class EndpointFinder(Finder):
             return "", Refusal.NOTHING
         return "", Refusal.PROOF if is_ours(self._target) else Refusal.HINT
 
-    def gone(self) -> None:
+    def coordinator_lost(self) -> None:
         """Look the name up again meanwhile: a restarted pod has another address."""
-        meeting = self._meeting
-        resolve(self._loop, meeting.host, meeting.port, self._on_other_addresses)
+        self._look_up(self._on_other_addresses)
 
     def close(self) -> None:
         """Report no more answers."""
         self._closed = True
+
+    def _look_up(self, on_addresses: Callable[[list[tuple[str, int]], str], None]) -> None:
+        resolve(self._loop, self._meeting.host, self._meeting.port, on_addresses)
 
     def _on_other_addresses(self, addresses: list[tuple[str, int]], error: str) -> None:
         del error

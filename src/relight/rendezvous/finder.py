@@ -69,7 +69,7 @@ class Seeker:
         """
         raise NotImplementedError
 
-    def certain(self, until: float) -> None:
+    def extended(self, until: float) -> None:
         """Note that this process certainly coordinates until then, which is later than before."""
 
     def ousted(self, reason: str, again_s: float) -> None:
@@ -86,10 +86,10 @@ class Finder:
     """The interface of finders. The defaults suit a finder that is always certain.
 
     Attributes:
-        stays: whether the socket given to `Seeker.listen` stays when this process is ousted.
+        keeps_socket: whether the socket given to `Seeker.listen` stays when this process is ousted.
     """
 
-    stays = True
+    keeps_socket = True
 
     def open(self, seeker: Seeker) -> None:
         """Begin with this seeker."""
@@ -110,7 +110,7 @@ class Finder:
         del refused, working
         return "", Refusal.NOTHING
 
-    def gone(self) -> None:
+    def coordinator_lost(self) -> None:
         """Note that the coordinator is gone after it had answered and sent a message."""
 
     def redirected(self, host: int) -> str:
@@ -127,14 +127,14 @@ class Finder:
         del has_lost_nodes
         return True
 
-    def present(self, *, enough: bool) -> None:
+    def set_enough_nodes(self, *, enough: bool) -> None:
         """Note whether enough nodes reach this process; called whenever its role is extended."""
 
-    def whereabouts(self) -> int:
+    def coordinator_index(self) -> int:
         """Return which of several hosts coordinates, -1 if not known or there is only one."""
         return -1
 
-    def take(self, connection: Connection, settings: GroupSettings | None) -> None:
+    def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take a connection that another host's finder has opened to this one's socket."""
         del settings
         connection.close()

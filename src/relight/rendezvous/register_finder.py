@@ -61,7 +61,7 @@ class RegisteredFinder(Finder):
             on_trouble=self._on_trouble,
         )
         self._seeker: Seeker
-        self.stays = bool(port)
+        self.keeps_socket = bool(port)
         self._own = _OwnContact(meeting.local_addr, meeting.register, port)
         self._turn = 0
         self._tried_first = False
@@ -118,7 +118,7 @@ class RegisteredFinder(Finder):
         self._loop.call_after(0, self._lose)
         return False
 
-    def present(self, *, enough: bool) -> None:
+    def set_enough_nodes(self, *, enough: bool) -> None:
         """Give up the hold if too few nodes are left to train: the nodes that are gone may reach
         each other and the register, but not this node.
         """
@@ -193,7 +193,7 @@ class RegisteredFinder(Finder):
         dns.resolve(self._loop, name, contact.port, on_addresses)
 
     def _on_renewed(self) -> None:
-        self._seeker.certain(self._candidacy.until)
+        self._seeker.extended(self._candidacy.until)
 
     def _on_lost(self, reason: str) -> None:
         if not self._closed:
