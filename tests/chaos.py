@@ -17,6 +17,7 @@ import concurrent.futures
 import contextlib
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -32,6 +33,8 @@ from typing import NamedTuple
 MEETINGS = ("c10d", "hosts", "file")
 END_S = 60.0
 UP_S = 20.0
+LOST_AFTER_S = 1.0
+"""A node whose agent is stopped for less is not lost."""
 GONE_S = 3.0
 """Within a second, and some for a machine that is busy with other plays."""
 WORKER = """
@@ -145,6 +148,8 @@ class Play:
         for moment, what in sorted(self._moments(), key=lambda each: each[0]):
             time.sleep(max(0.0, self.begin + moment - time.monotonic()))
             what()
+        if any(d.victim == "agent" and d.pause_s >= LOST_AFTER_S for d in self.plan.deeds):
+            self._wait_until_together()
         (self.directory / "stop").touch()
         self._say("the workers are told to end")
         wrong = self._ends()
@@ -163,6 +168,22 @@ class Play:
         while (kept := os.listdir(self.scratch)) and time.monotonic() < deadline:
             time.sleep(0.02)
         return [f"in TMPDIR: {kept}"] if kept else []
+
+    def _wait_until_together(self) -> None:
+        """Wait until the group has taken back the nodes that it has lost: a node that misses the
+        end of the job waits for another coordinator until its join timeout.
+        """
+        deadline = time.monotonic() + UP_S
+        while time.monotonic() < deadline:
+            alive = [node for node, agent in enumerate(self.agents) if agent.poll() is None]
+            if len({self._generation(node) for node in alive}) <= 1:
+                return
+            time.sleep(0.05)
+
+    def _generation(self, node: int) -> str:
+        """Return the latest generation that a node has told of."""
+        text = (self.directory / f"agent{node}").read_text(errors="replace")
+        return (re.findall(r"generation (\d+): ", text) or [""])[-1]
 
     def _start(self) -> None:
         flags = [f"--nproc-per-node={self.plan.workers}", "--max-restarts=100",
