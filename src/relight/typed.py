@@ -19,30 +19,35 @@ else:
     def TypeVar(_: str) -> type:  # noqa: D103, N802
         return object
 
+    _getters: list[Any] = []
+    """The n-th one returns the n-th field, of any record."""
+
     class _Fields(type):
         """Turns the annotations of a class based on NamedTuple into its fields."""
 
         def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> type:
-            if any(getattr(base, "_fields", ()) for base in bases):
-                raise TypeError(f"{name}: a record has no subclasses")
-            if bases and bases[0] is not tuple:
+            namespace["__slots__"] = ()
+            if bases[0] is not tuple:
+                if bases[0]._fields:
+                    raise TypeError(f"{name}: a record has no subclasses")
                 annotations = namespace.get("__annotations__")
                 if annotations is None:  # Python 3.14 makes them on demand (PEP 649)
                     make = namespace.get("__annotate_func__")
                     annotations = make(1) if make else {}
-                fields = tuple(annotations)
+                fields = namespace["_fields"] = namespace["__match_args__"] = tuple(annotations)
                 defaults = {field: namespace[field] for field in fields if field in namespace}
-                if tuple(defaults) != fields[len(fields) - len(defaults) :]:
+                if defaults and fields[-len(defaults) :] != tuple(defaults):
                     raise TypeError(f"{name} has a field without a default after one with it")
-                namespace["_fields"] = namespace["__match_args__"] = fields
                 namespace["_field_defaults"] = defaults
-                for number, field in enumerate(fields):
-                    namespace[field] = _tuplegetter(number, "")
-            namespace["__slots__"] = ()
+                while len(_getters) < len(fields):
+                    _getters.append(_tuplegetter(len(_getters), ""))
+                namespace.update(zip(fields, _getters, strict=False))
             return type.__new__(cls, name, bases, namespace)
 
     class NamedTuple(tuple, metaclass=_Fields):
         """Works as `typing.NamedTuple`, for classes without further bases or subclasses."""
+
+        _fields: tuple[str, ...] = ()
 
         def __new__(cls, *values: Any, **named: Any) -> "NamedTuple":  # noqa: D102
             if named or len(values) != len(cls._fields):
