@@ -337,7 +337,9 @@ def main() -> None:
     control.set_inheritable(False)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -10)  # a network does not slow down with its hosts
+        # A network does not slow down with its hosts. A nice value would count within the session
+        # only, where the kernel groups processes by session (sched(7), autogroup).
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     except OSError:
         pass
     with control.makefile("rb") as lines:
