@@ -51,7 +51,7 @@ from relight.events import Tick
 from relight.group import Group, LinkOwner
 from relight.host.connection import dial
 from relight.host.dns import sock_address
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.rendezvous import finder as finders
 
 TYPE_CHECKING = False
@@ -101,7 +101,7 @@ class RemoteLink(finders.Seeker):
         self._connection: Connection | None = None
         self._heartbeats: Heartbeats | None = None
         self._datagram_address: Address = ()
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._others_run = False
         """Whether this node is done while other nodes are not."""
         self._closed = False
@@ -203,10 +203,7 @@ class RemoteLink(finders.Seeker):
                     self.say(text)
                 case GiveUp(exit_code, reason):
                     self._give_up(exit_code, reason)
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self.core.deadline()
-        self._timer = None if due is None else self._loop.call_at(due, partial(self._step, Tick()))
+        self._alarm.set(self.core.deadline())
 
     def _give_up(self, exit_code: int, reason: str) -> None:
         report: tuple[str, ...] = ()

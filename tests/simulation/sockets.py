@@ -62,7 +62,7 @@ class Loop:
         if limit_s is None:
             self.process.wait_until(done)
         else:
-            limit = self.call_after(limit_s, lambda: None)
+            limit = self.call_after(max(0.0, limit_s), lambda: None)
             self.process.wait_until(lambda: done() or self.now() >= limit.when)
 
     def run_once(self, timeout_s: float | None) -> None:

@@ -46,6 +46,26 @@ class Timer:
         return self.when < other.when
 
 
+class Alarm:
+    """A call at a time that can be changed.
+
+    Args:
+        loop: calls back.
+        callback: what to call.
+    """
+
+    def __init__(self, loop: "Loop", callback: Callback) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._timer: Timer | None = None
+
+    def set(self, when: float | None) -> None:
+        """Call back once, at `when` instead of the time set before; None: not at all."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if when is None else self._loop.call_at(when, self._callback)
+
+
 class Loop:
     """Waits for events and runs their callbacks, until a condition is true.
 

@@ -5,6 +5,7 @@ of an agent, or the replicas of a job on this machine.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from relight.core.supervision import (
     FOR_EVER,
@@ -15,7 +16,7 @@ from relight.core.supervision import (
     WorkerEnd,
 )
 from relight.events import Event, Tick, WorkersFrozen, WorkerStarted
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
 
 OnEvent = Callable[[ProcessEvent], None]
@@ -56,7 +57,7 @@ class Supervisor:
         self._on_event = on_event
         self._patient = patient
         self._lease_until = FOR_EVER
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, partial(self.step, Tick()))
         self.workers = Workers(loop, plans, ranks, scratch, self._on_process, fork)
 
     @property
@@ -114,10 +115,7 @@ class Supervisor:
                     self._ask(local_ranks, number)
                 case Kill():
                     self.workers.kill()
-        if self._timer is not None:
-            self._timer.cancel()
-        due = self.core.deadline()
-        self._timer = None if due is None else self._loop.call_at(due, lambda: self.step(Tick()))
+        self._alarm.set(self.core.deadline())
 
     def _ask(self, local_ranks: Sequence[int], number: int) -> None:
         """Ask processes to stop."""

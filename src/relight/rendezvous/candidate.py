@@ -4,12 +4,13 @@ remove one whose holder seems to have ended. `core/candidacy` decides what follo
 
 import json
 from collections.abc import Callable
+from functools import partial
 
 from relight.core import fields
 from relight.core.candidacy import Candidacy
 from relight.errors import UsageError
 from relight.host import background
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.rendezvous.register import Record, Register
 from relight.typed import NamedTuple
 
@@ -75,8 +76,8 @@ class Candidate:
         self._on_trouble = on_trouble
         self._value = ""
         self._answers = True
-        self._renewal: Timer | None = None
-        self._expiry: Timer | None = None
+        self._renewal = Alarm(loop, self._renew)
+        self._expiry = Alarm(loop, partial(self.lose, "the register does not answer"))
 
     def waiting_s(self) -> float:
         """Return for how long a question has been without an answer, 0 if there is none."""
@@ -116,9 +117,8 @@ class Candidate:
     def give_up(self) -> None:
         """Give up the hold; the register learns it with the next question, or when it lapses."""
         self._candidacy.give_up()
-        for timer in (self._renewal, self._expiry):
-            if timer is not None:
-                timer.cancel()
+        self._renewal.set(None)
+        self._expiry.set(None)
 
     def lose(self, reason: str) -> None:
         """Give up the hold, and report the reason with `on_lost`."""
@@ -147,15 +147,10 @@ class Candidate:
     def _hold_from(self, asked_at: float) -> None:
         """Note that the register confirmed the hold, which counts from when it was asked."""
         self._candidacy.held(asked_at)
-        if self._expiry is not None:
-            self._expiry.cancel()
-        self._expiry = self._loop.call_at(
-            self._candidacy.until, lambda: self.lose("the register does not answer")
-        )
+        self._expiry.set(self._candidacy.until)
 
     def _renew_later(self) -> None:
-        pause = min(_RENEW_S, self._ttl_s / 5)
-        self._renewal = self._loop.call_after(pause, self._renew)
+        self._renewal.set(self._loop.now() + min(_RENEW_S, self._ttl_s / 5))
 
     def _renew(self) -> None:
         asked_at = self._loop.now()

@@ -27,7 +27,7 @@ from relight.core.votes import Ballot
 from relight.events import Tick
 from relight.host.connection import CLOSED, Connection, dial, resolve
 from relight.host.heartbeats import Heartbeats
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.host.ports import is_ours, listen
 from relight.rendezvous.finder import CoordinatorAt, CoordinatorHere, Finder, NotFound, Seeker
 from relight.rendezvous.meeting import Meeting
@@ -230,7 +230,7 @@ class Elector:
         self._turn = 0
         self._elected_at = 0.0
         self._closed = False
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, partial(self._step, Tick()))
         self._ping_timer = loop.call_after(0, self._ping)
 
     def coordinates(self) -> bool:
@@ -272,9 +272,8 @@ class Elector:
     def close(self) -> None:
         """Close all connections."""
         self._closed = True
-        for timer in (self._timer, self._ping_timer):
-            if timer is not None:
-                timer.cancel()
+        self._alarm.set(None)
+        self._ping_timer.cancel()
         for connection in [*self._outgoing.values(), *self._incoming]:
             connection.close()
         self._ballots.close()
@@ -342,14 +341,8 @@ class Elector:
                         connection.send(fields.to_json(message))
                 case BecomeCoordinator():
                     self._elected_at = self._loop.now()
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = self._loop.call_at(self._election.deadline(), self._on_deadline)
+        self._alarm.set(self._election.deadline())
         self._on_role(self.coordinates())
-
-    def _on_deadline(self) -> None:
-        self._timer = None
-        self._step(Tick())
 
 
 class Ballots:

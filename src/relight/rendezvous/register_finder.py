@@ -13,7 +13,7 @@ from relight.core.lease import Refusal
 from relight.core.waiting import duration
 from relight.errors import UsageError
 from relight.host import dns
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.host.ports import is_loopback, is_ours, listen
 from relight.rendezvous.candidate import Answer, Candidate, Contact, words
 from relight.rendezvous.finder import (
@@ -70,7 +70,7 @@ class RegisteredFinder(Finder):
         """The holder that was reported last; None once that has failed."""
         self._answers = False
         self._may_host = False
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, self._ask)
         self._closed = False
 
     def open(self, seeker: Seeker) -> None:
@@ -129,22 +129,20 @@ class RegisteredFinder(Finder):
     def close(self) -> None:
         """Stop, and give the record back."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         self._own.close()
         self._candidate.close()
 
     def _ask(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         if self._closed or self._candidacy.holds(self._loop.now()):
             return
         if self._candidate.take(self._text_to_write, self._on_found):
-            self._timer = self._loop.call_after(_SILENT_S, self._ask)
+            self._alarm.set(self._loop.now() + _SILENT_S)
         elif self._candidate.waiting_s() >= _SILENT_S:
             self._seeker.found(NotFound(_SILENT, _ASK_AGAIN_S))
         else:
-            self._timer = self._loop.call_after(_ASK_AGAIN_S, self._ask)
+            self._alarm.set(self._loop.now() + _ASK_AGAIN_S)
 
     def _text_to_write(self) -> str:
         return self._own.to_text() if self._may_host else ""
@@ -152,8 +150,7 @@ class RegisteredFinder(Finder):
     def _on_found(self, found: Answer) -> None:
         if self._closed:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.set(None)
         self._answers = self._answers or isinstance(found, Record)
         if isinstance(found, UsageError) and not self._answers:
             self._seeker.found(Misconfigured(found))
