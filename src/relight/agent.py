@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     from relight.link import RemoteLink
 
 _READY_S = 30.0
-"""How long killed workers may take until other nodes know it: large processes exit slowly."""
+"""How long it may take from SIGKILL until this node has reported that its workers have exited:
+large processes exit slowly.
+"""
 
 
 class Agent:
@@ -88,11 +90,13 @@ class Agent:
             consoles, job.run_directory, verbose=spec.verbose, on_console=on_console
         )
         self.signals: list[int] = []
-        """Signals that ask this agent to leave the job."""
+        """The stop signals that this agent has received: after the first one it leaves the job."""
         self._state: NodeReady | GenerationFormed | WorkerGroup | None = None
-        self._workers: WorkerGroup | None = None  # the latest ones, which the report may be about
+        self._workers: WorkerGroup | None = (
+            None  # the latest ones; the failure report needs their logs
+        )
         self._end: JobEnded | None = None
-        self._restart = 0  # the last restart that the user was told of
+        self._restart = 0  # the latest restart that was reported to the user
         self._lease_until = FOR_EVER
         self._store: TCPStore | Reservation | None = None
         self._leftovers = Leftovers(self.loop, consoles, self.signals)
@@ -125,7 +129,7 @@ class Agent:
             broken = False
             return exit_code
         finally:
-            self._state = None  # from here on `announce` returns None
+            self._state = None  # so that `announce` returns None
             self.link.close(lambda: broken or bool(self.signals))
             if preload is not None:
                 preload.close()
@@ -171,14 +175,14 @@ class Agent:
     def _wait_for_generation(self) -> GenerationFormed | None:
         """Return the next generation with this node, or None if there is none.
 
-        It does not begin after its lease has expired: this machine may have been suspended, and the
-        other nodes may have gone on without it.
+        A generation whose lease has expired is not started: this machine may have been suspended,
+        and the other nodes may have continued without it.
         """
 
         def may_begin() -> bool:
             return isinstance(self._state, GenerationFormed) and self.loop.now() < self._lease_until
 
-        self.loop.run_once(0)  # sees a signal that is pending: then no workers start
+        self.loop.run_once(0)  # after a signal that is pending no workers start
         self.loop.run_until(lambda: may_begin() or self._is_over())
         formed = self._state
         return (
@@ -188,7 +192,7 @@ class Agent:
         )
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
-        """Run the workers until all have exited and no process of theirs is left."""
+        """Run the workers until they and all processes that they started have exited."""
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
             self._services, self.job, formed, self._store, self._send_failure
@@ -319,7 +323,7 @@ class Agent:
                 if isinstance(self._state, WorkerGroup) and generation == self._latest:
                     self._state.succeeded = succeeded
             case GenerationFormed():
-                pass  # it was formed for an older report
+                pass  # this node has changed its state since: it will report again
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""

@@ -3,9 +3,9 @@
 The agent that holds the endpoint runs a `Coordinator`. It listens there, for all jobs that use the
 endpoint, passes the messages of nodes to their groups, and reports nodes that fall silent.
 
-A node sends heartbeats over its connection. Where packets are lost, TCP delays all that follows, so
-heartbeats also come as datagrams to the same port; either counts. Datagrams carry a code that only
-the two ends of the connection can compute.
+A node sends heartbeats over its connection. If packets are lost, TCP delays all that follows, so
+heartbeats also come as datagrams to the same port; the first copy counts. A datagram has an
+authentication code that only the two ends of the connection can compute.
 """
 
 import socket
@@ -70,13 +70,13 @@ class Coordinator:
         self.groups: dict[str, Group] = {}
         self.seen_address = ""
         """The address at which other nodes reach this machine; empty until one has connected."""
-        self.longest_patience_s = float("inf")
-        """Longest `lost_after_s` accepted: longer leases would outlast this process's hold on a
-        register.
+        self.longest_lost_after_s = float("inf")
+        """Longest `lost_after_s` that is accepted: with a longer one, leases could outlast the time
+        for which a register names this process.
         """
         self.settings: dict[str, GroupSettings] = {}
-        """By job, the settings of the agent in this process: nodes with others are refused, even
-        if they connect first.
+        """By job, the settings of the agent in this process: nodes with different ones are refused,
+        even if they connect first.
         """
         self.on_job: Callable[[str, str], None] = _ignore
         """Called when the first node of a job arrives, and when its last node has gone."""
@@ -89,7 +89,7 @@ class Coordinator:
         self._heartbeats = Heartbeats(loop, sock.getsockname()[:2], sock.family, self._on_datagram)
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
-        self._stalled_at = float("-inf")
+        self._resumed_at = float("-inf")
         self._checked_at = loop.now()
         self._timer = loop.call_after(0, self._check_silence)
 
@@ -157,12 +157,12 @@ class Coordinator:
         if sender or settings is None or settings.least > settings.most:
             self._turn_away(connection, "its --nnodes is not valid")
             return
-        if settings.lost_after_s > self.longest_patience_s:
-            asked_s, ours_s = settings.lost_after_s, self.longest_patience_s
-            self._turn_away(connection, waiting.too_patient(asked_s, ours_s))
+        if settings.lost_after_s > self.longest_lost_after_s:
+            asked_s, ours_s = settings.lost_after_s, self.longest_lost_after_s
+            self._turn_away(connection, waiting.lost_after_too_long(asked_s, ours_s))
             return
         group = self.group(job, settings)
-        refusal = waiting.other_patience(settings.lost_after_s, group.membership.settings)
+        refusal = waiting.other_lost_after(settings.lost_after_s, group.membership.settings)
         if refusal:
             self._turn_away(connection, refusal)
             return
@@ -200,10 +200,10 @@ class Coordinator:
         """Handle the end of an agent's connection."""
         peer = self._peers.get(connection)
         if peer is not None:
-            patient_until = self._patient_until(peer)
-            if self._loop.now() < patient_until:
-                # The agent gave us up while we were suspended; it will reconnect.
-                self._loop.call_at(patient_until, lambda: self._lose(connection, reason))
+            spared_until = self._spared_until(peer)
+            if self._loop.now() < spared_until:
+                # This process was suspended, and the agent closed the connection: it reconnects.
+                self._loop.call_at(spared_until, lambda: self._lose(connection, reason))
             else:
                 self._lose(connection, reason)
         else:
@@ -225,9 +225,9 @@ class Coordinator:
         return send
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
-        """Fill in this host's address, which is known only from other nodes' connections.
+        """Fill in the address of this host, as other nodes have reached it.
 
-        An agent that reached us over loopback is on this host, too.
+        A node that has reached this process over loopback is on this host.
         """
         if not isinstance(message, GenerationFormed):
             return message
@@ -244,7 +244,9 @@ class Coordinator:
         self.turned_away(f"{connection.peer}: {reason}")
 
     def _on_refused(self, line: str) -> None:
-        """Log a refused peer, but not one that says nothing: standbys and port probes do that."""
+        """Print which peer was refused, unless it said nothing, as port probes and the standby of
+        `relight coordinator` do.
+        """
         if not line.endswith(SAID_NOTHING):
             self.turned_away(line)
 
@@ -258,7 +260,7 @@ class Coordinator:
             peer.group.step(NodeLost(peer.node, reason))
 
     def _drop(self, group: Group, node: str) -> None:
-        """Disconnect a node that the group gave up: without echoes, its workers' lease expires."""
+        """Disconnect a node that the group gave up: without echoes, its workers' lease ends."""
         group.recipients.pop(node, None)
         peer = self._peers.of_node(group, node)
         if peer is not None:
@@ -279,13 +281,11 @@ class Coordinator:
                 self._listener.hello = self._hello()
 
     def _hello(self) -> Message:
-        """Return the hello with the jobs served here, so that an agent with another token sees
-        whether it has reached its own job.
+        """Return the hello. It names the jobs served here, so that an agent whose token is refused
+        learns whether the coordinator of its own job has refused it.
         """
         hello: Message = {"sender": "coordinator"}
-        if (
-            len(self.groups) > _MOST_JOBS_NAMED
-        ):  # on a head node each agent would have to read them all
+        if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}
         return longer if len(wire.body_of(longer)) <= wire.MAX_HELLO // 2 else hello
@@ -304,21 +304,21 @@ class Coordinator:
 
     def _check_silence(self) -> None:
         now = self._loop.now()
-        patiences = [group.membership.settings.lost_after_s for group in self.groups.values()]
-        interval = min(patiences) / 8 if patiences else _IDLE_CHECK_S
+        limits = [group.membership.settings.lost_after_s for group in self.groups.values()]
+        interval = min(limits) / 8 if limits else _IDLE_CHECK_S
         if now - self._checked_at > interval + _STALL_S:
-            self._stalled_at = now
+            self._resumed_at = now
         self._checked_at = now
         self._timer = self._loop.call_after(interval, self._check_silence)
         self._forget_empty_groups()
         for peer in list(self._peers):
             silent_s = now - peer.connection.heard_at
-            if silent_s > peer.patience_s and now >= self._patient_until(peer):
+            if silent_s > peer.lost_after_s and now >= self._spared_until(peer):
                 peer.connection.close()
                 self._lose(peer.connection, f"no heartbeat for {silent_s:.1f} s")
 
-    def _patient_until(self, peer: "_Peer") -> float:
-        return self._stalled_at + 2 * peer.patience_s
+    def _spared_until(self, peer: "_Peer") -> float:
+        return self._resumed_at + 2 * peer.lost_after_s
 
 
 def _ignore(job: str, what: str) -> None:
@@ -333,7 +333,7 @@ class _Peer:
         self.group = group
         self.key = Heartbeats.key_of(connection.session_key)
         """What its datagrams begin with."""
-        self.patience_s = group.membership.settings.lost_after_s
+        self.lost_after_s = group.membership.settings.lost_after_s
         self.node = ""
         self._latest_heartbeat = -1
 

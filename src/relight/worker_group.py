@@ -1,14 +1,15 @@
-"""The workers of one generation on this node, from their start until no process of theirs is left.
+"""The workers of one generation on this node, from their start until all their processes are gone.
 
-    made    log files and pipes for their output are open                        (host/logs)
-    run     the spawner starts them; until all have exited, core/supervision decides which to stop,
-            and how                                                              (host/supervisor)
-            where asked for, also: their timers, workers that are stuck, and workers that have not
-            reached init_process_group           (host/timers, host/stuck, host/missing_at_init)
+    __init__    opens log files and pipes for their output                       (host/logs)
+    run         starts them and waits until all have exited; core/supervision decides which of them
+                to stop, and how                                                 (host/supervisor)
+                If the user asks for it, `run` also watches torch's timers and workers that are
+                stuck. After a minute it reports which workers have not reached init_process_group
+                                         (host/timers, host/stuck, host/missing_at_init)
 
-Invariants: the workers start once; `stopped_by` and `failed` are never reset; after `run` no
-process of theirs is left, unless the kernel can't end it. What follows for the job is decided
-elsewhere.
+Invariants: the workers start once; `stopped_by` and `failed` are never reset; after `run` none of
+their processes is left, unless the kernel can't end it. What follows for the job is decided by
+core/membership.
 """
 
 import errno
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.tcp_store import Reservation, TCPStore
 
-_ARRIVED_AFTER_S = 60
+_INIT_REPORT_S = 60
+"""When to report which workers have not reached init_process_group, in seconds after the start."""
 
 
 class AgentServices(NamedTuple):
@@ -90,13 +92,15 @@ class WorkerGroup:
         self.formed = formed
         self.began = services.loop.now()
         self.done = False
-        """Whether all of them have succeeded."""
+        """Whether all workers of this node have succeeded."""
         self.succeeded: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
         self.failed = False
+        """Whether a worker failed that was not asked to stop."""
         self.stuck = ""
-        """Which of them is in an uninterruptible call, as `local rank 2 (pid 4711)`."""
+        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
         self.stopped_by: StopWorkers | None = None
+        """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
         self._services = services
@@ -118,7 +122,7 @@ class WorkerGroup:
             raise _unwritable(error, len(self._plans)) from None
 
     def run(self, signals: Sequence[int], lease_until: Callable[[], float]) -> None:
-        """Start the workers; return when all have exited and no process of theirs is left.
+        """Start the workers; return when they and all processes that they started have exited.
 
         Args:
             signals: the signals that the agent received; may grow.
@@ -145,7 +149,7 @@ class WorkerGroup:
             from relight.host.stuck import StuckWatch
 
             watch = StuckWatch(loop, supervisor.workers.pids, job.stuck_after_s, self._on_stuck)
-        arrivals = loop.call_after(_ARRIVED_AFTER_S, self._report_missing_at_init)
+        arrivals = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
@@ -185,9 +189,7 @@ class WorkerGroup:
             self.supervisor.lease(until)
 
     def stop(self, stop: StopWorkers) -> None:
-        """Stop the workers for the coordinator; if it stops gently, they may save a checkpoint
-        first.
-        """
+        """Stop the workers; if `stop.gently`, give them time to save a checkpoint first."""
         self.stopped_by = stop
         supervisor, flag, meeting = (
             self.supervisor,
@@ -335,7 +337,7 @@ class WorkerGroup:
         if self.supervisor is not None:
             text = explain(self.supervisor.workers, self.formed, self._store)
             if text:
-                self._services.journal.say(f"after {duration(_ARRIVED_AFTER_S)}, {text}")
+                self._services.journal.say(f"after {duration(_INIT_REPORT_S)}, {text}")
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

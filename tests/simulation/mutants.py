@@ -37,8 +37,8 @@ MUTANTS = (
     Mutant(
         "a coordinator gives a node up only after a lease that it has given is over",
         "coordinator.py",
-        "if silent_s > peer.patience_s and now",
-        "if silent_s > peer.patience_s / 2 and now",
+        "if silent_s > peer.lost_after_s and now",
+        "if silent_s > peer.lost_after_s / 2 and now",
     ),
     Mutant(
         "echoes renew the lease of workers only once their generation is confirmed",

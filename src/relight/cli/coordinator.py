@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
         say(f"note: {note}")
     candidate = None
     if meeting.register is not None:
-        coordinator.longest_patience_s = settings.lost_after_s
+        coordinator.longest_lost_after_s = settings.lost_after_s
         candidate = _Candidate(loop, meeting, finder, coordinator, port, say)
     else:
         say(f"coordinating the jobs that meet at {where}")

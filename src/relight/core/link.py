@@ -30,14 +30,17 @@ from relight.typed import NamedTuple
 
 RETRY_S = 0.2
 SLOW_RETRY_S = 1.0
-"""Delay before the next try at a peer that says nothing after connecting, or turns us away."""
+"""Delay before the next try if the peer said nothing, or turned this node away."""
 UNFIT_S = 30.0
-"""How long nodes of an earlier try of the job, with another token, may still be there."""
+"""How long to try again after a coordinator turned this node away: it may belong to an earlier run
+of the job, with another token, which is about to end.
+"""
 BURST_S = 0.05
 """Seconds between heartbeats while the last one has no echo."""
 LATE_INTERVALS = 1.6
-"""In intervals: an echo that takes longer may be lost; then datagrams carry heartbeats as well, as
-TCP would delay them. A firewall may drop all datagrams, so the connection carries as many as ever.
+"""In heartbeat intervals. If an echo takes longer, packets may be lost, and TCP would delay later
+heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
+carries as many as before.
 """
 
 
@@ -54,8 +57,9 @@ class LinkState(Enum):
 class LinkSettings(NamedTuple):
     """The settings of the job that concern the link. Times in seconds.
 
-    `where` names the endpoint for people. A coordinator that is silent for `lost_after_s` is given
-    up. Without one for `seek_s` from the start, or for `rejoin_s` later, the job ends.
+    `where` names the endpoint for people. `interval_s` is the time between heartbeats. A
+    coordinator that is silent for `lost_after_s` is lost. The agent gives up if it finds no
+    coordinator for `seek_s` after the start, or for `rejoin_s` later.
     """
 
     where: str
@@ -158,7 +162,7 @@ class Say(NamedTuple):
 
 
 class GiveUp(NamedTuple):
-    """Effect: the job ends here."""
+    """Effect: this agent ends, with an exit code and the reason."""
 
     exit_code: int
     reason: str
@@ -284,7 +288,7 @@ class Link:
                 elif self.state is LinkState.SEEKING:
                     self._due = None  # until the finder, or the place found, answers
                     self._effects.append(Seek())
-        if self._lease.until != leased_until:  # first: `Seek` may lead to the next step
+        if self._lease.until != leased_until:  # before `Seek`, which may call `step` again
             self._effects.insert(0, LetWorkersRun(self._lease.until))
         return self._effects
 
@@ -363,7 +367,7 @@ class Link:
             self._effects += [Say(lost), CoordinatorLost()]
             if now - session.opened_at >= SLOW_RETRY_S:
                 self._effects.append(Seek())
-            else:  # it may close the next connection as soon
+            else:  # it may close the next connection as early
                 self._due = now + RETRY_S
         else:
             mute = session is not None and not resigned

@@ -28,12 +28,13 @@ Rules:
 - A node that was lost and returns in time, with its workers, gets its place back.
 - A generation's number is above all numbers that the group has heard of; the `origin` tells
   generations of one number apart. Nodes above the maximum are spares.
-- A coordinator that hears of a generation which it does not know forms none of its own as long as
-  workers of that one may run.
-- A node that is not ready long after its workers must have exited is given up: its connection is
-  closed, and the others wait for its lease to expire. While a stop takes long, all nodes are told
-  which nodes it waits for.
-- The last call has an end. A host whose nodes come and go makes no other node wait or restart.
+- A coordinator that hears of a generation which it does not know forms none of its own while
+  workers of that generation may run.
+- A node that does not get ready although its workers must have exited is given up: its connection
+  is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
+  told which nodes it waits for.
+- The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
+  makes no other node wait or restart.
 
 Invariants are in `check`. Deliberately not here: connections, heartbeats, leases, processes.
 """
@@ -88,8 +89,12 @@ _LAST_CALLS = 3
 
 
 class _Stopping:
-    """A stop of all workers: when it is reported to nodes, and when late nodes are given up; None
-    for never.
+    """A stop of all workers.
+
+    Attributes:
+        tell_at: when the nodes are told which nodes it waits for; None if they know.
+        give_up_at: when nodes that are not ready are given up; None for never.
+        given_up: the nodes that were given up.
     """
 
     def __init__(self, now: float) -> None:
@@ -130,10 +135,10 @@ class _Numbers:
 
 
 class _RateLimit:
-    """Rate limit for what many nodes are told: soon after a change, and not too often."""
+    """Limits how often many nodes are told something: soon after a change, but not too often."""
 
     def __init__(self) -> None:
-        self.is_pending = False  # they do not know the latest
+        self.is_pending = False  # something has changed since the last report
         self.at = 0.0
 
     def after_join(self, now: float) -> None:

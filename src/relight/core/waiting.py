@@ -47,7 +47,7 @@ def refusal(settings: GroupSettings, join: Join, holder: Join | None) -> str:
     return ""
 
 
-def other_patience(asked_s: float, settings: GroupSettings) -> str:
+def other_lost_after(asked_s: float, settings: GroupSettings) -> str:
     """Return why a node with another heartbeat timeout can't join, or an empty string."""
     if asked_s == settings.lost_after_s:
         return ""
@@ -58,7 +58,7 @@ def other_patience(asked_s: float, settings: GroupSettings) -> str:
     )
 
 
-def too_patient(asked_s: float, longest_s: float) -> str:
+def lost_after_too_long(asked_s: float, longest_s: float) -> str:
     """Return why a coordinator named by a register refuses a longer heartbeat timeout."""
     return (
         "keep_alive_interval * keep_alive_max_attempt of --rdzv-conf is "

@@ -257,7 +257,7 @@ class Elector:
         """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
             # Its votes would last for another time than ours.
-            connection.fail(waiting.other_patience(settings.lost_after_s, self._settings))
+            connection.fail(waiting.other_lost_after(settings.lost_after_s, self._settings))
             return
         connection.owner = self
         self._incoming[connection] = None

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 2379
 _LONGEST_ANSWER = 64 * 1024
-_LEAST_PATIENCE_S = 0.5
-_MOST_PATIENCE_S = 2.0
+_LEAST_TIMEOUT_S = 0.5
+_MOST_TIMEOUT_S = 2.0
 _ANOTHER_MAY_KNOW = (408, 429)
 
 
@@ -57,26 +57,26 @@ class EtcdMembers:
     Args:
         addresses: hosts and ports.
         tls: how to use TLS.
-        patience_s: how long one member may take to connect, and to answer.
+        timeout_s: how long one member may take to connect, and to answer.
 
     Attributes:
         own_address: the address of this machine on connections to members; empty if not known.
     """
 
     def __init__(
-        self, addresses: Sequence[tuple[str, int]], tls: Tls, patience_s: float = _MOST_PATIENCE_S
+        self, addresses: Sequence[tuple[str, int]], tls: Tls, timeout_s: float = _MOST_TIMEOUT_S
     ) -> None:
         self.own_address = ""
         self._addresses = list(dict.fromkeys(addresses))
         self._tls = tls
-        self._most_patience_s = self._patience_s = min(_MOST_PATIENCE_S, patience_s)
+        self._most_timeout_s = self._timeout_s = min(_MOST_TIMEOUT_S, timeout_s)
         self._turn = 0
         self._connection: http.client.HTTPConnection | None = None
         self._answered = False
 
     def hurry(self, ttl_s: float) -> None:
         """Leave time to ask a second member: the answer is worthless after `ttl_s`."""
-        self._patience_s = min(self._most_patience_s, max(_LEAST_PATIENCE_S, ttl_s / 2))
+        self._timeout_s = min(self._most_timeout_s, max(_LEAST_TIMEOUT_S, ttl_s / 2))
 
     def ask(
         self,
@@ -138,7 +138,7 @@ class EtcdMembers:
                 return self._exchange(kept, method, path, body, headers)
             except TimeoutError:
                 kept.close()
-                raise OSError(f"no answer within {self._patience_s:g} s") from None
+                raise OSError(f"no answer within {self._timeout_s:g} s") from None
             except (OSError, http.client.HTTPException):
                 kept.close()  # the member may have closed it since the last answer: try again
         connection = self._new_connection()
@@ -154,9 +154,9 @@ class EtcdMembers:
 
         host, port = self._addresses[self._turn]
         if self._tls.context is None:
-            return http.client.HTTPConnection(host, port, timeout=self._patience_s)
+            return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
         return http.client.HTTPSConnection(
-            host, port, timeout=self._patience_s, context=self._tls.context
+            host, port, timeout=self._timeout_s, context=self._tls.context
         )
 
     def _exchange(
@@ -170,9 +170,9 @@ class EtcdMembers:
         import http.client
 
         sock: socket.socket = connection.sock
-        sock.settimeout(self._patience_s)
+        sock.settimeout(self._timeout_s)
         self.own_address = sock.getsockname()[0]
-        until = time.monotonic() + self._patience_s
+        until = time.monotonic() + self._timeout_s
 
         def timed(sock: Any, *args: Any, **options: Any) -> http.client.HTTPResponse:
             return http.client.HTTPResponse(_Timed(sock, until), *args, **options)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ class EtcdMembers:
                 other = "http" if self._tls.context else "https"
                 return UsageError(f"{where} {found}", hint=f"--rdzv-conf=protocol={other}")
         if isinstance(error, TimeoutError):
-            return OSError(f"no answer within {self._patience_s:g} s")
+            return OSError(f"no answer within {self._timeout_s:g} s")
         if isinstance(
             error, http.client.RemoteDisconnected | http.client.IncompleteRead | ssl.SSLEOFError
         ):
@@ -236,7 +236,7 @@ class EtcdMembers:
         import ssl
 
         try:
-            with socket.create_connection(self._addresses[self._turn], self._patience_s) as sock:
+            with socket.create_connection(self._addresses[self._turn], self._timeout_s) as sock:
                 if self._tls.context is not None:
                     sock.sendall(b"GET /version HTTP/1.0\r\n\r\n")
                     plain = sock.recv(5) == b"HTTP/"
