@@ -289,7 +289,7 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
         notes.append("--no-python has no effect: --run-path takes precedence")
     if spec.preload:
         notes += [
-            f"--preload has no effect with --{flag}: workers start cold"
+            f"--preload has no effect with --{flag}: each worker imports its modules itself"
             for flag in ("no-python", "run-path", "numa-binding")
             if getattr(spec, flag.replace("-", "_"))
         ]

@@ -106,7 +106,7 @@ def test_what_has_no_effect_is_said(scheduler: Local) -> None:
     assert [note.split(" ")[0] for note in notes] == ["mounts", "each"]
     assert render(scheduler, shell("true")).notes == ()
     alone = shell("true", replicas=2, max_retries=1, retry_policy=RetryPolicy.REPLICA)
-    assert render(scheduler, alone).notes == ("the job as a whole is tried again, 1 time",)
+    assert render(scheduler, alone).notes == ("the job is retried as a whole, 1 time",)
     elastic = shell("true", replicas=2, min_replicas=1)
     assert render(scheduler, elastic).notes == (
         "all replicas are started, and the job ends when one fails",

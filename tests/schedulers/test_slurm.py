@@ -293,7 +293,7 @@ def test_the_time_limit_is_a_preemption(jobs: Jobs) -> None:
     assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), jobs.said(app_id)
     said = jobs.said(app_id)
     assert "the time limit is near, sending SIGUSR1 to the workers" in said
-    assert "main failed with exit code 85\nrelight: queueing the job again, for try 2 of 2" in said
+    assert "main failed with exit code 85\nrelight: requeueing the job, attempt 2 of 2" in said
     lines = jobs.logs(app_id, "main/0", "stdout")
     assert sorted(lines) == ["begins"] * 2 + ["goes on from step 5"] * 2
 

@@ -54,7 +54,8 @@ def checked(app: AppDef) -> AppDef:
             raise UsageError(f"the role {role.name} has more than {MOST} replicas")
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
-                f"the role {role.name} needs {role.min_replicas} of {role.num_replicas} replicas"
+                f"the role {role.name} has min_replicas={role.min_replicas}: "
+                f"must be at least 1 and at most num_replicas, {role.num_replicas}"
             )
         if role.max_retries < 0:
             raise UsageError(

@@ -159,7 +159,7 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION for role in app.roles
     )
     if partly or len(retries) > 1:
-        yield f"the job as a whole is tried again, {many(min(retries), 'time')}"
+        yield f"the job is retried as a whole, {many(min(retries), 'time')}"
     if any(role.min_replicas not in (None, role.num_replicas) for role in app.roles):
         yield "all replicas are started, and the job ends when one fails"
 

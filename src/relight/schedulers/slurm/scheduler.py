@@ -122,13 +122,13 @@ class Slurm:
         if any(role.mounts for role in app.roles):
             notes.append("mounts have no effect: replicas see the files of their node")
         if not cfg.get("requeue", True) and any(role.max_retries for role in app.roles):
-            notes.append("with requeue=false a job that failed is not tried again")
+            notes.append("with requeue=false a job that failed is not retried")
         partly = any(
             role.max_retries and role.retry_policy is not RetryPolicy.APPLICATION
             for role in app.roles
         )
         if partly or len({role.max_retries for role in app.roles}) > 1:
-            notes.append("the job as a whole is tried again, as often as the least of its roles")
+            notes.append("the job is retried as a whole, as often as the role with the fewest retries")
         path = os.path.join(folder, "job.sbatch")
         body = {
             "command": ["sbatch", "--parsable", path],

@@ -5,7 +5,7 @@
     run_ROLE              runs one replica, on its node; exported to the tasks of the step
     step                  one `srun` per role, one task per node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
-    the end               another try if there is one left, else the exit code of the cause
+    the end               requeues the job if retries are left; else exits with the cause's code
 
 The values of variables are in the script, whose file only the user can read, and in no command
 line. srun's messages (one file per role) show which task failed first and how: without accounting,
@@ -198,7 +198,7 @@ if [ -n "$stopped" ]; then
     exit "$code" # cancelled or timed out: Slurm records the reason
 fi
 if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-    echo "relight: queueing the job again, for try $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+    echo "relight: requeueing the job, attempt $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"

@@ -197,7 +197,7 @@ class Ssh:
     def _must_know(self, app_id: str) -> Sequence[Known]:
         known = _known(app_id)
         if not known:
-            raise UsageError(f"no ssh job {app_id} was sent from here", hint="relight list -s ssh")
+            raise UsageError(f"no ssh job {app_id} was submitted from here", hint="relight list -s ssh")
         return known
 
 
@@ -363,7 +363,7 @@ def _notes(app: AppDef, used: Sequence[SshHost], listed: int, meeting: str) -> I
                 f"{many(role.min_replicas, 'replica')} would be enough"
             )
     if len(retries := {role.max_retries for role in app.roles}) > 1:
-        yield f"the job as a whole is tried again, {many(min(retries), 'time')}"
+        yield f"the job is retried as a whole, {many(min(retries), 'time')}"
 
 
 def _text(body: Mapping[str, Any]) -> str:
