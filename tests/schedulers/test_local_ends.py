@@ -172,7 +172,7 @@ def test_a_state_that_was_replaced_is_seen_at_once(tmp_path: Path) -> None:
     """A state that was replaced is seen, however soon that was after the one before."""
     record = LocalRecord(str(tmp_path))
     record.make()
-    lock = record.hold()
+    lock = record.lock()
     for number in range(200):
         record.write(a_state("RUNNING", str(number)))
         found = record.latest()

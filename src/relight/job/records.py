@@ -150,7 +150,9 @@ def wait_until_sent(app_id: str) -> None:
     end = time.monotonic() + _SENT_LIMIT_S
     while is_being_sent(app_id):
         if time.monotonic() > end:
-            raise MachineError(f"{app_id} is still being submitted", hint="end `relight submit` itself")
+            raise MachineError(
+                f"{app_id} is still being submitted", hint="end `relight submit` itself"
+            )
         time.sleep(_LOOK_S)
 
 

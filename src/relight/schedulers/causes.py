@@ -30,7 +30,7 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
 
 
 def last_words(lines: Sequence[str], exitcode: int | None) -> str:
-    """Return the last line with a reason; an agent that was killed has written none."""
+    """Return the last line that may be a reason; empty for a killed agent, which wrote none."""
     said = [line for line in lines if line.strip() and not line.startswith("slurmstepd")]
     killed = exitcode is not None and not 0 <= exitcode <= EXIT_SIGNAL_BASE
     return "" if not said or (killed and said[-1].startswith("relight: ")) else said[-1]

@@ -36,7 +36,7 @@ class Images:
         built = {build["image"]: build["base"] for build in body["builds"]}
         wanted = [container["config"]["Image"] for container in body["containers"]]
         for image in dict.fromkeys(built.get(image, image) for image in wanted):
-            self._have(image, body["pull"])
+            self._pull(image, body["pull"])
         for build in body["builds"]:
             self._build(build, str(body["app_id"]))
 
@@ -51,7 +51,7 @@ class Images:
                 if error.status_code not in (404, 409):  # gone, or the base of another image
                     raise
 
-    def _have(self, image: str, policy: str) -> None:
+    def _pull(self, image: str, policy: str) -> None:
         import docker
 
         if policy == "never" or image.startswith("sha256:"):

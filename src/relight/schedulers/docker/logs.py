@@ -8,7 +8,7 @@ from typing import Any
 from relight.schedulers.api import LogQuery
 from relight.schedulers.docker.daemon import Daemon
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 Piece = tuple[str, bytes]
 """Docker's timestamp, and the bytes written; pieces of one line have the same timestamp."""
 
@@ -60,7 +60,7 @@ def _follow(client: Any, container_id: str, query: LogQuery) -> Iterator[str]:
         )
         seen = _Pieces(frames, last)
         yield from whole_lines(seen)
-        if not query.follow or not _begins_again(client, container_id, began):
+        if not query.follow or not _was_restarted(client, container_id, began):
             return
         # Skip lines that were already returned; the daemon may send them again.
         last = seen.last
@@ -84,7 +84,7 @@ class _Pieces:
                 yield written_at, data
 
 
-def _begins_again(client: Any, container_id: str, began: str) -> bool:
+def _was_restarted(client: Any, container_id: str, began: str) -> bool:
     """Wait until a container was restarted, or will not be; return whether it was."""
     while True:
         state = client.inspect_container(container_id)["State"]
@@ -92,4 +92,4 @@ def _begins_again(client: Any, container_id: str, began: str) -> bool:
             return True
         if not (state["Running"] or state["Restarting"]):
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)

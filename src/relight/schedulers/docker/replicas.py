@@ -120,7 +120,7 @@ def verdict(found: Sequence[Container]) -> tuple[AppState, str]:
     return AppState.SUCCEEDED, ""
 
 
-def ask_to_stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
+def stop(client: Any, found: Sequence[Container], mark: str, *, kill: bool = False) -> None:
     """Send SIGTERM to containers that did not get it yet. They are marked first, so that the exit
     code does not count as a failure.
 

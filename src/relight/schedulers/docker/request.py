@@ -69,7 +69,7 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
     network = cfg.get("network") or NETWORK
     names = container_names(app, app_id)
     first = "localhost" if network in NO_NAMES else names[0][0]
-    given = _Given(app, cfg)
+    given = _Allocation(app, cfg)
     containers = []
     for role, its_names in zip(app.roles, names, strict=True):
         image = next((b["image"] for b in builds if b["base"] == role.image), role.image)
@@ -106,14 +106,14 @@ def container_names(app: AppDef, app_id: str) -> list[list[str]]:
     """Return the names of the containers of each role. They are hostnames too: at most 63 letters,
     digits and hyphens; the end of `app_id` is kept, because it is the unique part.
     """
-    parts = [_plain(role.name)[:24].strip("-") or "role" for role in app.roles]
+    parts = [_hostname_part(role.name)[:24].strip("-") or "role" for role in app.roles]
     if len(set(parts)) < len(parts):
         parts = [f"{part}-{number}" for number, part in enumerate(parts)]
     names = []
     for role, part in zip(app.roles, parts, strict=True):
         tails = [f"-{part}-{number}" for number in range(role.num_replicas)]
         room = 63 - len(tails[-1]) if tails else 63
-        start = _plain(app_id)[-min(room, 30) :].strip("-")
+        start = _hostname_part(app_id)[-min(room, 30) :].strip("-")
         names.append([(start + tail).strip("-") for tail in tails])
     return names
 
@@ -147,8 +147,8 @@ def text_of(body: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Given:
-    """Distributes what only one replica can have: GPUs, numbered devices, ports of this machine."""
+class _Allocation:
+    """Gives each replica its own GPUs, numbered devices and ports of the host."""
 
     def __init__(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
         asked = sum(max(0, role.resource.gpu) * role.num_replicas for role in app.roles)
@@ -160,7 +160,7 @@ class _Given:
             )
         self._gpus = list(chosen) or [str(number) for number in range(asked)]
         self._counts = dict.fromkeys(_DEVICES, 0)
-        self._publish = dict(_published(word) for word in cfg.get("publish") or ())
+        self._publish = dict(_parse_publish(word) for word in cfg.get("publish") or ())
         self._ports = sorted({name for role in app.roles for name in role.port_map})
         self._taken: dict[int, str] = {}
 
@@ -201,14 +201,14 @@ class _Given:
                 )
 
 
-def _published(word: str) -> tuple[str, int]:
+def _parse_publish(word: str) -> tuple[str, int]:
     name, _, port = word.partition(":")
     if port and not (port.isdecimal() and 0 < int(port) < 65536):
         raise UsageError(f"-cfg publish={word}: {port} is not a port", hint="NAME or NAME:PORT")
     return name, int(port or 0)
 
 
-def _plain(text: str) -> str:
+def _hostname_part(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -39,8 +39,8 @@ from relight.schedulers.docker.request import (
     text_of,
 )
 
-_LOOK_S = 0.2
-_TRIES = 5
+_POLL_S = 0.2
+_ATTEMPTS = 5
 _NO_NETWORK = re.compile(r"network \S+ (not found|is ambiguous)")
 
 
@@ -114,7 +114,7 @@ class Docker:
                 if replicas.verdict(found)[0] is AppState.FAILED:
                     began = self._failed_at.setdefault(app_id, time.monotonic())
                     kill = time.monotonic() - began > STOP_LIMIT_S
-                    replicas.ask_to_stop(client, found, STOPPED, kill=kill)
+                    replicas.stop(client, found, STOPPED, kill=kill)
         return {app_id: replicas.status(found) for app_id, found in jobs.items()}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -175,8 +175,8 @@ def _cancel(client: Any, app_id: str, found: Sequence[Container]) -> None:
         kill = time.monotonic() > kill_at
         if time.monotonic() > kill_at + STOP_LIMIT_S:
             raise MachineError(f"{app_id} could not be stopped: Docker can't stop {live[0].name}")
-        replicas.ask_to_stop(client, live, CANCELLED, kill=kill)
-        time.sleep(_LOOK_S)
+        replicas.stop(client, live, CANCELLED, kill=kill)
+        time.sleep(_POLL_S)
         found = replicas.jobs(client, [app_id]).get(app_id, [])
 
 
@@ -219,7 +219,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
     """
     import docker
 
-    for tries_left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_ATTEMPTS)):
         if name not in NO_NAMES:
             _make_network(client, name)
         try:
@@ -227,7 +227,7 @@ def _in_network(client: Any, name: str, ask: Callable[[], Any]) -> Any:
         except docker.errors.APIError as error:
             if not tries_left or not _NO_NETWORK.search(explanation(error)):
                 raise
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     raise AssertionError
 
 

@@ -3,10 +3,9 @@
     submit --exec--> executor --> spawner --> replicas (agents) --> their workers
 
 It works like an agent without a group: the same state machine (core/supervision) and the same
-spawner, with replicas as workers, so no process of a job outlives its executor. Its order is one
-line of JSON on stdin. A detached executor runs in the background; any other stops the job when
-stdin ends, that is when the submitting process is gone, for any reason. It writes `started`, or an
-error, to stdout.
+spawner, with replicas as workers, so no process of a job outlives its executor. It reads its order,
+one line of JSON, from stdin, and writes `started` or an error to stdout. A detached executor runs
+in the background; any other stops the job at the end of stdin: the submitting process has ended.
 """
 
 import errno
@@ -87,30 +86,30 @@ class LogCopy:
 
 
 class Executor:
-    """Runs one job, from its first try to its last.
+    """Runs one job, from its first attempt to its last.
 
     Args:
         order: the job.
-        hold: a descriptor whose end of file stops the job, or None.
+        submitter: a descriptor whose end of file stops the job; None for a detached job.
     """
 
-    def __init__(self, order: Order, hold: int | None) -> None:
+    def __init__(self, order: Order, submitter: int | None) -> None:
         self._order = order
         self._replicas = order.replicas
-        self._hold = hold
+        self._submitter = submitter
         self._record = LocalRecord(order.directory)
         self._loop = Loop()
         # It keeps other users of this machine out, and lets jobs of one user share an endpoint.
         token = {"RELIGHT_TOKEN": records.token()}
         self._environment = {"PYTHONUNBUFFERED": "x", **token, **env.read().variables}
         self._supervisor: Supervisor | None = None
-        """Set during a try."""
-        self._stopped = self._lost = ""
+        """Set during an attempt."""
+        self._stopped = self._log_error = ""
         self._streams: list[tuple[LogCopy, LogCopy]] = []
-        self._first: int | None = None
+        self._first_failed: int | None = None
         self._restarts = 0
-        self._said = False
-        self._states = [self._blank(number) for number in range(len(self._replicas))]
+        self._has_reported = False
+        self._states = [self._pending(number) for number in range(len(self._replicas))]
         self._submitted = datetime.now().astimezone().isoformat(timespec="milliseconds")
 
     def run(self) -> None:
@@ -118,22 +117,22 @@ class Executor:
         raise_limit()  # of open files; the replicas keep theirs
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, self._on_signal)
-        if self._hold is not None:
-            self._loop.on_readable(self._hold, self._on_submitter_gone)
+        if self._submitter is not None:
+            self._loop.on_readable(self._submitter, self._on_submitter_gone)
         self._record.write(self._state("RUNNING", ""))  # a job without a state does not start
         while True:
-            failed = self._try_once()
+            failed = self._run_attempt()
             if not failed or self._stopped or self._restarts >= self._order.max_retries:
                 break
             self._restarts += 1
-            self._first = None
-            self._states = [self._blank(number) for number in range(len(self._replicas))]
+            self._first_failed = None
+            self._states = [self._pending(number) for number in range(len(self._replicas))]
         state = "CANCELLED" if self._stopped else "FAILED" if failed else "SUCCEEDED"
-        why = self._stopped or (self._why() if failed else "")
-        lost = f"its logs are not complete: {self._lost}" if self._lost else ""
+        why = self._stopped or (self._reason() if failed else "")
+        lost = f"its logs are not complete: {self._log_error}" if self._log_error else ""
         self._write(state, "; ".join(filter(None, (why, lost))))
 
-    def _try_once(self) -> bool:
+    def _run_attempt(self) -> bool:
         """Run all replicas; return whether the job has failed."""
         streams: list[LogCopy] = []
         files: list[int] = []
@@ -141,7 +140,7 @@ class Executor:
         for number, replica in enumerate(self._replicas):
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             if self._restarts and os.path.isfile(error_file):
-                os.unlink(error_file)  # of the previous try
+                os.unlink(error_file)  # of the previous attempt
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             files.append(os.open(replica.combined, flags, 0o600))
             pair = [LogCopy(path, files[-1]) for path in (replica.stdout, replica.stderr)]
@@ -170,7 +169,7 @@ class Executor:
                 self._copy(stream)
             self._loop.forget(stream.reader)
             stream.close()
-            self._lost = self._lost or stream.lost
+            self._log_error = self._log_error or stream.lost
         for fd in files:
             os.close(fd)
         self._supervisor = None
@@ -195,7 +194,7 @@ class Executor:
             self._states[event.local_rank].update(state="RUNNING", pid=event.pid)
             self._write("RUNNING")
             if all(state["state"] != "PENDING" for state in self._states):
-                self._say_started()
+                self._report_started()
         elif isinstance(event, WorkerExited) and self._supervisor is not None:
             self._on_exit(self._supervisor, event.local_rank, event.exitcode)
 
@@ -208,21 +207,21 @@ class Executor:
                 self._copy(stream)  # a pipe holds no more than is read at once
             stream.end_line()  # even if a process that it started may continue the line
         if name == "FAILED":
-            self._first = number if self._first is None else self._first
+            self._first_failed = number if self._first_failed is None else self._first_failed
             replica, known = self._replicas[number], supervisor.workers.evidence.get(number)
             error_file = replica.env.get("TORCHELASTIC_ERROR_FILE", "")
             state["error"] = known or cause(error_file, replica.stderr, exitcode)
         self._write("RUNNING")
-        self._say_started()
+        self._report_started()
 
     def _on_signal(self, number: int) -> None:
         self._stop("it was cancelled" if number == signal.SIGTERM else signal_name(number))
 
     def _on_submitter_gone(self) -> None:
         """Handle the only message of the submitting process: the end of its pipe."""
-        assert self._hold is not None
-        if not os.read(self._hold, 4096):
-            self._loop.forget(self._hold)
+        assert self._submitter is not None
+        if not os.read(self._submitter, 4096):
+            self._loop.forget(self._submitter)
             self._stop("the submitting process ended, and the job was not detached")
 
     def _stop(self, why: str) -> None:
@@ -232,15 +231,15 @@ class Executor:
 
     # State for other processes.
 
-    def _blank(self, number: int) -> dict[str, Any]:
+    def _pending(self, number: int) -> dict[str, Any]:
         keys = ("role", "replica", "stdout", "stderr", "combined")
         known = {key: getattr(self._replicas[number], key) for key in keys}
         return {**known, "state": "PENDING", "pid": 0, "exitcode": None, "error": ""}
 
-    def _why(self) -> str:
-        if self._first is None:
+    def _reason(self) -> str:
+        if self._first_failed is None:
             return "its processes could not be killed"
-        state = self._states[self._first]
+        state = self._states[self._first_failed]
         code, name = state["exitcode"], f"{state['role']}/{state['replica']}"
         how = f"exit code {code}" if code > 0 else signal_name(-code)
         return f"{name} failed with {how}" + (f": {state['error']}" if state["error"] else "")
@@ -266,9 +265,9 @@ class Executor:
             "replicas": self._states,
         }
 
-    def _say_started(self) -> None:
-        if not self._said:
-            self._said = True
+    def _report_started(self) -> None:
+        if not self._has_reported:
+            self._has_reported = True
             _tell("started")
 
 
@@ -292,12 +291,12 @@ def main() -> NoReturn:
         order: Order = fields.record(Order, fields.decode(said))
         if order.detach and os.fork():
             os._exit(0)
-        lock = LocalRecord(order.directory).hold()
-        hold = None if order.detach else os.dup(0)
+        lock = LocalRecord(order.directory).lock()
+        submitter = None if order.detach else os.dup(0)
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)
-        Executor(order, hold).run()
+        Executor(order, submitter).run()
         os.close(lock)
     except RelightError as error:
         _tell(f"{error.message}\t{error.hint}")

@@ -1,7 +1,7 @@
 """Manages the jobs of one scheduler whose replicas are processes of this machine.
 
-    start    starts a process (`executor`), which starts the replicas; it writes the job's state and
-             logs below the job's directory, where any other process finds them (`record`)
+`start` starts a process, the `executor`, which starts the replicas. It writes the job's state and
+logs into the job's directory, where any other process finds them (`record`).
 
 Without `detach` a job ends with the process that started it; with it, the job continues. Unless
 `log_dir` is set, logs are in `ROLE/REPLICA/` below the job's directory: stdout.log, stderr.log,
@@ -79,7 +79,7 @@ class ProcessJobs:
 
     def __init__(self, scheduler: str) -> None:
         self._scheduler = scheduler
-        self._held: dict[str, subprocess.Popen[bytes]] = {}
+        self._attached: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, request: Request, replicas: tuple[Replica, ...]) -> str:
         """Start a job; return its id once its processes exist.
@@ -115,7 +115,7 @@ class ProcessJobs:
                 workspaces.pack(workspace, os.path.join(log_dir, WORKSPACE))
             for place in (f for folders in body["role_log_dirs"].values() for f in folders):
                 os.makedirs(place, mode=0o700, exist_ok=True)
-            self._execute(order, record)
+            self._start_executor(order, record)
         except BaseException as error:
             for made in ("torchelastic", WORKSPACE, *body["role_log_dirs"]):
                 _remove(os.path.join(log_dir, made))
@@ -171,7 +171,7 @@ class ProcessJobs:
         """
         state = _read(app_id)
         if state is None and records.of_handle(self._scheduler, app_id) is not None:
-            if LocalRecord(records.path(app_id)).is_held():
+            if LocalRecord(records.path(app_id)).is_locked():
                 raise MachineError(f"the state of {app_id} is lost, but it still runs")
             return  # the owner of the record removes it
         self.cancel(app_id)
@@ -197,18 +197,18 @@ class ProcessJobs:
 
     def close(self) -> None:
         """End the jobs that belong to this process."""
-        for process in self._held.values():
+        for process in self._attached.values():
             assert process.stdin is not None
             process.stdin.close()
-        for process in self._held.values():
+        for process in self._attached.values():
             try:
                 process.wait(_CLOSE_S)
             except KeyboardInterrupt:  # ctrl-C once more: the executor kills what is left
                 process.terminate()
                 process.wait(_CLOSE_S)
-        self._held.clear()
+        self._attached.clear()
 
-    def _execute(self, order: Order, record: LocalRecord) -> None:
+    def _start_executor(self, order: Order, record: LocalRecord) -> None:
         # -P: modules in the working directory must not be imported.
         command = [sys.executable, "-P", "-m", "relight.schedulers.processes.executor"]
         with open(record.executor_log, "ab") as log:
@@ -230,7 +230,7 @@ class ProcessJobs:
             process.wait(_CLOSE_S)
             raise
         if said == "started" and not order.detach:
-            self._held[order.app_id] = process
+            self._attached[order.app_id] = process
             return
         process.stdin.close()
         process.wait(_CLOSE_S)

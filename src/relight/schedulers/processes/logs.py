@@ -10,8 +10,8 @@ from relight.errors import MachineError
 from relight.schedulers.api import LogQuery
 from relight.schedulers.processes.record import LocalRecord
 
-_LOOK_S = 0.25
-_AT_LEAST_S = 3.0
+_POLL_S = 0.25
+_CHECK_S = 3.0
 """How often to check even with inotify, which does not report that the executor was killed."""
 
 
@@ -77,9 +77,9 @@ def _watch(path: str, directory: str) -> int:
 def _wait_for_more(watch: int) -> None:
     """Wait until a file has changed, or the next regular check is due."""
     if watch < 0:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
         return
     poll = select.poll()  # not select: there may be more than 1024 open files
     poll.register(watch, select.POLLIN)
-    if poll.poll(_AT_LEAST_S * 1000):
+    if poll.poll(_CHECK_S * 1000):
         os.read(watch, 65536)

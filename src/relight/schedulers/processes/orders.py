@@ -1,4 +1,4 @@
-"""The order that the process that starts `executor` sends it: JSON, read by `core/fields`."""
+"""What the `executor` reads from its stdin: JSON, read by `core/fields`."""
 
 import json
 
@@ -20,7 +20,7 @@ class Replica(NamedTuple):
 
 
 class Order(NamedTuple):
-    """A job of this machine. `detach`: whether it outlives the process that has submitted it."""
+    """A job of this machine. `detach`: whether it outlives the process that submitted it."""
 
     scheduler: str
     app_id: str

@@ -21,11 +21,11 @@ from relight.host import files
 from relight.job.app import AppState
 
 POLL_S = 0.05
-_ROOM = 4096
-_LONGEST = 1 << 26
+_RESERVED = 4096
+_MAX_BYTES = 1 << 26
 """Bytes of a state: one of 5000 replicas takes a third."""
-_TRIES = 5
-_ONE = threading.Lock()
+_ATTEMPTS = 5
+_READING = threading.Lock()
 _latest: dict[tuple[str, bool, int, int], dict[str, Any] | None] = {}
 
 
@@ -33,7 +33,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _date(fd: int) -> None:
+def _set_unique_mtime(fd: int) -> None:
     """Set a unique modification time: the kernel's clock for files ticks only every few ms."""
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
@@ -81,7 +81,7 @@ class LocalRecord:
         self._state = os.path.join(self.directory, "state.json")
         self._lock = os.path.join(self.directory, "lock")
         self.executor_log = os.path.join(self.directory, "executor.log")
-        self._room = 0
+        self._reserved = 0
 
     def make(self) -> None:
         """Make the directory of a new job.
@@ -96,7 +96,7 @@ class LocalRecord:
         except OSError as error:
             raise UsageError(f"can't write to {self.directory}: {error.strerror}") from None
 
-    def hold(self) -> int:
+    def lock(self) -> int:
         """Lock the job for this process, until it ends; return the descriptor."""
         import fcntl  # clients of other systems have none
 
@@ -104,7 +104,7 @@ class LocalRecord:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return fd
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Return whether the executor lives."""
         import fcntl
 
@@ -128,13 +128,13 @@ class LocalRecord:
             OSError: the disk can't be written at all.
         """
         text = json.dumps(state).encode()
-        self._room = self._room or len(text) + _ROOM * (1 + len(state["replicas"]))
-        text = text.ljust(self._room)
+        self._reserved = self._reserved or len(text) + _RESERVED * (1 + len(state["replicas"]))
+        text = text.ljust(self._reserved)
         temporary = f"{self._state}.new"
         try:
             with open(temporary, "wb", opener=_private) as file:
                 file.write(text)
-                _date(file.fileno())
+                _set_unique_mtime(file.fileno())
             os.replace(temporary, self._state)
         except OSError:
             if os.path.exists(temporary):
@@ -144,11 +144,11 @@ class LocalRecord:
             with open(self._state, "r+b") as file:
                 file.write(text)
                 file.flush()
-                _date(file.fileno())
+                _set_unique_mtime(file.fileno())
 
     def read(self) -> dict[str, Any] | None:
         """Return the state, or None if the job does not exist."""
-        held = self.is_held()  # before the state: the last state is written under the lock
+        held = self.is_locked()  # before the state: the last state is written under the lock
         state = self._load()
         if state is None:
             return None
@@ -162,8 +162,8 @@ class LocalRecord:
 
     def latest(self) -> dict[str, Any] | None:
         """Return the result of `read`, parsed once for all threads: it must not be changed."""
-        with _ONE:
-            held = self.is_held()
+        with _READING:
+            held = self.is_locked()
             try:
                 found = os.stat(self._state)
             except OSError:
@@ -176,12 +176,12 @@ class LocalRecord:
             return _latest[version]
 
     def _load(self) -> dict[str, Any] | None:
-        for number in range(_TRIES):
+        for number in range(_ATTEMPTS):
             if number:
                 time.sleep(POLL_S)  # just being written, on a full disk
             try:
                 with files.opened(self._state) as file:
-                    state = fields.decode(file.read(_LONGEST))
+                    state = fields.decode(file.read(_MAX_BYTES))
             except OSError:
                 return None
             except fields.Malformed:
@@ -202,11 +202,11 @@ class LocalRecord:
             from relight.host import system
 
             # Still held: the pid is the executor's.
-            system.signal_if(state["pid"], signal.SIGTERM, self.is_held)
+            system.signal_if(state["pid"], signal.SIGTERM, self.is_locked)
         except ProcessLookupError:
             return True
         end = time.monotonic() + limit_s
-        while self.is_held():
+        while self.is_locked():
             if time.monotonic() > end:
                 return False
             time.sleep(POLL_S)

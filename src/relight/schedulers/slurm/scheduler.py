@@ -36,10 +36,10 @@ from relight.schedulers.slurm.states import Part
 
 _SUBMITTED = "slurm.json"
 _WORKSPACE = "workspace"
-_ASK_S = 5.0
+_MAX_AGE_S = 5.0
 """How old Slurm's answer may be while logs are followed."""
-_LOOK_S = 0.25
-_GONE_S = 60.0
+_POLL_S = 0.25
+_STOP_LIMIT_S = 60.0
 Folder = tuple[str, dict[str, int]]
 """The directory of a job, and the maximum number of replicas of each role."""
 
@@ -89,7 +89,7 @@ class Slurm:
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def __init__(self) -> None:
-        self._asked: dict[str, tuple[float, AppStatus | None]] = {}
+        self._statuses: dict[str, tuple[float, AppStatus | None]] = {}
         self._lock = threading.Lock()
 
     def affinity(self) -> int:
@@ -128,7 +128,9 @@ class Slurm:
             for role in app.roles
         )
         if partly or len({role.max_retries for role in app.roles}) > 1:
-            notes.append("the job is retried as a whole, as often as the role with the fewest retries")
+            notes.append(
+                "the job is retried as a whole, as often as the role with the fewest retries"
+            )
         path = os.path.join(folder, "job.sbatch")
         body = {
             "command": ["sbatch", "--parsable", path],
@@ -181,7 +183,7 @@ class Slurm:
                 folder = _folder(app_id, jobs[app_id][0].name)
                 found[app_id] = _status(jobs[app_id], folder)
             elif app_id in folders:
-                found[app_id] = _forgotten(folders[app_id])
+                found[app_id] = _status_from_files(folders[app_id])
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
@@ -220,14 +222,14 @@ class Slurm:
         """Cancel a job and remove its directory when it is over."""
         folder = _folders([app_id]).get(app_id)
         self.cancel(app_id)
-        end = time.monotonic() + _GONE_S
+        end = time.monotonic() + _STOP_LIMIT_S
         while (status := self.status([app_id]).get(app_id)) and not status.state.is_over:
             if time.monotonic() > end:
                 raise MachineError(
-                    f"{app_id} could not be stopped: it still runs after {_GONE_S:.0f} s",
+                    f"{app_id} could not be stopped: it still runs after {_STOP_LIMIT_S:.0f} s",
                     hint=f"squeue --job {app_id}",
                 )
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
         if folder is not None:
             _remove(folder[0])
 
@@ -273,7 +275,7 @@ class Slurm:
                 if over:
                     break
                 if not fresh:
-                    time.sleep(_LOOK_S)  # the writers are on other hosts: there is no event
+                    time.sleep(_POLL_S)  # the writers are on other hosts: there is no event
             for tail in tails:
                 yield from tail.rest()
         finally:
@@ -285,10 +287,10 @@ class Slurm:
         if os.path.exists(os.path.join(directory, "ended")):
             return True
         with self._lock:
-            at, status = self._asked.get(app_id, (0.0, None))
-            if time.monotonic() - at > _ASK_S or not at:
+            at, status = self._statuses.get(app_id, (0.0, None))
+            if time.monotonic() - at > _MAX_AGE_S or not at:
                 status = self.status([app_id]).get(app_id)
-                self._asked[app_id] = time.monotonic(), status
+                self._statuses[app_id] = time.monotonic(), status
         return status is None or status.state.is_over
 
 
@@ -440,7 +442,7 @@ def _error(folder: Folder | None, role: str, replica: int, exitcode: int | None)
     return cause(os.path.join(place, "error.json"), os.path.join(place, "stderr.log"), exitcode)
 
 
-def _forgotten(folder: Folder) -> AppStatus:
+def _status_from_files(folder: Folder) -> AppStatus:
     """Return the status of a job that Slurm no longer knows, from its script's result file."""
     directory, roles = folder
     text = _read(directory, "ended").strip()

@@ -26,14 +26,14 @@ from relight.job.app import AppDef, Role
 
 DEFAULT_SIGNAL = "USR1@120"
 GPU_FORMS = ("gpus-per-node", "gpus-per-task", "gres")
-_TAKEN = (".", "..", "torchelastic", "workspace")
+_RESERVED_NAMES = (".", "..", "torchelastic", "workspace")
 _APP_ID, _REPLICA = "\0app\0", "\0replica\0"  # no argument of a program has a NUL
 _SHELL = {_APP_ID: "${SLURM_JOB_ID}", _REPLICA: "${SLURM_PROCID}"}
 _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
-_OURS = re.compile(r"(?:\S*/)?relight run\s")
+_RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
 def render(
@@ -60,7 +60,12 @@ def render(
     first = {"chdir": here, "output": f"{directory}/batch.log", "open-mode": "append"}
     first |= {key: cfg[key] for key in ("comment", "mail-user", "mail-type") if cfg.get(key)}
     for number, role in enumerate(roles):
-        flags = {"job-name": app_id, **(first if number == 0 else {}), **common, **_size(role, cfg)}
+        flags = {
+            "job-name": app_id,
+            **(first if number == 0 else {}),
+            **common,
+            **_resources(role, cfg),
+        }
         lines += ["#SBATCH hetjob"] if number else []
         lines += [_sbatch(name, value) for name, value in flags.items()]
         lines += [f"#SBATCH {_one_line(each)}" for each in cfg.get("sbatch") or ()]
@@ -75,9 +80,9 @@ def render(
     ]
     lines += _TOKEN if any(map(is_ours, roles)) else []
     lines += [""]
-    names = _functions(roles)
+    names = _function_names(roles)
     for role, name in zip(roles, names, strict=True):
-        lines += _run(role, name, here, programs)
+        lines += _replica_function(role, name, here, programs)
     lines += ["# Remove files of an earlier attempt."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
@@ -92,7 +97,7 @@ def render(
     lines += ["trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit", ""]
     lines += ["steps=()"]
     for number, (role, name) in enumerate(zip(roles, names, strict=True)):
-        lines += _start(role, name, number if len(roles) > 1 else None)
+        lines += _start_step(role, name, number if len(roles) > 1 else None)
     return "\n".join([*lines, "", _END])
 
 
@@ -100,7 +105,7 @@ def is_ours(role: Role) -> bool:
     """Return whether a role's command is `relight run`, by itself or in a shell."""
     if os.path.basename(role.entrypoint) == "relight":
         return role.args[:1] == ("run",)
-    return len(role.args) == 2 and role.args[0] == "-c" and bool(_OURS.match(role.args[1]))
+    return len(role.args) == 2 and role.args[0] == "-c" and bool(_RELIGHT_RUN.match(role.args[1]))
 
 
 def is_elastic(role: Role) -> bool:
@@ -211,7 +216,7 @@ def _check(app: AppDef, directory: str) -> None:
     for role in app.roles:
         if names.count(role.name) > 1:
             raise UsageError(f"two roles have the name {role.name}")
-        if not re.fullmatch(r"[\w.@+-]+", role.name) or role.name in _TAKEN:
+        if not re.fullmatch(r"[\w.@+-]+", role.name) or role.name in _RESERVED_NAMES:
             raise UsageError(f"role name {role.name!r} can't be the name of a directory here")
         for name in role.env:
             if not _VARIABLE.fullmatch(name):
@@ -254,7 +259,7 @@ def before_the_limit(app: AppDef, cfg: Mapping[str, Any]) -> tuple[str, int]:
     return match[1], max(seconds, 1)
 
 
-def _size(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
     flags: dict[str, Any] = {"nodes": role.num_replicas, "ntasks-per-node": 1}
     if is_elastic(role):
         # With a number of tasks per node, Slurm takes the least number of nodes, not the most.
@@ -292,7 +297,7 @@ def _one_line(text: str) -> str:
     return text
 
 
-def _functions(roles: Sequence[Role]) -> list[str]:
+def _function_names(roles: Sequence[Role]) -> list[str]:
     names: list[str] = []
     for role in roles:
         name = "run_" + re.sub(r"\W", "_", role.name, flags=re.ASCII)
@@ -302,7 +307,7 @@ def _functions(roles: Sequence[Role]) -> list[str]:
     return names
 
 
-def _run(role: Role, function: str, here: str, programs: str) -> list[str]:
+def _replica_function(role: Role, function: str, here: str, programs: str) -> list[str]:
     """Return the shell function that runs one replica."""
     values = {
         "img_root": here,
@@ -325,7 +330,7 @@ def _run(role: Role, function: str, here: str, programs: str) -> list[str]:
     return [*lines, f"export -f {function}", ""]
 
 
-def _start(role: Role, function: str, group: int | None) -> list[str]:
+def _start_step(role: Role, function: str, group: int | None) -> list[str]:
     """Return the lines that start the step of a role."""
     nodes = "$SLURM_JOB_NUM_NODES" + ("" if group is None else f"_HET_GROUP_{group}")
     flags = [] if group is None else [f"--het-group={group}"]

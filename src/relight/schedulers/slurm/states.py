@@ -1,6 +1,6 @@
-"""Queries Slurm for the states of many jobs with one command, in stable output formats.
+"""Gets the states of many jobs from Slurm with one command.
 
-squeue's and sacct's JSON changes with each version; `squeue -O` with given widths and
+The JSON of squeue and sacct changes with each version; `squeue -O` with given widths and
 `sacct --parsable2` do not. squeue knows a job until some minutes after its end (MinJobAge), sacct
 for ever if accounting is on. Sources: squeue(1), sacct(1), "JOB STATE CODES".
 """
@@ -15,7 +15,7 @@ from relight.job.app import AppState
 from relight.rendezvous import hostlist
 
 _LIMIT_S = 30.0
-_ASK_S = 5.0
+_SINFO_LIMIT_S = 5.0
 _NO_MEMORY_MB = 1000
 _PENDING = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED",
             "CONFIGURING", "RESV_DEL_HOLD", "POWER_UP_NODE")  # fmt: skip
@@ -30,7 +30,7 @@ STATES = {
     "CANCELLED": AppState.CANCELLED,
     "COMPLETED": AppState.SUCCEEDED,
 }
-_WORDS = {
+_REASONS = {
     "TIMEOUT": "its time limit was reached",
     "NODE_FAIL": "a node was lost",
     "OUT_OF_MEMORY": "it needed more memory than it had asked for",
@@ -90,7 +90,7 @@ class Part(NamedTuple):
         if self.app_state is AppState.FAILED and (said, self.exitcode) == ("JobLaunchFailure", -9):
             return "the node that ran its script, the first, was lost"
         if self.app_state is AppState.FAILED:
-            return _WORDS.get(self.state, "" if said == "NonZeroExitCode" else said)
+            return _REASONS.get(self.state, "" if said == "NonZeroExitCode" else said)
         return f"Slurm says {self.state}" if self.app_state is AppState.UNKNOWN else ""
 
 
@@ -138,7 +138,7 @@ def partition(name: str) -> Partition:
     """
     command = ["sinfo", "--noheader", "--noconvert", "--format=%P %m %G"]
     try:
-        process = run([*command, *([f"--partition={name}"] if name else [])], _ASK_S)
+        process = run([*command, *([f"--partition={name}"] if name else [])], _SINFO_LIMIT_S)
     except MachineError:
         return Partition(memory=True, gpus="")
     rows = [row for line in process.stdout.splitlines() if len(row := line.split()) in (2, 3)]
@@ -293,13 +293,13 @@ def task_ends(text: str) -> list[TaskEnd]:
             code = re.fullmatch(r"Exited with exit code (\d+)", how)
             exitcode = int(code[1]) if code else -_SIGNALS.get(how, 9)
             hosts = _hosts(match[1])
-            for index, task in enumerate(_tasks(match[2])):
+            for index, task in enumerate(_task_numbers(match[2])):
                 host = hosts[index] if index < len(hosts) else match[1]
                 ends.append(TaskEnd(task, host, exitcode, host in lost))
     return ends
 
 
-def _tasks(text: str) -> Iterable[int]:
+def _task_numbers(text: str) -> Iterable[int]:
     for part in text.split(","):
         low, _, high = part.partition("-")
         yield from range(int(low), int(high or low) + 1)

@@ -2,11 +2,11 @@
 
 A frame is its kind (1 byte), a length (4 bytes, big-endian) and that many bytes:
 
-    here to there   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO; BEAT,
-                    every few seconds: without them the connection counts as lost; STOP
-    there to here   OUT, ERR: output of the replica; END, JSON, the last
+    local to remote   ORDER, JSON, the first; ARCHIVE, a part of a tar archive, any number; GO;
+                      STOP; BEAT, every few seconds: without them the connection counts as lost
+    remote to local   OUT, ERR: output of the replica; END, JSON, the last
 
-The remote side first sends GREETING; earlier output comes from a shell's start-up files.
+The remote side sends GREETING first; any output before it comes from a shell's start-up files.
 """
 
 import json
@@ -21,10 +21,10 @@ from relight.typed import NamedTuple
 NAME = b"relight ssh "
 GREETING = NAME + b"1\n"
 ORDER, ARCHIVE, GO, BEAT, STOP, OUT, ERR, END = (b"%c" % letter for letter in b"OAGBSoeE")
-PLENTY = 1 << 20
-"""The limit of bytes that wait to be written; a sender waits when it is reached."""
-_LARGEST = 1 << 26
-_MOST_NOISE = 1 << 20
+HIGH_WATER = 1 << 20
+"""Bytes that may wait to be written; above it, a sender waits."""
+_MAX_PAYLOAD = 1 << 26
+_NOISE_LIMIT = 1 << 20
 _HEAD = struct.Struct(">cI")
 
 Frame = tuple[bytes, bytes]
@@ -87,16 +87,17 @@ class FrameDecoder:
         """
         self._left += data
         if not self.greeted:
-            before, self.greeted, after = _cut(self._left, self._greeting)
+            before, greeting, after = self._left.partition(self._greeting)
+            self.greeted = bool(greeting)
             if not self.greeted:
-                self.noise = self._left = self._left[-_MOST_NOISE:]
+                self.noise = self._left = self._left[-_NOISE_LIMIT:]
                 return []
             self.noise, self._left = before, after
         frames: list[Frame] = []
         at = 0
         while len(self._left) - at >= _HEAD.size:
             kind, length = _HEAD.unpack_from(self._left, at)
-            if length > _LARGEST:
+            if length > _MAX_PAYLOAD:
                 raise ValueError(f"a frame of {length} bytes")
             end = at + _HEAD.size + length
             if len(self._left) < end:
@@ -133,7 +134,7 @@ class FrameChannel:
     ) -> None:
         self.decoder = FrameDecoder(greeting)
         self.ended = False
-        """Whether nothing more can come."""
+        """Whether nothing more can arrive."""
         self.broken = False
         """Whether nothing can be sent any more."""
         self._loop, self._reader, self._writer = loop, reader, writer
@@ -174,7 +175,7 @@ class FrameChannel:
             self._break()
         else:
             self._loop.on_writable(self._writer, None)
-        if len(self._waiting) < PLENTY:
+        if len(self._waiting) < HIGH_WATER:
             self._on_room()
 
     def _break(self) -> None:
@@ -201,8 +202,3 @@ class FrameChannel:
         if not self.ended:
             self.ended = True
             self._on_end()
-
-
-def _cut(data: bytes, mark: bytes) -> tuple[bytes, bool, bytes]:
-    before, found, after = data.partition(mark)
-    return before, bool(found), after

@@ -54,9 +54,9 @@ def parse(text: str) -> SshHost:
     number = int(port) if port.isdecimal() else 0
     plain = not set(name + user) & set(" \t'\"\\$`;&|<>()*?")
     # ssh would read a leading dash as a flag.
-    begins_well = not name.startswith("-") and not user.startswith("-")
-    port_is_well = (colon == ":" and 0 < number < 65536) or (not colon and not port)
-    if not name or bool(at) != bool(user) or not plain or not begins_well or not port_is_well:
+    starts_valid = not name.startswith("-") and not user.startswith("-")
+    port_is_valid = (colon == ":" and 0 < number < 65536) or (not colon and not port)
+    if not name or bool(at) != bool(user) or not plain or not starts_valid or not port_is_valid:
         raise UsageError(
             f"{text!r} is not a host", hint="NAME, USER@NAME, NAME:PORT, [ADDRESS]:PORT"
         )
@@ -144,10 +144,10 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
     port = host.port or cfg.get("port")
     words += ["-p", str(port)] if port else []
     words += ["-l", host.user] if host.user else []
-    return [*words, "--", host.name, _there(cfg.get("python"), python)]
+    return [*words, "--", host.name, _remote_command(cfg.get("python"), python)]
 
 
-def _there(wanted: str | None, python: str) -> str:
+def _remote_command(wanted: str | None, python: str) -> str:
     """Return the command for the remote login shell, whichever shell that is."""
     if wanted:
         script = f"exec {shlex.quote(wanted)} -P -m {_MODULE}"
@@ -177,10 +177,10 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
             f"{host} has another version of relight",
             hint="install the same on all hosts, or name the right one with -cfg python=",
         )
-    for mark, message, hint in _refusals(host, last) if code == _SSH_FAILED else ():
+    for mark, message, hint in _connection_errors(host, last) if code == _SSH_FAILED else ():
         if mark in said:
             return MachineError(message, hint=hint)
-    for mark, message, hint in _absences(host, last) if code != _SSH_FAILED else ():
+    for mark, message, hint in _start_errors(host, last) if code != _SSH_FAILED else ():
         if mark in said:
             return UsageError(message, hint=hint)
     what = f"exit code {code}" if code >= 0 else f"signal {-code}"
@@ -189,7 +189,7 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
     return MachineError(f"{failed}: {last or f'ssh ended with {what}'}")
 
 
-def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
+def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of ssh, its meaning, and what to do."""
     yield ("HOST IDENTIFICATION HAS CHANGED", f"the key of {host} is not the one known for it",
            "if the host's key was changed on purpose: "
@@ -209,7 +209,7 @@ def _refusals(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
         yield word, f"{host} can't be reached: {_after_colon(last)}", ""
 
 
-def _absences(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
+def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of the remote shell or Python, its meaning, and what to do."""
     another = "-cfg python=FILE names one that has it"
     yield ("No module named", f"relight is not installed on {host}: {_after_colon(last)}", another)

@@ -37,11 +37,11 @@ VARIABLE = "RELIGHT_SSH_ORDER"
 MARGIN_S = 5.0
 """How much longer than its grace time a stopped replica may take before the connection is cut."""
 _PASSED_ON = ("RELIGHT_TOKEN", "PYTHONUNBUFFERED")
-_BEATS = 4
-_ERRORS_LIMIT = 1 << 16
+_BEATS_IN_SILENCE = 4
+_STDERR_LIMIT = 1 << 16
 
 
-class _Gone(Exception):  # noqa: N818  # not an error: the rest need not be sent
+class _Gone(Exception):  # noqa: N818  # no error: the rest need not be sent
     """The replica has ended while its workspace is being sent."""
 
 
@@ -57,7 +57,7 @@ class ReplicaLink:
         self._host = order.host
         self._order = order
         self._loop = Loop()
-        self._errors = b""
+        self._stderr_tail = b""
         self._end: frames.ReplicaEnded | None = None
         self._stopped = False
         own = {name: value for name, value in variables.items() if name != VARIABLE}
@@ -77,12 +77,12 @@ class ReplicaLink:
             self._loop,
             self._ssh.stdout.fileno(),
             self._ssh.stdin.fileno(),
-            on_frame=self._take,
+            on_frame=self._on_frame,
             on_end=lambda: None,
             greeting=frames.GREETING,
         )
         self._stderr = self._ssh.stderr.fileno()
-        self._loop.on_readable(self._stderr, self._note)
+        self._loop.on_readable(self._stderr, self._read_stderr)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.on_signal(number, lambda _: self._stop())
 
@@ -95,8 +95,8 @@ class ReplicaLink:
         channel = self._channel
         self._loop.run_until(lambda: channel.decoder.greeted or channel.ended)
         if channel.decoder.greeted and not self._stopped:
-            self._errors = b""  # a banner, or a shell's messages
-            self._beat()
+            self._stderr_tail = b""  # a banner, or a shell's messages
+            self._send_beat()
             channel.send(frames.ORDER, to_text(self._order.order))
             try:
                 self._send_workspace()
@@ -106,7 +106,7 @@ class ReplicaLink:
         self._loop.run_until(lambda: self._end is not None or channel.ended)
         code = self._close()
         if self._end is None and not self._stopped:
-            said = self._errors.decode(errors="replace")
+            said = self._stderr_tail.decode(errors="replace")
             raise hosts.explain(self._host, code, said, channel.decoder)
         end = self._end or frames.ReplicaEnded()
         error = hosts.problem(self._host, end)
@@ -123,13 +123,13 @@ class ReplicaLink:
     def write(self, data: bytes) -> int:
         """Send a part of the archive, when there is room for it."""
         self._channel.send(frames.ARCHIVE, data)
-        while self._channel.waiting > frames.PLENTY:
+        while self._channel.waiting > frames.HIGH_WATER:
             self._loop.run_once(None)
         if self._stopped or self._end is not None or self._channel.ended or self._channel.broken:
             raise _Gone
         return len(data)
 
-    def _take(self, kind: bytes, payload: bytes) -> None:
+    def _on_frame(self, kind: bytes, payload: bytes) -> None:
         if kind == frames.OUT:
             _write(1, payload)
         elif kind == frames.ERR:
@@ -141,15 +141,15 @@ class ReplicaLink:
                 reason = f"{self._host} does not answer as relight does: {error}"
                 raise MachineError(reason) from None
 
-    def _note(self) -> None:
+    def _read_stderr(self) -> None:
         data = os.read(self._stderr, 65536)
-        self._errors = (self._errors + data)[-_ERRORS_LIMIT:]
+        self._stderr_tail = (self._stderr_tail + data)[-_STDERR_LIMIT:]
         if not data:
             self._loop.forget(self._stderr)
 
-    def _beat(self) -> None:
+    def _send_beat(self) -> None:
         self._channel.send(frames.BEAT)
-        self._loop.call_after(self._order.order.silence_s / _BEATS, self._beat)
+        self._loop.call_after(self._order.order.silence_s / _BEATS_IN_SILENCE, self._send_beat)
 
     def _stop(self) -> None:
         """Stop the replica; a second call does so at once."""
@@ -182,7 +182,7 @@ def _write(fd: int, data: bytes) -> None:
         pass  # the executor is gone, and this process will end too
 
 
-def _report(path: str, text: str) -> None:
+def _write_error_file(path: str, text: str) -> None:
     """Write the error file of the replica."""
     try:
         files.replace(path, text)
@@ -213,7 +213,7 @@ def main() -> NoReturn:
     try:
         end = ReplicaLink(order, variables).run()
     except RelightError as error:
-        _report(order.report_path, json.dumps({"message": error.message}))
+        _write_error_file(order.report_path, json.dumps({"message": error.message}))
         hint = f" ({error.hint})" if error.hint else ""
         sys.stderr.write(f"relight: {error.message}{hint}\n")
         sys.stderr.flush()
@@ -223,9 +223,9 @@ def main() -> NoReturn:
         sys.stderr.flush()
         os._exit(EXIT_INTERNAL)
     if end.error_file:
-        _report(order.report_path, end.error_file)
+        _write_error_file(order.report_path, end.error_file)
     elif end.error:
-        _report(order.report_path, json.dumps({"message": end.error}))
+        _write_error_file(order.report_path, json.dumps({"message": end.error}))
     stopped = EXIT_SIGNAL_BASE + signal.SIGTERM
     _end_as(stopped if end.exitcode is None else end.exitcode)
 

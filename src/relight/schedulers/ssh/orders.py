@@ -2,7 +2,7 @@
 
 processes.executor -> link    LinkOrder, in a variable
 here -> replica               Run, Check, Remove
-here -> later commands on the job, in its file ssh.json    Known
+here -> later commands on the job, in its file ssh.json    RemoteReplica
 """
 
 from relight.schedulers.ssh.hosts import SshHost
@@ -55,8 +55,8 @@ class LinkOrder(NamedTuple):
     order: Run
 
 
-class Known(NamedTuple):
-    """The record of a replica on another host, with which its copy can be removed there."""
+class RemoteReplica(NamedTuple):
+    """A replica on another host, as recorded here, and the order that removes its workspace."""
 
     host: SshHost
     command: tuple[str, ...]

@@ -2,14 +2,14 @@
 
     sshd --exec--> this --> spawner --> the replica (an agent) --> its workers
 
-It gets its order on stdin (`frames`), and no part of it in a command line. It treats a replica as
+It gets its order on stdin (`frames`), never in a command line. It treats a replica as
 an agent treats its workers, with the same state machine and the same spawner, so that no process
 outlives it. It ends the replica (SIGTERM, the grace time, SIGKILL for it and all its descendants)
 as soon as
 
-    STOP comes                     the job was cancelled, or another replica failed
+    STOP arrives                   the job was cancelled, or another replica failed
     stdin ends                     ssh or its parent was killed, or the connection was closed
-    nothing comes for `silence_s`  the other machine or the network is down
+    `silence_s` without a frame    the other machine or the network is down
     it gets SIGTERM, SIGINT, SIGHUP
 
 If this process itself is killed, its spawner kills the rest. Other orders: `check` reports what
@@ -59,7 +59,7 @@ class Session:
             self._loop,
             reader,
             writer,
-            on_frame=self._take,
+            on_frame=self._on_frame,
             on_end=self._stop,
             on_room=self._resume,
         )
@@ -77,16 +77,16 @@ class Session:
         """Execute the order."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             self._loop.on_signal(number, lambda _: self._stop())
-        self._hear()
+        self._restart_silence_timer()
         self._channel.send_raw(frames.GREETING)
         self._loop.run_until(lambda: self._over or self._has_ended())
         if self._supervisor is not None:
             self._supervisor.workers.close()
             if not self._over:  # otherwise it was refused
-                self._note_end(self._supervisor)
+                self._record_end(self._supervisor)
             # All writers are gone, so the remaining output is finite.
             self._loop.run_until(lambda: not self._streams or self._channel.ended)
-            self._note_report()
+            self._read_error_file()
         if self._archive is not None:
             self._archive.close()
         self._scratch.remove()
@@ -97,32 +97,32 @@ class Session:
 
     # Frames from the other side.
 
-    def _take(self, kind: bytes, payload: bytes) -> None:
-        self._hear()
+    def _on_frame(self, kind: bytes, payload: bytes) -> None:
+        self._restart_silence_timer()
         try:
             if kind == frames.ORDER:
                 self._order = fields.message(_ORDERS, fields.decode(payload))
-                self._obey(self._order)
+                self._execute(self._order)
             elif kind == frames.ARCHIVE:
-                self._keep(payload)
+                self._save_archive(payload)
             elif kind == frames.GO:
                 self._start()
             elif kind == frames.STOP:
                 self._stop()
         except RelightError as error:
-            self._refuse(error.message, error.hint, error.exit_code)
+            self._fail(error.message, error.hint, error.exit_code)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            self._refuse(str(what), "", MachineError.exit_code)
+            self._fail(str(what), "", MachineError.exit_code)
         except Exception as error:
-            self._refuse(f"internal error in relight (a bug): {mistake(error)}", "", EXIT_INTERNAL)
+            self._fail(f"internal error in relight (a bug): {mistake(error)}", "", EXIT_INTERNAL)
 
-    def _refuse(self, message: str, hint: str, code: int) -> None:
+    def _fail(self, message: str, hint: str, code: int) -> None:
         """Report why an order can't be executed, and end."""
         self._end = frames.ReplicaEnded(message=message, hint=hint, code=code)
         self._over = True
 
-    def _hear(self) -> None:
+    def _restart_silence_timer(self) -> None:
         """Restart the timer for silence: the other side is alive."""
         if self._silence is not None:
             self._silence.cancel()
@@ -137,15 +137,15 @@ class Session:
 
     # Orders.
 
-    def _obey(self, order: Run | Check | Remove) -> None:
+    def _execute(self, order: Run | Check | Remove) -> None:
         if isinstance(order, Check):
             if not order.copy:
-                _directory(order.cwd)
+                _existing_directory(order.cwd)
             for command in order.commands:
-                _find(command, _path(order.path))
+                _check_command(command, _search_path(order.path))
             self._over = True
         elif isinstance(order, Remove):
-            copy = _place(order)
+            copy = _copy_path(order)
             files.remove_tree(copy)
             for _ in range(2):  # the directories of its role and job, once they are empty
                 copy = os.path.dirname(copy)
@@ -160,9 +160,9 @@ class Session:
             raise Malformed("something to run before an order")
         return self._order
 
-    def _keep(self, data: bytes) -> None:
+    def _save_archive(self, data: bytes) -> None:
         if self._archive is None:
-            place = _place(self._to_run())
+            place = _copy_path(self._to_run())
             os.makedirs(place, 0o700, exist_ok=True)
             self._archive = tempfile.TemporaryFile(dir=os.path.dirname(place))
         self._archive.write(data)
@@ -171,20 +171,20 @@ class Session:
         order, here = self._to_run(), env.read()
         cwd = order.cwd
         if order.copy:
-            place = _place(order)
+            place = _copy_path(order)
             if self._archive is not None:
                 _unpack(self._archive, place)
                 self._archive = None
             cwd = os.path.join(place, os.path.expanduser(cwd))
-        cwd = _directory(cwd)
+        cwd = _existing_directory(cwd)
         os.chdir(cwd)
         values = {"img_root": cwd}
         own = {name: macros.text(value, values) for name, value in order.env.items()}
-        own["PATH"] = _path(own.get("PATH", ""))
+        own["PATH"] = _search_path(own.get("PATH", ""))
         argv = tuple(macros.text(word, values) for word in order.args)
-        _find(argv[0], own["PATH"])
+        _check_command(argv[0], own["PATH"])
         self._scratch = Scratch(self._loop, files.temporary_base(here))
-        report = {"TORCHELASTIC_ERROR_FILE": self._report} if self._scratch.make() else {}
+        report = {"TORCHELASTIC_ERROR_FILE": self._error_file} if self._scratch.make() else {}
         python = {"RELIGHT_PYTHON": sys.executable}
         variables = {**here.variables, "PWD": cwd, **python, **report, **own}
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
@@ -207,7 +207,7 @@ class Session:
             os.close(reader)
             return
         self._channel.send(self._streams[reader], data)
-        if self._channel.waiting > frames.PLENTY and not self._paused:
+        if self._channel.waiting > frames.HIGH_WATER and not self._paused:
             self._paused = True
             for each in self._streams:
                 self._loop.on_readable(each, None)
@@ -221,7 +221,7 @@ class Session:
     def _has_ended(self) -> bool:
         return self._supervisor is not None and self._supervisor.has_ended
 
-    def _note_end(self, supervisor: Supervisor) -> None:
+    def _record_end(self, supervisor: Supervisor) -> None:
         """Record how the replica ended, if it has."""
         evidence = supervisor.workers.evidence.get(0, "")
         for end in supervisor.ends:
@@ -231,14 +231,14 @@ class Session:
             self._end = frames.ReplicaEnded(-signal.SIGKILL, reason)
 
     @property
-    def _report(self) -> str:
+    def _error_file(self) -> str:
         return os.path.join(self._scratch.path, "error.json")
 
-    def _note_report(self) -> None:
+    def _read_error_file(self) -> None:
         if not self._scratch.path:
             return
         try:
-            with open(self._report, "rb") as file:
+            with open(self._error_file, "rb") as file:
                 text = file.read(_REPORT_LIMIT).decode(errors="replace")
                 self._end = self._end._replace(error_file=text)
         except OSError:
@@ -249,7 +249,7 @@ def _ignore(event: ProcessEvent) -> None:
     del event
 
 
-def _place(order: Run | Remove) -> str:
+def _copy_path(order: Run | Remove) -> str:
     """Return the path of a workspace's copy; each replica has its own, as hosts may share a disk.
 
     Raises:
@@ -274,7 +274,7 @@ def _unpack(file: IO[bytes], place: str) -> None:
             raise MachineError(f"the workspace can't be unpacked in {place}: {error}") from None
 
 
-def _directory(path: str) -> str:
+def _existing_directory(path: str) -> str:
     """Return the absolute path of a directory, which is relative to the home directory."""
     home = path if path.startswith("~") else os.path.join("~", path)
     full = os.path.abspath(os.path.expanduser(home))
@@ -288,7 +288,7 @@ def _directory(path: str) -> str:
     return full
 
 
-def _path(wanted: str) -> str:
+def _search_path(wanted: str) -> str:
     """Return PATH: the role's own, then the host's, with the Python of relight on this host."""
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
@@ -296,7 +296,7 @@ def _path(wanted: str) -> str:
     return ":".join(part for part in parts if part)
 
 
-def _find(command: str, path: str) -> None:
+def _check_command(command: str, path: str) -> None:
     if shutil.which(command, path=path) is None:
         what = "is not executable" if os.path.exists(command) else "is not there"
         raise UsageError(f"the command {command} {what}", hint=f"looked for in {path}")

@@ -41,7 +41,7 @@ from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, st
 from relight.schedulers.processes.orders import Replica, to_text
 from relight.schedulers.ssh import frames, hosts, link
 from relight.schedulers.ssh.hosts import SshHost
-from relight.schedulers.ssh.orders import Check, Known, LinkOrder, Remove, Run
+from relight.schedulers.ssh.orders import Check, RemoteReplica, LinkOrder, Remove, Run
 
 _FILE = "ssh.json"
 _MOST_GRACE_S = 30.0
@@ -102,7 +102,7 @@ class Ssh:
         cwd = cfg.get("cwd") or ("" if workspace else os.getcwd())
         meeting = cfg.get("rank0_host") or listed[0].name
         rank0 = {"RELIGHT_RANK0_HOST": meeting, "TORCHX_RANK0_HOST": meeting}
-        copied = _copied(cfg)
+        copied = _copied_variables(cfg)
         left = iter(listed)
         for role in app.roles:
             for number in range(role.num_replicas):
@@ -132,30 +132,35 @@ class Ssh:
         """
         body, app_id = request.body, str(request.body["app_id"])
         orders = {
-            (role, number): _order(body, role, number, replica)
+            (role, number): _link_order(body, role, number, replica)
             for role, replicas in body["role_params"].items()
             for number, replica in enumerate(replicas)
         }
-        _ask([(each.host, each.command, _check(each.order)) for each in orders.values()])
-        mark = os.path.join(records.directory(app_id), _FILE)
-        known = [Known(each.host, each.command, _removal(each.order)) for each in orders.values()]
+        _execute_on_all(
+            [(each.host, each.command, _check_order(each.order)) for each in orders.values()]
+        )
+        path = os.path.join(records.directory(app_id), _FILE)
+        known = [
+            RemoteReplica(each.host, each.command, _remove_order(each.order))
+            for each in orders.values()
+        ]
         try:
-            with open(mark, "x") as file:
+            with open(path, "x") as file:
                 json.dump([fields.plain(each) for each in known], file)
         except FileExistsError:
             raise UsageError(f"the job {app_id} was submitted before") from None
         except OSError as error:
-            raise MachineError(f"can't write {mark}: {error.strerror}") from None
+            raise MachineError(f"can't write {path}: {error.strerror}") from None
         try:
-            return self._jobs.start(request, _links(body, orders))
+            return self._jobs.start(request, _link_processes(body, orders))
         except BaseException:
-            os.unlink(mark)
+            os.unlink(path)
             raise
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of jobs that were submitted from this machine."""
         found = {}
-        marks = {app_id: known for app_id in app_ids if (known := _known(app_id))}
+        marks = {app_id: known for app_id in app_ids if (known := _load_replicas(app_id))}
         for app_id, status in self._jobs.status(list(marks)).items():
             where = {
                 (each.order.role, each.order.replica): str(each.host) for each in marks[app_id]
@@ -166,12 +171,12 @@ class Ssh:
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that a replica has written."""
-        self._must_know(app_id)
+        self._check_exists(app_id)
         return self._jobs.logs(app_id, query)
 
     def cancel(self, app_id: str) -> None:
         """Stop a job and return when it is over."""
-        self._must_know(app_id)
+        self._check_exists(app_id)
         self._jobs.cancel(app_id)
 
     def delete(self, app_id: str) -> None:
@@ -180,28 +185,32 @@ class Ssh:
         Raises:
             MachineError: a host does not answer; its copy has to be removed by hand.
         """
-        known = _known(app_id)
+        known = _load_replicas(app_id)
         if not known and records.of_handle(self.name, app_id) is None:
-            self._must_know(app_id)  # raises if the job does not exist
+            self._check_exists(app_id)  # raises if the job does not exist
         self._jobs.delete(app_id)
-        _ask([(each.host, each.command, each.order) for each in known if each.order.copy])
+        _execute_on_all(
+            [(each.host, each.command, each.order) for each in known if each.order.copy]
+        )
 
     def list(self) -> Sequence[Listed]:
         """Return the jobs that were submitted from this machine, newest first."""
-        return [each for each in self._jobs.list() if _known(each.app_id)]
+        return [each for each in self._jobs.list() if _load_replicas(each.app_id)]
 
     def close(self) -> None:
         """End the jobs that belong to this process."""
         self._jobs.close()
 
-    def _must_know(self, app_id: str) -> Sequence[Known]:
-        known = _known(app_id)
+    def _check_exists(self, app_id: str) -> Sequence[RemoteReplica]:
+        known = _load_replicas(app_id)
         if not known:
-            raise UsageError(f"no ssh job {app_id} was submitted from here", hint="relight list -s ssh")
+            raise UsageError(
+                f"no ssh job {app_id} was submitted from here", hint="relight list -s ssh"
+            )
         return known
 
 
-def _copied(cfg: Mapping[str, Any]) -> dict[str, str]:
+def _copied_variables(cfg: Mapping[str, Any]) -> dict[str, str]:
     patterns = cfg.get("copy_env") or ()
     variables = env.read().variables if patterns else {}
     return {n: v for n, v in variables.items() if any(fnmatchcase(n, each) for each in patterns)}
@@ -213,7 +222,7 @@ def _substituted(role: Role, number: int, app_id: str) -> Role:
     return macros.substitute(role, known)
 
 
-def _order(
+def _link_order(
     body: Mapping[str, Any], role: str, number: int, replica: Mapping[str, Any]
 ) -> LinkOrder:
     """Return the order for a link."""
@@ -237,7 +246,7 @@ def _order(
     )
 
 
-def _links(
+def _link_processes(
     body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
 ) -> tuple[Replica, ...]:
     """Return the local processes that represent the replicas."""
@@ -259,7 +268,7 @@ def _links(
     )
 
 
-def _check(order: Run) -> Check:
+def _check_order(order: Run) -> Check:
     """Return the order that checks whether a replica could run, without its order's secrets."""
     command = order.args[0]
     # A path relative to the working directory may exist only after the copy.
@@ -268,11 +277,11 @@ def _check(order: Run) -> Check:
     return Check(order.cwd, order.copy, commands, path, order.silence_s)
 
 
-def _removal(order: Run) -> Remove:
+def _remove_order(order: Run) -> Remove:
     return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
 
 
-def _ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> None:
+def _execute_on_all(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> None:
     """Send all hosts their orders at the same time, each order once.
 
     Raises:
@@ -339,11 +348,14 @@ def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError |
         return MachineError(f"{host} does not answer as relight does: {error}")
 
 
-def _known(app_id: str) -> list[Known]:
+def _load_replicas(app_id: str) -> list[RemoteReplica]:
     """Return the records of an ssh job's replicas; empty if it is no ssh job."""
     try:
         known = records.load(os.path.join(records.path(app_id), _FILE))
-        return [fields.record(Known, each) for each in (known if isinstance(known, list) else ())]
+        return [
+            fields.record(RemoteReplica, each)
+            for each in (known if isinstance(known, list) else ())
+        ]
     except (UsageError, Malformed):
         return []
 
