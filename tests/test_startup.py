@@ -12,7 +12,7 @@ OWN = {
     "relight.agent",
     "relight.cli",
     "relight.cli.arguments",
-    "relight.cli.leaving",
+    "relight.cli.signals",
     "relight.cli.main",
     "relight.cli.run",
     "relight.core",

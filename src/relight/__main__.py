@@ -1,12 +1,12 @@
 """`python -m relight`, and the console script `relight`."""
 
-from relight.cli.leaving import leave_at_once
+from relight.cli.signals import exit_on_signals
 from relight.typed import NoReturn
 
 
 def entry() -> NoReturn:
     """Run this process's command line."""
-    leave_at_once()
+    exit_on_signals()
     from relight.cli import main
 
     main.entry()

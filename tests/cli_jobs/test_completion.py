@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.cli.main import OF_JOBS
+from relight.cli.main import JOB_COMMANDS
 
 from .conftest import Command
 
@@ -123,7 +123,7 @@ def _until(terminal: int, *words: str) -> None:
 def test_every_flag_is_completed(relight: Command) -> None:
     """Bash and fish know each flag of each command."""
     bash, fish = relight("completion", "bash").stdout, relight("completion", "fish").stdout
-    for command in OF_JOBS:
+    for command in JOB_COMMANDS:
         words = relight(command, "--help").stdout.split()
         flags = {word.rstrip(",") for word in words if word.startswith("--") and len(word) > 2}
         flags = {flag.partition("=")[0] for flag in flags if command in ("wait", "list", "logs")}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.cli.main import COMMANDS, OF_JOBS
+from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.job import components
 from relight.schedulers import registry
 
@@ -15,7 +15,7 @@ from .conftest import Command
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("command", OF_JOBS)
+@pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_fits_on_a_screen(relight: Command, command: str, flag: str) -> None:
     """Each command's help has its form, its flags and examples, and fits on one screen."""
     found = relight(command, flag)

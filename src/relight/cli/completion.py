@@ -4,7 +4,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from relight.cli.jobs import HELP, Page, read
-from relight.cli.main import COMMANDS, OF_JOBS
+from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.errors import EXIT_OK, UsageError, did_you_mean
 from relight.job import components
 from relight.schedulers import registry
@@ -99,7 +99,7 @@ def fish() -> str:
 def flags_of_commands() -> dict[str, tuple[Flag, ...]]:
     """Return the flags of each command that has any."""
     found: dict[str, tuple[Flag, ...]] = {"run": FLAGS, "launch": FLAGS}
-    for name in OF_JOBS:
+    for name in JOB_COMMANDS:
         page: Page = import_module(f"relight.cli.{name}").PAGE
         found[name] = page.flags
     return found

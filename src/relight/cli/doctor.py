@@ -31,7 +31,7 @@ OWN = (
          "how long to wait for more nodes after the last one came", from_env=False),
     Flag("json", None, False, "", "print one JSON object", from_env=False),
 )  # fmt: skip
-_SHOWN = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend", "node-rank",
+_HELP_FLAGS = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend", "node-rank",
           "master-addr", "master-port", "local-addr", "help", "verbose")  # fmt: skip
 _STATIC = {"node-rank", "master-addr", "master-port"}
 
@@ -77,7 +77,7 @@ def usage() -> str:
         "doctor in place of run.",
         "",
     ]
-    lines += flag_lines(flag for flag in DOCTOR_FLAGS if flag.name in _SHOWN or flag in OWN)
+    lines += flag_lines(flag for flag in DOCTOR_FLAGS if flag.name in _HELP_FLAGS or flag in OWN)
     lines += [
         "",
         "examples:",
@@ -154,12 +154,12 @@ def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:
     if wrong:
         errors = sum(finding.level == ERROR for finding in wrong)
         warnings = sum(finding.level == WARNING for finding in wrong)
-        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; looked at {_looked(verdict)}")
+        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; looked at {_scope(verdict)}")
     else:
-        print(f"everything is fine: looked at {_looked(verdict)}")
+        print(f"everything is fine: looked at {_scope(verdict)}")
 
 
-def _looked(verdict: Verdict) -> str:
+def _scope(verdict: Verdict) -> str:
     machine = "shared memory, temporary files, limits, memory, GPUs, packages"
     count = len(verdict.came)
     if count < 2:

@@ -135,15 +135,15 @@ class Follower:
         import threading
 
         self._runner, self._handle, self._where = runner, handle, where
-        self._query = query
+        self._filters = query
         self._replicas = runner.replicas(handle)
         self._errors: list[RelightError] = []
         self._lines: list[str] = []
         self._changed = threading.Condition()
         self._reading = len(self._replicas)
-        self._steps = 0
+        self._progress = 0
         """Counts each print and each reader that has ended."""
-        self._printing = self._gone = False
+        self._printing = self._output_closed = False
         raise_limit()  # each reader has files open
         for replica in self._replicas:
             threading.Thread(target=self._follow, args=replica, daemon=True).start()
@@ -158,7 +158,7 @@ class Follower:
         """
         with self._changed:
             while not self._is_over():
-                if not self._moves(limit_s) and not self._printing:
+                if not self._has_progress(limit_s) and not self._printing:
                     raise MachineError(
                         "the job ended, but its output is still being written; "
                         f"see `relight logs {self._handle}`"
@@ -166,22 +166,22 @@ class Follower:
         if self._errors:
             raise self._errors[0]
 
-    def _moves(self, limit_s: float | None) -> bool:
-        steps = self._steps
-        return self._changed.wait_for(lambda: self._steps != steps, limit_s)
+    def _has_progress(self, limit_s: float | None) -> bool:
+        steps = self._progress
+        return self._changed.wait_for(lambda: self._progress != steps, limit_s)
 
     def _is_over(self) -> bool:
-        return self._gone or not (self._reading or self._lines or self._printing)
+        return self._output_closed or not (self._reading or self._lines or self._printing)
 
     def _follow(self, role: str, replica: int) -> None:
         try:
             for line in self._runner.log_lines(
-                self._handle, role, replica, follow=True, **self._query
+                self._handle, role, replica, follow=True, **self._filters
             ):
                 with self._changed:
-                    while len(self._lines) >= _MOST_LINES and not self._gone:
+                    while len(self._lines) >= _MOST_LINES and not self._output_closed:
                         self._changed.wait()
-                    if self._gone:
+                    if self._output_closed:
                         break
                     self._lines.append(f"{role}/{replica} {line}\n")
                     if len(self._lines) == 1:
@@ -193,14 +193,14 @@ class Follower:
         finally:
             with self._changed:
                 self._reading -= 1
-                self._steps += 1
+                self._progress += 1
                 self._changed.notify_all()
 
     def _print(self) -> None:
         while True:
             with self._changed:
                 self._printing = False
-                self._steps += 1
+                self._progress += 1
                 self._changed.notify_all()
                 while self._reading and not self._lines:
                     self._changed.wait()
@@ -214,8 +214,8 @@ class Follower:
                 self._where.flush()
             except (OSError, ValueError):  # the reader of the output is gone
                 with self._changed:
-                    self._gone = True
-                    self._steps += 1
+                    self._output_closed = True
+                    self._progress += 1
                     self._changed.notify_all()
                 return
 

@@ -85,7 +85,7 @@ def main(argv: list[str]) -> int:
     query = {key: values[key] for key in ("regex", "since", "until")}
     query |= {"stream": values["streams"], "last": values["lines"]}
     with Runner() as runner:
-        _check(runner, handle, query)
+        _check_times(runner, handle, query)
         replicas = runner.replicas(handle)
         if (values["follow"] or values["tail"]) and len(replicas) > 1 and not values["json"]:
             Follower(runner, handle, sys.stdout, **query).join(None)
@@ -114,7 +114,7 @@ def _with_lines(argv: list[str]) -> list[str]:
     return words
 
 
-def _check(runner: Runner, handle: handles.Handle, query: dict[str, Any]) -> None:
+def _check_times(runner: Runner, handle: handles.Handle, query: dict[str, Any]) -> None:
     scheduler = runner.scheduler(handle.scheduler)
     timed = [f"--{name}" for name in ("since", "until") if query[name] is not None]
     if timed and not scheduler.capabilities.since:

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from relight.cli import leaving
+from relight.cli import signals
 from relight.errors import (
     EXIT_INTERNAL,
     EXIT_MACHINE,
@@ -26,7 +26,7 @@ COMMANDS = {
     "launch": "the same with the contract of torch.distributed.launch",
     "coordinator": "coordinate jobs of several nodes, on a machine that need not train",
     "doctor": "say what is wrong with this machine and the network between the nodes",
-    "submit": "send a job to this machine, Docker, Slurm … (torchx run)",
+    "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "logs": "print what a job wrote",
     "wait": "wait for the end of a job",
@@ -41,14 +41,14 @@ COMMANDS = {
     "version": "print the version",
 }
 
-OF_JOBS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "describe",
+JOB_COMMANDS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "describe",
             "components", "schedulers", "configure", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
-_OF_AGENTS = ("run", "launch")
-_HERE = ("run", "launch", "coordinator", "doctor")
+_LAUNCHERS = ("run", "launch")
+_ON_NODES = ("run", "launch", "coordinator", "doctor")
 """Commands that run on a training node."""
 
-_NO_ROOM = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
+_DISK_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EFBIG)
 
 USAGE = "usage: relight COMMAND [flags] SCRIPT [arguments of the script]"
 
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
 
 def entry() -> NoReturn:
     """Run this process's command line."""
-    leaving.leave_at_once()
+    signals.exit_on_signals()
     # Hardly any imported object is ever freed: repeated garbage collections would cost 2 ms.
     gc.set_threshold(50_000)
     for fd in (0, 1, 2):
@@ -106,7 +106,7 @@ def entry() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except OSError as error:
         exit_code = EXIT_MACHINE
-        if error.filename is None and error.errno in _NO_ROOM:
+        if error.filename is None and error.errno in _DISK_FULL:
             print(f"relight: error: can't write the output: {error.strerror}", file=sys.stderr)
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         else:
@@ -122,21 +122,21 @@ def entry() -> NoReturn:
             f"relight: error: internal error in relight (a bug): {mistake(error)}", file=sys.stderr
         )
         print("hint: please report these lines and what was run", file=sys.stderr)
-    if sys.argv[1:2] and sys.argv[1] in _OF_AGENTS:
-        leaving.leave(exit_code)
+    if sys.argv[1:2] and sys.argv[1] in _LAUNCHERS:
+        signals.quick_exit(exit_code)
     sys.exit(exit_code)
 
 
 def _command(argv: list[str]) -> Callable[[list[str]], int]:
     name = argv[0] if argv else "--help"
-    if name not in _OF_AGENTS:
-        leaving.as_usual()
+    if name not in _LAUNCHERS:
+        signals.restore_defaults()
     if name in COMMANDS and argv[1:] == ["--version"]:
         return _version
     if name == "help" and argv[1:] and argv[1] in COMMANDS:
         command = _command([argv[1]])
         return lambda _: command(["--help"])
-    if name in _HERE:
+    if name in _ON_NODES:
         from relight.host import system  # noqa: F401  # raises on systems without support
     if name == "run":
         from relight.cli import run
@@ -154,7 +154,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         from relight.cli import doctor
 
         return doctor.main
-    if name in OF_JOBS:
+    if name in JOB_COMMANDS:
         from importlib import import_module
 
         main_of: Callable[[list[str]], int] = import_module(f"relight.cli.{name}").main
@@ -165,7 +165,7 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
         return _help
     from relight.cli import mistakes
 
-    raise mistakes.no_command(argv, list(COMMANDS))
+    raise mistakes.unknown_command(argv, list(COMMANDS))
 
 
 def _version(_: list[str]) -> int:

@@ -12,9 +12,9 @@ _HOSTS = (
     "the same command is started on every host, with --nnodes and --rdzv-endpoint; "
     "relight submit -s ssh -cfg 'hosts=node1;node2' starts it on all of them"
 )
-_SUBMIT = "relight run starts workers here; relight submit sends a job to a scheduler"
+_SUBMIT = "relight run starts workers here; relight submit submits a job to a scheduler"
 _DEVICES = "CUDA_VISIBLE_DEVICES says which GPUs to use"
-_OF_OTHERS = {
+_OTHER_LAUNCHERS = {
     **dict.fromkeys(
         ("n", "np", "nprocs", "nproc", "num-processes", "num-procs", "ntasks", "workers",
          "num-workers", "num-proc"), _PER_NODE,
@@ -39,7 +39,7 @@ _OF_OTHERS = {
 }  # fmt: skip
 """Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
 _NOT_OURS = "--help lists the flags; those of a script go after it"
-_COMMANDS = {
+_OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
     "rm": "delete", "sbatch": "submit", "torchrun": "run", "start": "run", "exec": "run",
@@ -57,13 +57,13 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
     name = word.lstrip("-").partition("=")[0].replace("_", "-")
     if not word.startswith("--"):
         name = name.rstrip("0123456789")
-    hint = _OF_OTHERS.get(name) if "nproc-per-node" in known else None
+    hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
     meant = "" if hint else nearest(name, list(known))
     hint = hint or (f"did you mean --{meant}?" if meant else _NOT_OURS)
     return UsageError(f"unknown flag: {word}", hint=hint)
 
 
-def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
+def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
     """Return the error for a first word that is not a command.
 
     Args:
@@ -77,7 +77,7 @@ def no_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:
     if word.startswith("-") or word.endswith(".py") or os.path.isfile(word):
         line = shlex.join(argv[:4]) + (" …" if len(argv) > 4 else "")
         return UsageError(f"{word} is not a command", hint=f"did you mean relight run {line}?")
-    meant = _COMMANDS.get(word) or nearest(word, list(commands))
+    meant = _OTHER_COMMANDS.get(word) or nearest(word, list(commands))
     hint = f"did you mean relight {meant}?" if meant else f"commands: {', '.join(commands)}"
     return UsageError(f"unknown command: {word}", hint=hint)
 

@@ -4,7 +4,7 @@ import sys
 
 from relight import env as environment
 from relight.agent import Agent
-from relight.cli import leaving
+from relight.cli import signals
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.prepare import prepare
@@ -45,5 +45,5 @@ def launch(
     for note in notes:
         print(f"relight: note: {note}", file=sys.stderr)
     sys.stderr.flush()
-    leaving.as_usual(set(leaving.NUMBERS) - set(job.command.spec.signals_to_handle))
+    signals.restore_defaults(set(signals.NUMBERS) - set(job.command.spec.signals_to_handle))
     return Agent(job).run()

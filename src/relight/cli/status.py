@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     if not parsed.command:
         if parsed.values["roles"]:
             raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")
-        return _here(as_json=parsed.values["json"])
+        return _print_agents(as_json=parsed.values["json"])
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         found = runner.status(handle)
@@ -60,7 +60,9 @@ def main(argv: list[str]) -> int:
             known = {role for role, _ in runner.replicas(handle._replace(role="", replicas=()))}
             for role in wanted:
                 if role not in known:
-                    raise UsageError(f"{handle} has no role {role}", hint=f"it has {_list(known)}")
+                    raise UsageError(
+                        f"{handle} has no role {role}", hint=f"it has {', '.join(sorted(known))}"
+                    )
             replicas = tuple(each for each in found.replicas if each.role in wanted)
             found = found._replace(replicas=replicas)
     if parsed.values["json"]:
@@ -89,14 +91,13 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _list(names: set[str]) -> str:
-    return ", ".join(sorted(names))
-
-
-def _here(*, as_json: bool) -> int:
+def _print_agents(*, as_json: bool) -> int:
     from relight.host import agents
 
-    found = [agent._replace(run_id=agent.run_id or _asked_for(agent)) for agent in agents.running()]
+    found = [
+        agent._replace(run_id=agent.run_id or _requested_run_id(agent))
+        for agent in agents.running()
+    ]
     if as_json:
         show([_as_object(agent) for agent in found])
         return EXIT_OK
@@ -119,7 +120,7 @@ def _here(*, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _asked_for(agent: "Running") -> str:
+def _requested_run_id(agent: "Running") -> str:
     """Return the --rdzv-id in the command line of an agent whose workers have not started yet."""
     from relight.host.agents import arguments
 

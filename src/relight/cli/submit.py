@@ -1,4 +1,4 @@
-"""`relight submit`: describe a job once and send it to a scheduler."""
+"""`relight submit`: submits a job to a scheduler."""
 
 import sys
 from typing import Any, NoReturn
@@ -18,7 +18,7 @@ SUBMIT_FLAGS = (
          short="s", from_env=False),
     Flag("scheduler-args", str, "", "K=V,…", "options of the scheduler; -cfg K=V,…; -cfg help",
          from_env=False),
-    Flag("dryrun", None, False, "", "print what would be sent, and send nothing", from_env=False),
+    Flag("dryrun", None, False, "", "print what would be submitted, and stop", from_env=False),
     Flag("wait", None, False, "", "wait for the end; the exit code is the job's", from_env=False),
     Flag("log", None, False, "", "print the job's output while it runs, and wait", from_env=False),
     Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
@@ -34,7 +34,7 @@ SUBMIT_FLAGS = (
 PAGE = Page(
     "submit [flags] COMPONENT [its flags] [-- arguments of the script]",
     (
-        "Sends a job to this machine, Docker, Slurm and so on, and prints its handle. A component",
+        "Submits a job to this machine, Docker, Slurm …, and prints its handle. A component",
         "says what runs: dist.ddp, utils.python …, or a function of yours, path/file.py:function.",
     ),
     SUBMIT_FLAGS,
@@ -44,7 +44,7 @@ PAGE = Page(
         "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
         "relight submit dist.ddp --help        (components: relight components)",
     ),
-    "exit code: 0 the job was sent or, with --wait, succeeded; else its own; 2 wrong usage",
+    "exit code: 0 the job was submitted or, with --wait, succeeded; else its own; 2 wrong usage",
 )
 _STDIN = {
     "component_name": str, "scheduler": str, "scheduler_args": dict, "scheduler_cfg": dict,
@@ -68,10 +68,10 @@ def main(argv: list[str]) -> int:
             print(PAGE.text())
             return EXIT_OK
         if values["scheduler_args"] in ("help", "?"):
-            return _options(runner, values["scheduler"])
+            return _print_options(runner, values["scheduler"])
         args: Any = rest
         if values["stdin"]:
-            _refuse_beside_stdin(words, rest)
+            _check_only_stdin(words, rest)
             address, args = _from_stdin(values)
         elif default and (not rest or rest[0].startswith("-")):
             address = default
@@ -95,11 +95,11 @@ def main(argv: list[str]) -> int:
             print(help_asked.message)
             return EXIT_OK
         if values["dryrun"]:
-            return _show(runner, job, as_json=values["json"])
-        return _send(runner, job, values)
+            return _print_dry_run(runner, job, as_json=values["json"])
+        return _submit(runner, job, values)
 
 
-def _options(runner: Runner, scheduler: str) -> int:
+def _print_options(runner: Runner, scheduler: str) -> int:
     from relight.cli.schedulers import option_lines
 
     print("\n".join(option_lines(runner.scheduler(runner.scheduler_name(scheduler)))))
@@ -161,7 +161,7 @@ def _flag(name: str) -> Flag | None:
     return found[0] if len(found) == 1 else None
 
 
-def _refuse_beside_stdin(words: list[str], rest: list[str]) -> None:
+def _check_only_stdin(words: list[str], rest: list[str]) -> None:
     beside = ("--stdin", "--dryrun", "--json", "--launcher")
     wrong = [word for word in words if word.partition("=")[0] not in beside] + rest
     if wrong:
@@ -198,7 +198,7 @@ def _from_stdin(values: dict[str, Any]) -> tuple[str, Any]:
     return found["component_name"], words or found.get("component_args", [])
 
 
-def _show(runner: Runner, job: Prepared, *, as_json: bool) -> int:
+def _print_dry_run(runner: Runner, job: Prepared, *, as_json: bool) -> int:
     missing = missing_script(job, runner.scheduler(job.scheduler))
     for note in (*job.notes, *([missing] if missing else ())):
         say(f"note: {note}")
@@ -209,7 +209,7 @@ def _show(runner: Runner, job: Prepared, *, as_json: bool) -> int:
     return EXIT_OK
 
 
-def _send(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
+def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
     import signal
 
     for note in job.notes:
@@ -217,7 +217,7 @@ def _send(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
     scheduler = runner.scheduler(job.scheduler)
     lives = scheduler.capabilities.survives_caller or bool(job.request.cfg.get("detach"))
     logs = values["log"] or values["tee_logs"] or not lives
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     handle = handles.parse(runner.submit(job))
     if not values["json"]:
         print(handle, flush=True)
@@ -245,5 +245,5 @@ def _watch(runner: Runner, handle: Handle, *, logs: bool) -> Any:
     return found
 
 
-def _stop(number: int, _: object) -> NoReturn:
+def _exit_on_signal(number: int, _: object) -> NoReturn:
     raise SystemExit(exit_code_of_signal(number))

@@ -18,8 +18,8 @@ from relight.errors import MachineError, UsageError
 from relight.job.app import AppState
 
 FILE = "job.json"
-_SENDING = "sending"
-_SENT_LIMIT_S, _LOOK_S = 120.0, 0.05
+_LOCK = "sending"
+_SUBMIT_LIMIT_S, _POLL_S = 120.0, 0.05
 _DEEPEST = 64
 """The deepest nesting of objects in a file of ours."""
 _NEEDED = ("id", "app_id", "handle", "scheduler", "name", "state", "submitted")
@@ -101,7 +101,7 @@ def write(app_id: str, record: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def sending(app_id: str) -> Iterator[None]:
+def submitting(app_id: str) -> Iterator[None]:
     """Lock a job while it is being submitted: a command that stops it waits until then.
 
     Raises:
@@ -109,7 +109,7 @@ def sending(app_id: str) -> Iterator[None]:
     """
     import fcntl
 
-    file = os.path.join(directory(app_id), _SENDING)
+    file = os.path.join(directory(app_id), _LOCK)
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -124,12 +124,12 @@ def sending(app_id: str) -> Iterator[None]:
         os.close(fd)
 
 
-def is_being_sent(app_id: str) -> bool:
+def is_being_submitted(app_id: str) -> bool:
     """Return whether a living process is submitting this job right now."""
     import fcntl
 
     try:
-        fd = os.open(os.path.join(path(app_id), _SENDING), os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(os.path.join(path(app_id), _LOCK), os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, UsageError):
         return False
     try:
@@ -141,19 +141,19 @@ def is_being_sent(app_id: str) -> bool:
     return False
 
 
-def wait_until_sent(app_id: str) -> None:
+def wait_until_submitted(app_id: str) -> None:
     """Wait until no process is submitting this job.
 
     Raises:
         MachineError: that takes too long.
     """
-    end = time.monotonic() + _SENT_LIMIT_S
-    while is_being_sent(app_id):
+    end = time.monotonic() + _SUBMIT_LIMIT_S
+    while is_being_submitted(app_id):
         if time.monotonic() > end:
             raise MachineError(
                 f"{app_id} is still being submitted", hint="end `relight submit` itself"
             )
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 def read(app_id: str) -> dict[str, Any] | None:

@@ -55,7 +55,7 @@ def checked(app: AppDef) -> AppDef:
         if role.min_replicas is not None and not 0 < role.min_replicas <= role.num_replicas:
             raise UsageError(
                 f"the role {role.name} has min_replicas={role.min_replicas}: "
-                f"must be at least 1 and at most num_replicas, {role.num_replicas}"
+                f"must be between 1 and num_replicas={role.num_replicas}"
             )
         if role.max_retries < 0:
             raise UsageError(

@@ -22,29 +22,29 @@ class _Guarded:
         try:
             found = getattr(self._scheduler, verb)
         except Exception as error:
-            raise self._failed(verb, error) from error
-        return self._checked(verb, found) if callable(found) else found
+            raise self._error(verb, error) from error
+        return self._guard(verb, found) if callable(found) else found
 
-    def _checked(self, verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _guard(self, verb: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 found = function(*args, **kwargs)
             except RelightError:
                 raise
             except Exception as error:
-                raise self._failed(verb, error) from error
-            return self._lines(found) if verb == "logs" else found
+                raise self._error(verb, error) from error
+            return self._guard_lines(found) if verb == "logs" else found
 
         return call
 
-    def _lines(self, found: Iterator[str]) -> Iterator[str]:
+    def _guard_lines(self, found: Iterator[str]) -> Iterator[str]:
         try:
             yield from found
         except RelightError:
             raise
         except Exception as error:
-            raise self._failed("logs", error) from error
+            raise self._error("logs", error) from error
 
-    def _failed(self, verb: str, error: Exception) -> MachineError:
+    def _error(self, verb: str, error: Exception) -> MachineError:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return MachineError(f"the scheduler {self._name} failed in {verb}: {why}")

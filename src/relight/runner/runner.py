@@ -1,4 +1,4 @@
-"""Jobs from Python: describe, send, watch, stop.
+"""Jobs from Python: describe, submit, watch, stop.
 
     with Runner() as runner:
         handle = runner.submit("dist.ddp", ["-j", "2x4", "--script", "main.py"], scheduler="slurm")
@@ -218,8 +218,8 @@ class Runner:
 
         missing = missing_script(app, self.scheduler(app.scheduler))
         if missing:
-            raise UsageError(missing, hint="look at the path; --dryrun shows what would be sent")
-        return submitted.send(app, self.scheduler(app.scheduler), self.env)
+            raise UsageError(missing, hint="check the path; --dryrun shows what would be submitted")
+        return submitted.submit(app, self.scheduler(app.scheduler), self.env)
 
     def status(self, handle: str | Handle) -> AppStatus:
         """Return the status of a job.
@@ -238,12 +238,12 @@ class Runner:
             found = AppStatus(
                 state if state.is_over else AppState.UNKNOWN,
                 "it is being submitted"
-                if records.is_being_sent(record["id"])
+                if records.is_being_submitted(record["id"])
                 else "its scheduler no longer knows it",
             )
         if found is None:
             raise _no_job(job)
-        submitted.note(record, found.state)
+        submitted.record_state(record, found.state)
         return found
 
     def wait(self, handle: str | Handle, timeout: float | None = None) -> AppStatus:
@@ -288,7 +288,7 @@ class Runner:
         """
         from relight.runner import submitted
 
-        job = submitted.sent(_whole(handle, "cancelled"))
+        job = submitted.current_handle(_whole(handle, "cancelled"))
         if not self.status(job).state.is_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
         return self.status(job)
@@ -302,7 +302,7 @@ class Runner:
         from relight.job import records
         from relight.runner import submitted
 
-        job = submitted.sent(_whole(handle, "deleted"))
+        job = submitted.current_handle(_whole(handle, "deleted"))
         record = submitted.record_of(job)
         if record is None:
             self.status(job)

@@ -24,7 +24,7 @@ _USER = ("USER", "LOGNAME", "USERNAME")
 """Variables with the name of the user; the last is that of Windows."""
 
 
-def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
+def submit(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     """Submit a job and record it; return its handle.
 
     Raises:
@@ -33,7 +33,7 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     if records.read(job.app_id) is not None:
         raise UsageError(f"{job.app_id} was submitted before", hint="make another with dryrun")
     record = _record(job, env)
-    with records.sending(job.app_id):
+    with records.submitting(job.app_id):
         try:
             records.write(job.app_id, record)  # first, so that a running job always has a record
             app_id = scheduler.submit(job.request)
@@ -47,17 +47,18 @@ def send(job: "Prepared", scheduler: Scheduler, env: Environment) -> str:
     return handle
 
 
-def sent(job: Handle) -> Handle:
-    """Return the handle of a job with its scheduler's id; wait while it is being submitted.
+def current_handle(job: Handle) -> Handle:
+    """Return the handle of a job with the id that its scheduler gave it; wait while it is being
+    submitted.
 
     Raises:
         MachineError: that takes too long.
     """
-    records.wait_until_sent(job.app_id)
+    records.wait_until_submitted(job.app_id)
     record = record_of(job)
     if record is None or record["app_id"] == job.app_id:
         return job
-    return job._replace(app_id=record["app_id"])  # the scheduler's id may differ
+    return job._replace(app_id=record["app_id"])  # the scheduler chose another one
 
 
 def record_of(job: Handle) -> Record | None:
@@ -69,7 +70,7 @@ def record_of(job: Handle) -> Record | None:
     return None
 
 
-def note(record: Record | None, state: AppState) -> None:
+def record_state(record: Record | None, state: AppState) -> None:
     """Record the state of a job that is over: its scheduler will forget it."""
     if record is not None and state.is_over and record.get("state") != state.name:
         record["state"] = state.name
@@ -82,7 +83,7 @@ def note(record: Record | None, state: AppState) -> None:
 def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
     """Return the state of a recorded job; UNKNOWN if its scheduler does not answer."""
     state = _state_in(record, _states(find, [record]))
-    note(record, state)
+    record_state(record, state)
     return state
 
 
@@ -98,13 +99,13 @@ def listed(
     found = [
         record
         for record in records.every()
-        if record.get("handle") and (not scheduler or _is_same(record["scheduler"], scheduler))
+        if record.get("handle") and (not scheduler or registry.same(record["scheduler"], scheduler))
     ]
     states = _states(find, found)
     lines = []
     for record in found:
         state = _state_in(record, states)
-        note(record, state)
+        record_state(record, state)
         lines.append((record["handle"], record["name"], state, record["submitted"]))
     if scheduler:
         known = {handles.parse(record["handle"]).app_id for record in found}
@@ -121,12 +122,12 @@ def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:
 
 def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, AppState]:
     """Return the states of jobs whose recorded state is not final."""
-    open_ones: dict[str, list[Record]] = {}
+    unfinished: dict[str, list[Record]] = {}
     for record in found:
         if not AppState[record.get("state", "UNKNOWN")].is_over:
-            open_ones.setdefault(record["scheduler"], []).append(record)
+            unfinished.setdefault(record["scheduler"], []).append(record)
     states: dict[str, AppState] = {}
-    for name, group in open_ones.items():
+    for name, group in unfinished.items():
         try:
             known = find(name).status([record["app_id"] for record in group])
         except RelightError:  # no longer installed, or unreachable: list the others
@@ -196,10 +197,6 @@ def _packages() -> dict[str, str]:
     return dict(sorted(found.items()))
 
 
-def _is_same(one: str, other: str) -> bool:
-    return registry.same(one, other)
-
-
 def _other_names(name: str) -> list[str]:
     known = [*registry.ALIASES, *registry.ALIASES.values()]
-    return [each for each in dict.fromkeys(known) if each != name and _is_same(each, name)]
+    return [each for each in dict.fromkeys(known) if each != name and registry.same(each, name)]

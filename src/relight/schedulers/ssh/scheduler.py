@@ -41,7 +41,7 @@ from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, st
 from relight.schedulers.processes.orders import Replica, to_text
 from relight.schedulers.ssh import frames, hosts, link
 from relight.schedulers.ssh.hosts import SshHost
-from relight.schedulers.ssh.orders import Check, RemoteReplica, LinkOrder, Remove, Run
+from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, Run
 
 _FILE = "ssh.json"
 _MOST_GRACE_S = 30.0
