@@ -88,8 +88,14 @@ def ours(**fields: Any) -> specs.AppDef:
         (lambda: ours(num_replicas="2"), "'2' for its num_replicas: expected int"),
         (lambda: ours(num_replicas=1.5), "1.5 for its num_replicas: expected int"),
         (lambda: ours(num_replicas=True), "True for its num_replicas: expected int"),
-        (lambda: ours(min_replicas=2), "the role r has min_replicas=2: must be between 1 and num_replicas=1"),
-        (lambda: ours(min_replicas=0), "the role r has min_replicas=0: must be between 1 and num_replicas=1"),
+        (
+            lambda: ours(min_replicas=2),
+            "the role r has min_replicas=2: must be between 1 and num_replicas=1",
+        ),
+        (
+            lambda: ours(min_replicas=0),
+            "the role r has min_replicas=0: must be between 1 and num_replicas=1",
+        ),
         (lambda: ours(min_replicas="1"), "'1' for its min_replicas: expected int or None"),
         (lambda: ours(max_retries=-1), "the role r has -1 retries: must be at least 0"),
         (lambda: ours(retry_policy="NOPE"), "'NOPE' for its retry_policy: expected RetryPolicy"),
