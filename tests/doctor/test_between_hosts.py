@@ -52,7 +52,7 @@ def test_people_get_one_line_in_all_or_a_line_a_finding(lab: Lab, tmp_path: Path
         for host, words in commands(THREE).items()
     }
     for report in diagnose(lab, plain, tmp_path).values():
-        assert report.out.startswith("everything is fine: looked at shared memory"), report
+        assert report.out.startswith("no problems found; checked shared memory"), report
         assert report.out.count("\n") == 1
         assert "3 pairs of 3 nodes" in report.out
     lab.wall("node2", [PORT])
@@ -60,7 +60,7 @@ def test_people_get_one_line_in_all_or_a_line_a_finding(lab: Lab, tmp_path: Path
         first, remedy, *_, last = report.out.splitlines()
         assert first.startswith("error    all others -> node2: "), report
         assert remedy.startswith("         -> open TCP ports 32768-60999"), report
-        assert last.startswith("1 error, 0 warnings; looked at "), report
+        assert last.startswith("1 error, 0 warnings; checked "), report
         assert report.code == 1
 
 
@@ -221,7 +221,7 @@ def test_a_node_that_does_not_know_the_endpoints_name_says_so(lab: Lab, tmp_path
     reports = diagnose(lab, words, tmp_path)
     assert "the name node1 does not resolve" in reports["node3"].one("does not resolve")["what"]
     for name in ("node1", "node2"):
-        finding = reports[name].one("1 of 3 nodes did not come")
+        finding = reports[name].one("1 of 3 nodes did not join")
         assert "node1, node2" in finding["why"]
     assert [report.code for report in reports.values()] == [1, 1, 1]
 
@@ -235,7 +235,7 @@ def test_a_node_where_the_endpoints_name_is_loopback_is_reported(lab: Lab, tmp_p
     reports = diagnose(lab, words, tmp_path)
     finding = reports["node3"].one("the endpoint is this machine itself (127.0.1.1)")
     assert "/etc/hosts" in finding["why"]
-    assert reports["node1"].of("error") == [": 1 of 3 nodes did not come"]
+    assert reports["node1"].of("error") == [": 1 of 3 nodes did not join"]
 
 
 def test_nodes_with_other_addresses_of_the_endpoint_are_reported(lab: Lab, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_node_that_ends_in_the_midst_is_named(lab: Lab, tmp_path: Path) -> Non
     """A node that ends in the midst is named, and the others end in time."""
     words = commands(THREE)
     die = "import os, sys, threading, relight.doctor.probes as p\n"
-    die += "p.Station.start = lambda *a: os._exit(9)\n"
+    die += "p.Prober.start = lambda *a: os._exit(9)\n"
     die += "from relight.cli.main import main; sys.exit(main(sys.argv[1:]))"
     words["node2"] = [sys.executable, "-c", die, *words["node2"][len(RELIGHT) :]]
     reports = diagnose(lab, words, tmp_path)

@@ -23,7 +23,7 @@ from relight.doctor.endpoint import (
     RELIGHT,
     SILENT,
     EndpointAnswer,
-    Seen,
+    EndpointReport,
     answer_of,
     judge,
 )
@@ -85,7 +85,7 @@ def test_each_way_to_be_answered_is_one_finding(
     answers: tuple[EndpointAnswer, ...], level: str, words: str
 ) -> None:
     """One good address is enough."""
-    (found,) = judge(Seen("gpu-01", 29400, answers))
+    (found,) = judge(EndpointReport("gpu-01", 29400, answers))
     assert found.level == level
     assert words in f"{found.what} {found.why}"
     assert found.where == "gpu-01:29400"
@@ -96,7 +96,7 @@ def test_each_way_to_be_answered_is_one_finding(
 def test_an_endpoint_that_leads_to_this_machine_everywhere_is_an_error(
     host: str, words: str
 ) -> None:
-    found = judge(Seen(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
+    found = judge(EndpointReport(host, 29400, (EndpointAnswer("127.0.1.1", REFUSED, ours=True),)))
     assert found[0].level == ERROR
     assert words in found[0].why
 
@@ -189,7 +189,7 @@ def test_a_look_at_the_endpoint_takes_two_seconds_at_most(serve: Serve) -> None:
 
 def test_the_reason_of_a_timeout_is_reported_whatever_fails() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(endpoint, "look", lambda *_: 1 / 0)
+        patch.setattr(endpoint, "examine", lambda *_: 1 / 0)
         assert doctor.at_timeout("gpu-01", 29400) == [
             "the endpoint could not be examined: division by zero"
         ]

@@ -40,10 +40,10 @@ class Peer:
 def test_nothing_that_a_node_says_breaks_the_meeting(chance: Chance) -> None:
     """What is said is taken or `Malformed`; all nodes get a verdict that they can read."""
     loop = Loop()
-    station: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
+    prober: Any = SimpleNamespace(start=lambda *_: None)  # which probes nobody
     own = DoctorNode("here", "10.0.0.1", 1, 1, 1500, (), {})
     sock = socket.create_server(("127.0.0.1", 0))
-    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 3), own, station, 60.0, lambda _: None)
+    host = MeetingHost(loop, sock, Security(), "j", Nodes(2, 3), own, prober, 60.0, lambda _: None)
     peers: list[Any] = [Peer(), Peer()]
     try:
         stranger: Any = Peer()

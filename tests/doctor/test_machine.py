@@ -65,7 +65,7 @@ GOOD = Machine(
         ({"torch": ""}, WARNING, "torch is not installed", "PYTHON_EXEC"),
         ({"own_name": ("127.0.1.1",)}, WARNING, "only of this machine (127.0.1.1)",
          "GLOO_SOCKET_IFNAME"),
-        ({"own_name": ()}, WARNING, "of no address", "here eth0 10.0.0.1"),
+        ({"own_name": ()}, WARNING, "resolves to no address", "here eth0 10.0.0.1"),
     ],
 )  # fmt: skip
 def test_each_fault_of_a_machine_is_one_finding_with_its_remedy(
@@ -201,7 +201,7 @@ def test_a_low_limit_of_open_files_and_a_closed_tmpdir_are_found(
     result = launch("doctor", command=shell, TMPDIR=str(tmp_path / "none"))
     assert result.returncode == 1
     assert "only 100 files may be open" in result.stdout
-    assert f"nothing can be written in {tmp_path / 'none'}: No such file" in result.stdout
+    assert f"{tmp_path / 'none'} is not writable: No such file" in result.stdout
     assert "-> make room there, or set TMPDIR" in result.stdout
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from relight.core import fields, wire
 from relight.doctor.findings import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
-from relight.doctor.messages import DoctorNode, FromHost, Probe, ProbeReport, Verdict, Way
+from relight.doctor.messages import DoctorNode, FromHost, Outcome, Probe, ProbeReport, Verdict
 from relight.doctor.network import judge, kind_of
 
-GOOD = Probe(Way.PASSED, Way.PASSED, 1500, 1500, 1500)
-DEAD = Probe(Way.SILENT, Way.UNTRIED, 0, 0, 1500)
+GOOD = Probe(Outcome.PASSED, Outcome.PASSED, 1500, 1500, 1500)
+DEAD = Probe(Outcome.SILENT, Outcome.UNTRIED, 0, 0, 1500)
 
 
 def node(name: str, **changed: object) -> DoctorNode:
@@ -42,11 +42,11 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (DEAD._replace(answered=100), DEAD, "blocked"),
         (DEAD._replace(heard=100), DEAD, "one way"),
         (DEAD, DEAD._replace(heard=100), ""),
-        (DEAD, DEAD._replace(tcp=Way.NO_ROUTE), ""),
-        (DEAD._replace(tcp=Way.NO_ROUTE), DEAD, Way.NO_ROUTE),
-        (DEAD._replace(tcp=Way.REFUSED), GOOD, Way.REFUSED),
-        (DEAD._replace(tcp=Way.MUTE), GOOD, Way.MUTE),
-        (GOOD._replace(large=Way.STUCK), GOOD, "mtu"),
+        (DEAD, DEAD._replace(tcp=Outcome.NO_ROUTE), ""),
+        (DEAD._replace(tcp=Outcome.NO_ROUTE), DEAD, Outcome.NO_ROUTE),
+        (DEAD._replace(tcp=Outcome.REFUSED), GOOD, Outcome.REFUSED),
+        (DEAD._replace(tcp=Outcome.MUTE), GOOD, Outcome.MUTE),
+        (GOOD._replace(large=Outcome.STUCK), GOOD, "mtu"),
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
@@ -61,8 +61,10 @@ def test_where_all_probes_pass_and_facts_agree_nothing_is_found() -> None:
 
 probe = st.builds(
     Probe,
-    st.sampled_from([Way.PASSED, Way.SILENT, Way.REFUSED, Way.NO_ROUTE, Way.MUTE]),
-    st.sampled_from([Way.UNTRIED, Way.PASSED, Way.STUCK]),
+    st.sampled_from(
+        [Outcome.PASSED, Outcome.SILENT, Outcome.REFUSED, Outcome.NO_ROUTE, Outcome.MUTE]
+    ),
+    st.sampled_from([Outcome.UNTRIED, Outcome.PASSED, Outcome.STUCK]),
     st.sampled_from([0, 100, 1500]),
     st.sampled_from([0, 100, 1500]),
     st.just(1500),
@@ -74,7 +76,9 @@ def test_the_findings_name_exactly_the_pairs_that_failed(data: st.DataObject, co
     """Whatever the probes, each pair of which one failed is in the findings, and no other pair."""
     probes = {pair: data.draw(probe) for pair in all_good(count)}
     wrong = {
-        p for p, found in probes.items() if found.tcp != Way.PASSED or found.large == Way.STUCK
+        p
+        for p, found in probes.items()
+        if found.tcp != Outcome.PASSED or found.large == Outcome.STUCK
     }
     told = {
         (a, b)

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from relight.doctor.messages import Probe, Target, Way
-from relight.doctor.probes import LARGE, Station, _datagram, _hello, mtu_to, new_cookie
+from relight.doctor.messages import Outcome, Probe, Target
+from relight.doctor.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
 
 PATIENCE_S = 20.0
@@ -27,13 +27,13 @@ def stack() -> Iterator[ExitStack]:
         yield made
 
 
-def station(loop: Loop, stack: ExitStack) -> Station:
-    made = Station(loop)
+def prober(loop: Loop, stack: ExitStack) -> Prober:
+    made = Prober(loop)
     stack.callback(made.close)
     return made
 
 
-def probe(loop: Loop, one: Station, cookie: bytes, others: list[Target]) -> list[Probe]:
+def probe(loop: Loop, one: Prober, cookie: bytes, others: list[Target]) -> list[Probe]:
     """What node 0 finds about the others."""
     found: list[dict[int, Probe]] = []
     one.start(cookie, 0, [Target("127.0.0.1", one.tcp_port, one.udp_port), *others], found.append)
@@ -49,7 +49,7 @@ def test_two_stations_find_that_all_gets_through(
     loop: Loop, stack: ExitStack, address: str
 ) -> None:
     """Both find that all gets through; the one that is called first waits for its cookie."""
-    one, two = station(loop, stack), station(loop, stack)
+    one, two = prober(loop, stack), prober(loop, stack)
     cookie = new_cookie()
     nodes = [Target(address, each.tcp_port, each.udp_port) for each in (one, two)]
     found: dict[int, dict[int, Probe]] = {}
@@ -62,7 +62,7 @@ def test_two_stations_find_that_all_gets_through(
         loop.run_once(0.1)
     for probes in found.values():
         (result,) = probes.values()
-        assert (result.tcp, result.large, result.answered) == (Way.PASSED, Way.PASSED, 1500)
+        assert (result.tcp, result.large, result.answered) == (Outcome.PASSED, Outcome.PASSED, 1500)
 
 
 def test_a_closed_port_and_one_of_another_program_are_distinguished(
@@ -71,10 +71,10 @@ def test_a_closed_port_and_one_of_another_program_are_distinguished(
     with socket.create_server(("127.0.0.1", 0)) as closed:
         free = closed.getsockname()[1]
     other = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    one = station(loop, stack)
+    one = prober(loop, stack)
     there = [Target("127.0.0.1", free, free), Target("127.0.0.1", other.getsockname()[1], free)]
     refused, mute = probe(loop, one, new_cookie(), there)
-    assert (refused.tcp, mute.tcp) == (Way.REFUSED, Way.MUTE)
+    assert (refused.tcp, mute.tcp) == (Outcome.REFUSED, Outcome.MUTE)
     assert refused.answered == mute.answered == 0
 
 
@@ -82,7 +82,7 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     loop: Loop, stack: ExitStack
 ) -> None:
     listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-    one = station(loop, stack)
+    one = prober(loop, stack)
     found: list[dict[int, Probe]] = []
     nodes = [Target("127.0.0.1", 0, 0), Target("127.0.0.1", listener.getsockname()[1], 0)]
     one.start(new_cookie(), 0, nodes, found.append)
@@ -94,12 +94,12 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     while not found:
         assert time.monotonic() < end
         loop.run_once(0.1)
-    assert (found[0][1].tcp, found[0][1].large) == (Way.PASSED, Way.STUCK)
+    assert (found[0][1].tcp, found[0][1].large) == (Outcome.PASSED, Outcome.STUCK)
 
 
 def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) -> None:
     """A peer without the cookie gets no byte, neither over a connection nor as a datagram."""
-    one = station(loop, stack)
+    one = prober(loop, stack)
     cookie = new_cookie()
     one.start(cookie, 0, [Target("127.0.0.1", 0, 0), Target("127.0.0.1", 9, 9)], lambda _: None)
     caller = stack.enter_context(socket.create_connection(("127.0.0.1", one.tcp_port)))
@@ -138,7 +138,7 @@ def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) ->
         asker.recv(100)
 
 
-@pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Station._receive"])
+@pytest.mark.parametrize("broken", ["_Call._listen", "_Caller._read", "Prober._receive"])
 def test_an_unexpected_exception_ends_one_probe_alone(
     loop: Loop, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -147,12 +147,12 @@ def test_an_unexpected_exception_ends_one_probe_alone(
     loop.on_mistake = lambda what, error: mistakes.append(f"{what}: {error}")
 
     def go_wrong(_: object) -> None:
-        if isinstance(_, Station) and _._udp is not None:
+        if isinstance(_, Prober) and _._udp is not None:
             _._udp.recv(1 << 16)
         raise KeyError("x")
 
     monkeypatch.setattr(f"relight.doctor.probes.{broken}", go_wrong)
-    one, two = station(loop, stack), station(loop, stack)
+    one, two = prober(loop, stack), prober(loop, stack)
     cookie = new_cookie()
     nodes = [Target("127.0.0.1", each.tcp_port, each.udp_port) for each in (one, two)]
     found: list[dict[int, Probe]] = []
@@ -164,10 +164,10 @@ def test_an_unexpected_exception_ends_one_probe_alone(
         loop.run_once(0.1)
     assert mistakes and all(each.endswith("'x'") for each in mistakes)
     (result,) = found[0].values()
-    if broken == "Station._receive":
-        assert (result.tcp, result.answered) == (Way.PASSED, 0)
+    if broken == "Prober._receive":
+        assert (result.tcp, result.answered) == (Outcome.PASSED, 0)
     else:
-        assert (result.tcp, result.answered) == (Way.MUTE, 1500)
+        assert (result.tcp, result.answered) == (Outcome.MUTE, 1500)
 
 
 def test_the_mtu_of_this_machine_is_not_asked_for() -> None:

@@ -13,7 +13,7 @@ from relight.cli.arguments import ParsedFlags, parse
 from relight.cli.usage import flag_lines
 from relight.doctor import endpoint, inspection, machine
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, in_order, lines_of, to_object
-from relight.doctor.gathering import Wish, gather
+from relight.doctor.gathering import GatherSettings, gather
 from relight.doctor.messages import Verdict
 from relight.env import Environment
 from relight.errors import EXIT_OK, UsageError, many
@@ -128,22 +128,22 @@ def _facts(spec: RunSpec, python: str) -> dict[str, str]:
 
 
 def _network(spec: RunSpec, env: Environment, wait_s: float, known: dict[str, str]) -> Verdict:
-    """Return the problems of the network and of other nodes."""
+    """Return the findings on the network and the other nodes."""
     if not spec.runs_locally():
         meeting, _, _ = arrange(spec, env)
         wanted = spec.nnodes.most
 
         def say(came: list[str]) -> None:
             if len(came) < wanted:
-                text = f"{len(came)} of {many(wanted, 'node')} came: {', '.join(came)}"
+                text = f"{len(came)} of {many(wanted, 'node')} joined: {', '.join(came)}"
                 print(f"relight: {text}; waiting for the others", file=sys.stderr, flush=True)
 
-        return gather(Wish(meeting, spec.nnodes, wait_s, known), say)
+        return gather(GatherSettings(meeting, spec.nnodes, wait_s, known), say)
     found: list[Finding] = []
     if spec.rdzv_endpoint.host:
         for each in (spec.rdzv_endpoint, *spec.rdzv_endpoint.others):
             port = DEFAULT_ENDPOINT_PORT if each.port is None else each.port
-            found += endpoint.judge(endpoint.look(each.host, port, 2.0))
+            found += endpoint.judge(endpoint.examine(each.host, port, 2.0))
     return Verdict(tuple(found), ())
 
 
@@ -154,9 +154,9 @@ def _print(found: list[Finding], verdict: Verdict, *, verbose: bool) -> None:
     if wrong:
         errors = sum(finding.level == ERROR for finding in wrong)
         warnings = sum(finding.level == WARNING for finding in wrong)
-        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; looked at {_scope(verdict)}")
+        print(f"{many(errors, 'error')}, {many(warnings, 'warning')}; checked {_scope(verdict)}")
     else:
-        print(f"everything is fine: looked at {_scope(verdict)}")
+        print(f"no problems found; checked {_scope(verdict)}")
 
 
 def _scope(verdict: Verdict) -> str:

@@ -13,14 +13,14 @@ from relight.core import wire
 from relight.core.fields import Malformed, printable
 from relight.core.secret import NONCE_BYTES
 from relight.doctor.findings import ERROR, OK, WARNING, Finding, lines_of
-from relight.doctor.inspection import addresses_of, open_files, within
+from relight.doctor.inspection import addresses_of, open_files, with_time_limit
 from relight.host.devices import content
 from relight.host.dns import is_numeric, sock_address, text_of
 from relight.host.ports import is_loopback, is_ours
 
 SILENT, REFUSED, NO_ROUTE = "silent", "refused", "no route"
 COORDINATOR, DOCTOR, RELIGHT = "coordinator", "doctor", "relight"
-SPOKEN = (COORDINATOR, DOCTOR, RELIGHT)
+RELIGHT_PROGRAMS = (COORDINATOR, DOCTOR, RELIGHT)
 
 _MAX_ADDRESSES = 8
 _NAME_S = 0.4
@@ -44,7 +44,7 @@ class EndpointAnswer(NamedTuple):
     holder: str = ""
 
 
-class Seen(NamedTuple):
+class EndpointReport(NamedTuple):
     """What this machine sees of an endpoint; without addresses, its name has none."""
 
     host: str
@@ -58,22 +58,26 @@ def at_timeout(host: str, port: int, *, seconds: float = 2.0) -> list[str]:
     Takes at most `seconds`, and never raises.
     """
     try:
-        found = judge(look(host, port, seconds * 0.9))
+        found = judge(examine(host, port, seconds * 0.9))
         return [line for finding in found for line in lines_of(finding)]
     except Exception as error:  # must not hide why the rendezvous failed
         return [f"the endpoint could not be examined: {error}"]
 
 
-def look(host: str, port: int, seconds: float) -> Seen:
+def examine(host: str, port: int, seconds: float) -> EndpointReport:
     """Examine an endpoint from this machine, for at most `seconds`."""
     end = time.monotonic() + seconds
     none: tuple[str, ...] = ()
     numeric = is_numeric(host)
-    addresses = (host,) if numeric else within(seconds * _NAME_S, lambda: addresses_of(host), none)
-    return Seen(host, port, _try_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S))
+    addresses = (
+        (host,) if numeric else with_time_limit(seconds * _NAME_S, lambda: addresses_of(host), none)
+    )
+    return EndpointReport(
+        host, port, _connect_to_all(addresses[:_MAX_ADDRESSES], port, end, seconds * _ANSWER_S)
+    )
 
 
-def judge(seen: Seen) -> list[Finding]:
+def judge(seen: EndpointReport) -> list[Finding]:
     """Return what is wrong with an endpoint, or that nothing is wrong."""
     where = text_of(seen.host, seen.port)
     if not seen.answers:
@@ -88,19 +92,19 @@ def judge(seen: Seen) -> list[Finding]:
             )
         ]
     findings = []
-    loop = itself(seen.host, seen.port, [answer.address for answer in seen.answers])
+    loop = loopback_finding(seen.host, seen.port, [answer.address for answer in seen.answers])
     if loop is not None:
         findings.append(loop)
     for answer in seen.answers:
-        if answer.what in SPOKEN:
-            return [*findings, _spoken(answer, where)]
+        if answer.what in RELIGHT_PROGRAMS:
+            return [*findings, _relight_answers(answer, where)]
     for what in dict.fromkeys(answer.what for answer in seen.answers):
         same = [answer for answer in seen.answers if answer.what == what]
-        findings.append(_wrong(what, same, where, seen.port))
+        findings.append(_failure(what, same, where, seen.port))
     return findings
 
 
-def itself(host: str, port: int, addresses: list[str]) -> Finding | None:
+def loopback_finding(host: str, port: int, addresses: list[str]) -> Finding | None:
     """Return a finding if every node would reach itself at the endpoint's addresses."""
     if not addresses or not all(map(is_loopback, addresses)):
         return None
@@ -134,7 +138,7 @@ def listener_of(port: int, proc: str = "/proc") -> str:
 
 
 def answer_of(data: bytes, *, closed: bool) -> str:
-    """Return what answered a hello with these bytes: a word of `SPOKEN`, or a description."""
+    """Return what answered a hello with these bytes: a `RELIGHT_PROGRAMS` word or a description."""
     decoder = wire.Decoder()
     try:
         for message in decoder.feed(data):
@@ -156,7 +160,7 @@ def answer_of(data: bytes, *, closed: bool) -> str:
     return f"it answers {data[:24]!r}"
 
 
-def _try_all(
+def _connect_to_all(
     addresses: tuple[str, ...], port: int, end: float, answer_s: float
 ) -> tuple[EndpointAnswer, ...]:
     """Connect to all addresses at once, send a hello to those that accept, and read the answers."""
@@ -278,7 +282,7 @@ class _Attempt:
             self.what = f"{NO_ROUTE}: {os.strerror(number)}"
 
 
-def _spoken(answer: EndpointAnswer, where: str) -> Finding:
+def _relight_answers(answer: EndpointAnswer, where: str) -> Finding:
     if answer.what == DOCTOR:
         return Finding(OK, "another `relight doctor` answers", where)
     if answer.what == COORDINATOR:
@@ -299,7 +303,7 @@ def _spoken(answer: EndpointAnswer, where: str) -> Finding:
     )
 
 
-def _wrong(what: str, same: list[EndpointAnswer], where: str, port: int) -> Finding:
+def _failure(what: str, same: list[EndpointAnswer], where: str, port: int) -> Finding:
     addresses = ", ".join(answer.address for answer in same)
     ours = all(answer.ours for answer in same)
     if what == REFUSED and ours:

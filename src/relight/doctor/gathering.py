@@ -21,18 +21,18 @@ from relight.doctor.findings import ERROR, WARNING, Finding
 from relight.doctor.hosting import REPORT_S, MeetingHost
 from relight.doctor.inspection import addresses_of
 from relight.doctor.messages import (
-    Begin,
-    Came,
     Clock,
     DoctorNode,
     FromHost,
+    NodeRefused,
+    NodesPresent,
     Probe,
     ProbeReport,
-    Sorry,
-    Tried,
+    StartProbes,
+    TargetProbe,
     Verdict,
 )
-from relight.doctor.probes import Station, cookie_from, mtu_to
+from relight.doctor.probes import Prober, cookie_from, mtu_to
 from relight.errors import mistake
 from relight.events import Mistake, describe
 from relight.host.connection import Connection, dial
@@ -46,15 +46,15 @@ from relight.values import Nodes
 
 _RETRY_S = 0.2
 _DIAL_S = 2.0
-_LOOK_S = 2.0
+_EXAMINE_S = 2.0
 _CLOCK_QUESTIONS = 5
 _LAST_CLOCK_S = 0.5
 _VERDICT_S = REPORT_S + 1.0
 _MAX_HOSTS = 4
-_MOST_MISTAKES = 3
+_MAX_MISTAKES = 3
 
 
-class Wish(NamedTuple):
+class GatherSettings(NamedTuple):
     """How the nodes are to meet.
 
     `nodes`: how many there are. `wait_s`: how long to wait for more nodes after the last one came.
@@ -67,11 +67,11 @@ class Wish(NamedTuple):
     facts: dict[str, str]
 
 
-def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
+def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdict:
     """Meet the other nodes, probe all pairs, and return the findings.
 
     Args:
-        wish: where, and how many.
+        settings: where, and how many.
         say: called with the nodes that have come, each time that they change.
     """
     loop, mistakes = Loop(), list[Finding]()
@@ -80,7 +80,7 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
         mistakes.append(Finding(WARNING, describe(Mistake(what, mistake(error))), ""))
 
     loop.on_mistake = on_mistake
-    gathering = _Participant(loop, wish, say)
+    gathering = _Participant(loop, settings, say)
     try:
         gathering.open()
         loop.run_until(lambda: gathering.verdict is not None)
@@ -88,29 +88,33 @@ def gather(wish: Wish, say: Callable[[list[str]], None]) -> Verdict:
         gathering.close()
         loop.close()
     verdict = gathering.verdict or gathering.give_up()
-    verdict = verdict._replace(findings=(*verdict.findings, *mistakes[:_MOST_MISTAKES]))
-    itself = endpoint.itself(wish.meeting.host, wish.meeting.port, gathering.addresses)
-    if itself is not None and len(verdict.came) < wish.nodes.most and gathering.hosted:
-        return verdict._replace(findings=(itself, *verdict.findings))
+    verdict = verdict._replace(findings=(*verdict.findings, *mistakes[:_MAX_MISTAKES]))
+    loopback = endpoint.loopback_finding(
+        settings.meeting.host, settings.meeting.port, gathering.addresses
+    )
+    if loopback is not None and len(verdict.came) < settings.nodes.most and gathering.hosted:
+        return verdict._replace(findings=(loopback, *verdict.findings))
     return verdict
 
 
 class _Participant(Seeker):
     """This node's part in the meeting."""
 
-    def __init__(self, loop: Loop, wish: Wish, say: Callable[[list[str]], None]) -> None:
+    def __init__(
+        self, loop: Loop, settings: GatherSettings, say: Callable[[list[str]], None]
+    ) -> None:
         self._loop = loop
-        self._wish = wish
+        self._settings = settings
         self._say = say
         self._verdict: Verdict | None = None
-        self._station: Station | None = None
+        self._prober: Prober | None = None
         self._host: MeetingHost | None = None
         self._connection: Connection | None = None
-        self._finder = EndpointFinder(loop, wish.meeting)
+        self._finder = EndpointFinder(loop, settings.meeting)
         self._dialled = ""
         self._timer: Timer | None = None
         self._limit: Timer | None = None
-        self._turned_away = ""
+        self._refused = ""
         self._came: tuple[str, ...] = ()
         self._examination: _Examination | None = None
 
@@ -129,7 +133,7 @@ class _Participant(Seeker):
         return self._host.verdict if self._host is not None else self._verdict
 
     def open(self) -> None:
-        self._wait(self._wish.wait_s)
+        self._wait(self._settings.wait_s)
         self._finder.open(self)
         self._seek()
 
@@ -144,23 +148,23 @@ class _Participant(Seeker):
             self._connection.close()
         if self._examination is not None:
             self._examination.close()
-        if self._station is not None:
-            self._station.close()
+        if self._prober is not None:
+            self._prober.close()
 
     def give_up(self) -> Verdict:
         """Return the findings without the other nodes."""
-        meeting = self._wish.meeting
+        meeting = self._settings.meeting
         hosts = meeting.hosts[:_MAX_HOSTS]
-        seen = [endpoint.look(host, port, _LOOK_S / len(hosts)) for host, port in hosts]
+        seen = [endpoint.examine(host, port, _EXAMINE_S / len(hosts)) for host, port in hosts]
         judged = [finding for each in seen for finding in endpoint.judge(each)]
-        found = [f for f in judged if f.level == ERROR or not self._turned_away]
+        found = [f for f in judged if f.level == ERROR or not self._refused]
         spoken = {answer.what for each in seen for answer in each.answers}
         level = ERROR
         if self._came:
             reason = "the meeting of the nodes ended without a verdict"
             remedy = "run it again; the node at the endpoint must stay until the end"
-        elif self._turned_away:
-            reason = f"this node was refused: {self._turned_away}"
+        elif self._refused:
+            reason = f"this node was refused: {self._refused}"
             remedy = "give all nodes the same flags, RELIGHT_TOKEN and tls_ settings"
         elif COORDINATOR in spoken:
             level = WARNING
@@ -187,7 +191,7 @@ class _Participant(Seeker):
 
     def _seek(self) -> None:
         if self.verdict is None:
-            self._finder.seek(may_host=not self._turned_away)
+            self._finder.seek(may_host=not self._refused)
 
     def found(self, result: SearchResult) -> None:
         """Connect to the meeting, or host it, as the finder answered."""
@@ -200,11 +204,15 @@ class _Participant(Seeker):
     def _dial(self, address: tuple[str, int]) -> None:
         self._dialled = address[0]
         hello = fields.plain(
-            Hello(DOCTOR, self._wish.meeting.job, GroupSettings(*self._wish.nodes, max_restarts=0))
+            Hello(
+                DOCTOR,
+                self._settings.meeting.job,
+                GroupSettings(*self._settings.nodes, max_restarts=0),
+            )
         )
         try:
             self._connection = dial(
-                self._loop, address, self, hello, self._wish.meeting.security, timeout_s=_DIAL_S
+                self._loop, address, self, hello, self._settings.meeting.security, timeout_s=_DIAL_S
             )
         except OSError:
             self._again()
@@ -214,37 +222,37 @@ class _Participant(Seeker):
 
     def listen(self, sock: socket.socket) -> None:
         """Host the meeting on this socket."""
-        meeting, wish = self._wish.meeting, self._wish
-        self._station = Station(self._loop, meeting.port)
+        meeting, settings = self._settings.meeting, self._settings
+        self._prober = Prober(self._loop, meeting.port)
         self._host = MeetingHost(
             self._loop,
             sock,
             meeting.security,
             meeting.job,
-            wish.nodes,
-            self._own(self._station, ""),
-            self._station,
-            wish.wait_s,
+            settings.nodes,
+            self._own(self._prober, ""),
+            self._prober,
+            settings.wait_s,
             self._say,
         )
 
-    def _own(self, station: Station, address: str) -> DoctorNode:
+    def _own(self, prober: Prober, address: str) -> DoctorNode:
         """Describe this node to the others; it connects to the host from `address`."""
-        chosen = self._wish.meeting.local_addr
+        chosen = self._settings.meeting.local_addr
         if chosen and not is_numeric(chosen):
             chosen = next(iter(addresses_of(chosen)), "")
         resolved = self.addresses
-        if is_numeric(self._wish.meeting.host) or any(map(is_loopback, resolved)):
+        if is_numeric(self._settings.meeting.host) or any(map(is_loopback, resolved)):
             resolved = []
         return DoctorNode(
             name=socket.gethostname(),
             address=chosen or address,
-            tcp_port=station.tcp_port,
-            udp_port=station.udp_port,
+            tcp_port=prober.tcp_port,
+            udp_port=prober.udp_port,
             mtu=mtu_to(self._dialled) if self._dialled else 0,
             resolved=tuple(resolved),
-            facts=self._wish.facts,
-            udp_taken=station.udp_taken,
+            facts=self._settings.facts,
+            udp_taken=prober.udp_taken,
             own=address,
         )
 
@@ -255,22 +263,22 @@ class _Participant(Seeker):
         if fields.record(Hello, hello).sender != DOCTOR:
             connection.fail("the program that listens there is not `relight doctor`")
             return
-        if self._station is None:
-            self._station = Station(self._loop)
-        own = self._own(self._station, connection.own_address())
+        if self._prober is None:
+            self._prober = Prober(self._loop)
+        own = self._own(self._prober, connection.own_address())
         connection.send(fields.to_json(own))
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of the meeting's host."""
         match fields.message(FromHost, message):
-            case Came(hosts):
+            case NodesPresent(hosts):
                 self._came = hosts
                 self._say(list(hosts))
-                self._wait(self._wish.wait_s + _VERDICT_S)
-            case Sorry(why):
-                self._turned_away = why
+                self._wait(self._settings.wait_s + _VERDICT_S)
+            case NodeRefused(why):
+                self._refused = why
                 self._stop()
-            case Begin() as begin:
+            case StartProbes() as begin:
                 self._begin(connection, begin)
             case Clock(number, time_s):
                 if self._examination is None:
@@ -286,15 +294,15 @@ class _Participant(Seeker):
         """Handle a connection that has ended or could not be made."""
         self._connection = None
         if connection.unfit:
-            self._turned_away = reason
+            self._refused = reason
         if self._examination is not None:
             self._stop()
         elif self.verdict is None:
             self._finder.failed(refused=connection.refused, working=False)
             self._again()
 
-    def _begin(self, connection: Connection, begin: Begin) -> None:
-        if self._examination is not None or self._station is None:
+    def _begin(self, connection: Connection, begin: StartProbes) -> None:
+        if self._examination is not None or self._prober is None:
             raise Malformed("duplicate start message")
         if not 0 < begin.number < len(begin.nodes):
             raise Malformed("an invalid node number")
@@ -303,7 +311,7 @@ class _Participant(Seeker):
         cookie = cookie_from(begin.cookie)
         self._wait(_VERDICT_S)
         self._examination = _Examination(self._loop, connection)
-        self._station.start(cookie, begin.number, nodes, self._examination.take_probes)
+        self._prober.start(cookie, begin.number, nodes, self._examination.take_probes)
 
 
 class _Examination:
@@ -358,5 +366,5 @@ class _Examination:
         if found is None:
             return
         ahead_s, error_s = self._clock or (None, 0.0)
-        probes = tuple(Tried(target, probe) for target, probe in found.items())
+        probes = tuple(TargetProbe(target, probe) for target, probe in found.items())
         self._connection.send(fields.to_json(ProbeReport(probes, ahead_s, error_s)))

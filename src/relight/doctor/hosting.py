@@ -14,18 +14,18 @@ from relight.core.group_types import Hello
 from relight.doctor import network
 from relight.doctor.findings import ERROR, WARNING, Finding
 from relight.doctor.messages import (
-    Begin,
-    Came,
     Clock,
     DoctorNode,
     FromNode,
+    NodeRefused,
+    NodesPresent,
     Probe,
     ProbeReport,
-    Sorry,
+    StartProbes,
     Target,
     Verdict,
 )
-from relight.doctor.probes import Station, mtu_to, new_cookie
+from relight.doctor.probes import Prober, mtu_to, new_cookie
 from relight.host.connection import Connection, Security
 from relight.host.dns import is_numeric
 from relight.host.listener import Listener
@@ -40,8 +40,8 @@ _SEGMENT = 536
 """Bytes of a packet that every network carries: messages must get through where larger packets are
 lost.
 """
-_MAX_TURNED_AWAY = 4
-_LAST_WORDS_S = 1.0
+_MAX_REFUSED = 4
+_DRAIN_S = 1.0
 
 
 class _Attendee:
@@ -68,7 +68,7 @@ class MeetingHost:
         security: what the other nodes must prove.
         job: the job's id, and `nodes` how many it has; others are refused.
         own: this node.
-        station: its probes.
+        prober: its probes.
         wait_s: how long to wait for more nodes after the last one came.
         say: called with lines for the user on which nodes have come.
     """
@@ -81,34 +81,34 @@ class MeetingHost:
         job: str,
         nodes: Nodes,
         own: DoctorNode,
-        station: Station,
+        prober: Prober,
         wait_s: float,
         say: Callable[[list[str]], None],
     ) -> None:
         self.verdict: Verdict | None = None
         self._loop = loop
         self._job, self._wanted = job, nodes
-        self._station = station
+        self._prober = prober
         self._wait_s = wait_s
         self._say = say
         self._port = sock.getsockname()[1]
         self._attendees = [_Attendee(own, None)]
         self._seen_address = ""
-        self._turned_away: dict[str, str] = {}
+        self._refused: dict[str, str] = {}
         self._probes: dict[tuple[int, int], Probe] = {}
         self._began_at: float | None = None
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, _SEGMENT)
         self._listener = Listener(loop, sock, self, fields.plain(Hello("doctor")), security)
-        self._listener.on_refused = self._turn_away
+        self._listener.on_refused = self._on_refused
         self._timer: Timer = loop.call_after(wait_s, self._start)
-        self._tell_who_came()
+        self._announce_nodes()
 
     def close(self) -> None:
         """Close all connections."""
         self._timer.cancel()
         self._listener.close()
         left = self._connections()
-        self._loop.run_until(lambda: all(map(Connection.drain, left)), _LAST_WORDS_S)
+        self._loop.run_until(lambda: all(map(Connection.drain, left)), _DRAIN_S)
         for connection in left:
             connection.close()
 
@@ -126,14 +126,14 @@ class MeetingHost:
             reason = f"{len(self._attendees)} nodes have come already, which is all of --nnodes"
         else:
             return
-        connection.send(fields.to_json(Sorry(reason)))
+        connection.send(fields.to_json(NodeRefused(reason)))
         connection.close()
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of a node."""
         match fields.message(FromNode, message):
             case DoctorNode() as node:
-                self._take_in(connection, node)
+                self._admit(connection, node)
             case Clock(number):
                 connection.send(fields.to_json(Clock(number, time.time())))
             case ProbeReport() as report:
@@ -147,17 +147,17 @@ class MeetingHost:
             return
         if self._began_at is None:
             del self._attendees[number]
-            self._tell_who_came()
+            self._announce_nodes()
         else:
             self._attendees[number].connection = None
             self._end_if_complete()
 
-    def _turn_away(self, line: str) -> None:
+    def _on_refused(self, line: str) -> None:
         peer, _, reason = line.partition(": ")
-        if len(self._turned_away) < _MAX_TURNED_AWAY:
-            self._turned_away[peer.rpartition(":")[0].strip("[]")] = reason
+        if len(self._refused) < _MAX_REFUSED:
+            self._refused[peer.rpartition(":")[0].strip("[]")] = reason
 
-    def _take_in(self, connection: Connection, node: DoctorNode) -> None:
+    def _admit(self, connection: Connection, node: DoctorNode) -> None:
         if self._number_of(connection):
             raise Malformed("a second node")
         if node.address and not is_numeric(node.address):
@@ -183,14 +183,14 @@ class MeetingHost:
             self._start()
         else:
             self._timer = self._loop.call_after(self._wait_s, self._start)
-            self._tell_who_came()
+            self._announce_nodes()
 
-    def _tell_who_came(self) -> None:
+    def _announce_nodes(self) -> None:
         came = self._names()
         self._say(list(came))
-        self._tell(Came(came))
+        self._send_to_all(NodesPresent(came))
 
-    def _tell(self, message: Any) -> None:
+    def _send_to_all(self, message: Any) -> None:
         for connection in self._connections():
             connection.send(fields.to_json(message))
 
@@ -223,9 +223,9 @@ class MeetingHost:
         cookie = new_cookie()
         for number, each in enumerate(self._attendees):
             if each.connection is not None:
-                each.connection.send(fields.to_json(Begin(cookie.hex(), number, targets)))
+                each.connection.send(fields.to_json(StartProbes(cookie.hex(), number, targets)))
         self._timer = self._loop.call_after(REPORT_S, self._end)
-        self._station.start(cookie, 0, targets, self._take_own)
+        self._prober.start(cookie, 0, targets, self._take_own_probes)
 
     def _address_of(self, node: DoctorNode) -> str:
         """Return where to reach a node; one that connected over loopback is on this machine."""
@@ -233,8 +233,8 @@ class MeetingHost:
             return self._seen_address or "127.0.0.1"
         return node.address
 
-    def _take_own(self, found: dict[int, Probe]) -> None:
-        self._note(0, found, 0.0, 0.0)
+    def _take_own_probes(self, found: dict[int, Probe]) -> None:
+        self._record(0, found, 0.0, 0.0)
 
     def _take_report(self, connection: Connection, report: ProbeReport) -> None:
         number = self._number_of(connection)
@@ -242,9 +242,9 @@ class MeetingHost:
             raise Malformed("unexpected report")
         if any(target >= len(self._attendees) for target, _ in report.probes):
             raise Malformed("a report on an unknown node")
-        self._note(number, dict(report.probes), report.clock_s, report.clock_error_s)
+        self._record(number, dict(report.probes), report.clock_s, report.clock_error_s)
 
-    def _note(
+    def _record(
         self, number: int, found: dict[int, Probe], clock_s: float | None, clock_error_s: float
     ) -> None:
         """Note the report of the node with this number."""
@@ -269,12 +269,12 @@ class MeetingHost:
         if len(nodes) > 1:
             findings = network.judge(nodes, self._probes, port=self._port, missing=missing)
         came = self._names()
-        findings += [*absent(came, self._wanted), *self._strangers()]
+        findings += [*missing_nodes(came, self._wanted), *self._refused_hosts()]
         seconds = self._loop.now() - (self._began_at or 0.0)
         self.verdict = Verdict(tuple(findings), came, seconds).bounded()
-        self._tell(self.verdict)
+        self._send_to_all(self.verdict)
 
-    def _strangers(self) -> list[Finding]:
+    def _refused_hosts(self) -> list[Finding]:
         return [
             Finding(
                 WARNING,
@@ -284,19 +284,19 @@ class MeetingHost:
                 "if it is a node of the job: the same version of relight, RELIGHT_TOKEN and tls_ "
                 "settings on all nodes",
             )
-            for host, reason in self._turned_away.items()
+            for host, reason in self._refused.items()
         ]
 
 
-def absent(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
-    """Return findings on nodes that did not come."""
+def missing_nodes(came: tuple[str, ...], wanted: Nodes) -> list[Finding]:
+    """Return findings on nodes that did not join."""
     missing = wanted.most - len(came)
     if not missing:
         return []
     return [
         Finding(
             ERROR if len(came) < wanted.least else WARNING,
-            f"{missing} of {wanted} nodes did not come",
+            f"{missing} of {wanted} nodes did not join",
             "",
             f"these did: {', '.join(came)}" if came else "",
             "run the same command on the others within --timeout; it says whether they reach the "

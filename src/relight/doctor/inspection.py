@@ -38,7 +38,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
     files, files_hard = _limits(resource.RLIMIT_NOFILE)
     host = socket.gethostname()
     none: tuple[str, ...] = ()
-    own_name = within(_NAME_S, lambda: addresses_of(host), none)
+    own_name = with_time_limit(_NAME_S, lambda: addresses_of(host), none)
     return Machine(
         host=host,
         shm=disk(os.path.join(root, "dev/shm")),
@@ -58,7 +58,7 @@ def read(env: Environment, facts: dict[str, str], root: str = "/") -> Machine:
     )
 
 
-def within(seconds: float, call: Callable[[], T], otherwise: T) -> T:
+def with_time_limit(seconds: float, call: Callable[[], T], otherwise: T) -> T:
     """Return the result of a call that may block, or `otherwise` if it takes over `seconds`."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
@@ -94,7 +94,7 @@ def disk(path: str) -> Disk:
 def gpus(env: Environment, root: str = "/") -> Gpus:
     """Return the accelerators of this machine, and which of them a worker sees."""
     bare = Environment({})
-    present = max(_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
+    present = max(_gpus_on_bus(root), len(entries(os.path.join(root, "proc/driver/nvidia/gpus"))))
     usable = devices.gpus(bare, root)
     hiding = [name for name in _HIDING if name in env.variables]
     named = -1
@@ -108,7 +108,7 @@ def gpus(env: Environment, root: str = "/") -> Gpus:
         hiding=", ".join(f"{name}={env.variables[name]}" for name in hiding),
         named=named,
         driver=driver(root),
-        holders=_holders(root) if usable else (),
+        holders=_gpu_processes(root) if usable else (),
     )
 
 
@@ -143,7 +143,7 @@ def facts_of(machine: Machine) -> dict[str, str]:
     return found
 
 
-def _on_bus(root: str) -> int:
+def _gpus_on_bus(root: str) -> int:
     """Return how many NVIDIA GPUs are on the bus, with or without a driver."""
     folder = os.path.join(root, "sys/bus/pci/devices")
     found = 0
@@ -154,7 +154,7 @@ def _on_bus(root: str) -> int:
     return found
 
 
-def _holders(root: str) -> tuple[str, ...]:
+def _gpu_processes(root: str) -> tuple[str, ...]:
     """Return other processes that have a GPU open, as far as we may read that."""
     found = []
     for pid in entries(os.path.join(root, "proc")):
@@ -190,12 +190,12 @@ def _tasks_of_user(root: str) -> int:
 
 
 def _tasks_of_cgroup(root: str) -> int:
-    return _least(root, "pids", "pids.max", "pids.max", "pids.current", "pids.current")
+    return _left_of_limit(root, "pids", "pids.max", "pids.max", "pids.current", "pids.current")
 
 
 def _memory_of_cgroup(root: str) -> int:
     """Return the memory that the cgroup leaves; cached files count as free."""
-    return _least(
+    return _left_of_limit(
         root,
         "memory",
         "memory.max",
@@ -206,7 +206,7 @@ def _memory_of_cgroup(root: str) -> int:
     )
 
 
-def _least(
+def _left_of_limit(
     root: str, controller: str, limit2: str, limit1: str, used2: str, used1: str, cache: str = ""
 ) -> int:
     """Return what is left of a limit: the least among our cgroup and its ancestors."""

@@ -1,4 +1,4 @@
-"""Judges one machine by its facts. Pure: `inspection.py` collects them."""
+"""Judges a machine by the facts that `inspection.py` collects. Pure."""
 
 from typing import NamedTuple
 
@@ -113,7 +113,7 @@ def _temporary(tmp: Disk) -> list[Finding]:
     remedy = "make room there, or set TMPDIR to a directory that has some"
     why = "relight, Python and compilers write temporary files there"
     if tmp.error:
-        what = f"nothing can be written in {tmp.path}: {tmp.error}"
+        what = f"{tmp.path} is not writable: {tmp.error}"
         return [Finding(ERROR, what, "", why, remedy)]
     if tmp.free < 100 * MIB:
         level = ERROR if tmp.free < MIB else WARNING
@@ -246,7 +246,7 @@ def _gpus(gpus: Gpus) -> list[Finding]:
         )
     if findings:
         return findings
-    text = f"{_gpu(gpus.visible)} to be used" if gpus.visible else "no GPU"
+    text = f"{_gpu(gpus.visible)} visible to workers" if gpus.visible else "no GPU"
     return [Finding(OK, text, "")]
 
 
@@ -268,13 +268,13 @@ def _packages(machine: Machine) -> list[Finding]:
 def _names(machine: Machine) -> list[Finding]:
     outside = [address for address in machine.own_name if not _is_local(address)]
     if outside:
-        return [Finding(OK, f"its own name is {', '.join(outside)}", "")]
+        return [Finding(OK, f"its own name resolves to {', '.join(outside)}", "")]
     found = ", ".join(machine.own_name)
-    what = f"only of this machine ({found})" if found else "of no address"
+    what = f"only to local addresses ({found})" if found else "to no address"
     return [
         Finding(
             WARNING,
-            f"the machine's own name {machine.host} is a name {what}",
+            f"the machine's own name, {machine.host}, resolves {what}",
             "",
             "gloo listens at that address, and other nodes can't reach it there; relight itself "
             "uses addresses",

@@ -3,7 +3,7 @@
 Each field of a message is checked before the message is used (`core/fields`).
 
     node -> host of the meeting    DoctorNode, Clock, ProbeReport
-    host of the meeting -> node    Came, Sorry, Begin, Clock, Verdict
+    host of the meeting -> node    NodesPresent, NodeRefused, StartProbes, Clock, Verdict
 """
 
 from enum import StrEnum
@@ -16,7 +16,7 @@ _MOST_TEXT = 800
 """Most characters of each text of a finding, so that all findings fit into a message."""
 
 
-class Way(StrEnum):
+class Outcome(StrEnum):
     """The result of an attempt."""
 
     UNTRIED = ""
@@ -62,8 +62,8 @@ class Probe(NamedTuple):
     there; 0 for none. `mtu`: the largest that the interface takes.
     """
 
-    tcp: Way = Way.UNTRIED
-    large: Way = Way.UNTRIED
+    tcp: Outcome = Outcome.UNTRIED
+    large: Outcome = Outcome.UNTRIED
     answered: int = 0
     heard: int = 0
     mtu: int = 0
@@ -77,26 +77,26 @@ class Target(NamedTuple):
     udp_port: int
 
 
-class Tried(NamedTuple):
+class TargetProbe(NamedTuple):
     """The probe of the node with the number `target`."""
 
     target: int
     probe: Probe
 
 
-class Came(NamedTuple):
+class NodesPresent(NamedTuple):
     """The nodes that have come."""
 
     hosts: tuple[str, ...]
 
 
-class Sorry(NamedTuple):
+class NodeRefused(NamedTuple):
     """The node is refused."""
 
     why: str
 
 
-class Begin(NamedTuple):
+class StartProbes(NamedTuple):
     """Probe these nodes. `number` is that of the receiver; `cookie` is hexadecimal, a secret that
     all of these nodes share.
     """
@@ -116,7 +116,7 @@ class Clock(NamedTuple):
 class ProbeReport(NamedTuple):
     """The probes of one node, and how much its clock is ahead of the host's."""
 
-    probes: tuple[Tried, ...]
+    probes: tuple[TargetProbe, ...]
     clock_s: float | None
     clock_error_s: float
 
@@ -136,4 +136,4 @@ class Verdict(NamedTuple):
 
 
 FromNode = DoctorNode | Clock | ProbeReport
-FromHost = Came | Sorry | Begin | Clock | Verdict
+FromHost = NodesPresent | NodeRefused | StartProbes | Clock | Verdict

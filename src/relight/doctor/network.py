@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from relight.core import mismatches
 from relight.core.mismatches import by_value, names_of
 from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
-from relight.doctor.messages import DoctorNode, Probe, Way
+from relight.doctor.messages import DoctorNode, Outcome, Probe
 
 CLOCKS_S = 1.0
 """With a larger clock difference, the lines of two nodes' logs are no longer in order."""
@@ -52,8 +52,8 @@ def judge(
         )
     findings += _datagrams(nodes, probes, port)
     findings += _mtus(nodes)
-    findings += _translated(nodes)
-    findings += _names(nodes)
+    findings += _address_translation(nodes)
+    findings += _endpoint_names(nodes)
     findings += _versions(nodes)
     findings += _clocks(nodes)
     return findings
@@ -63,13 +63,13 @@ def kind_of(there: Probe, back: Probe) -> str:
     """Return what is wrong from a to b, a word of `_KINDS`; an empty string if nothing is, or if
     the other direction reports it.
     """
-    if there.tcp == Way.PASSED:
-        return "mtu" if there.large == Way.STUCK else ""
-    if there.tcp != Way.SILENT:
+    if there.tcp == Outcome.PASSED:
+        return "mtu" if there.large == Outcome.STUCK else ""
+    if there.tcp != Outcome.SILENT:
         return there.tcp
-    if back.tcp == Way.PASSED:
+    if back.tcp == Outcome.PASSED:
         return "closed"
-    if back.tcp == Way.NO_ROUTE:
+    if back.tcp == Outcome.NO_ROUTE:
         return ""  # b can't answer a; reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
@@ -77,7 +77,7 @@ def kind_of(there: Probe, back: Probe) -> str:
         return "blocked"
     if a_hears:
         return "one way"
-    if b_hears and back.tcp == Way.SILENT:
+    if b_hears and back.tcp == Outcome.SILENT:
         return ""  # reported for the other direction
     return "nothing"
 
@@ -110,17 +110,17 @@ _KINDS: dict[str, tuple[str, str, str]] = {
         "a firewall drops them, or there is no route; both nodes reach the endpoint's port {port}",
         _PORTS,
     ),
-    Way.REFUSED: (
+    Outcome.REFUSED: (
         "connections are refused at a port where the other node listens",
         "a firewall rejects them, or another machine has that address too",
         _PORTS + "; compare `ip addr` and `ip neigh` on both",
     ),
-    Way.NO_ROUTE: (
+    Outcome.NO_ROUTE: (
         "there is no route",
         "the network says that the host can't be reached",
         _ROUTES + "; --local-addr chooses the address that others use",
     ),
-    Way.MUTE: (
+    Outcome.MUTE: (
         "a connection is accepted, but not by the other node",
         "there is a proxy, a load balancer or a port mapping between them",
         "let the nodes reach each other directly (host network for containers)",
@@ -154,14 +154,14 @@ def _connections(
             continue
         values = {"port": port, "low": low, "high": high, "sizes": "", "command": ""}
         if kind == "mtu":
-            values.update(_sizes(by_kind[kind], probes))
+            values.update(_packet_sizes(by_kind[kind], probes))
         pairs = [(nodes[a].name, nodes[b].name) for a, b in by_kind[kind]]
         where = pairs_of(pairs, [node.name for node in nodes])
         findings.append(Finding(ERROR, what, where, why.format(**values), remedy.format(**values)))
     return findings
 
 
-def _sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
+def _packet_sizes(pairs: Sequence[tuple[int, int]], probes: Probes) -> dict[str, str]:
     """Return what datagrams show about the largest packet that gets through."""
     mtus = [probes[pair].mtu for pair in pairs if probes[pair].mtu]
     least = min((probes[pair].answered for pair in pairs), default=0)
@@ -194,7 +194,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
     lost = [
         (nodes[a].name, nodes[b].name)
         for (a, b), probe in probes.items()
-        if b == 0 and a and probe.tcp == Way.PASSED and not probe.answered
+        if b == 0 and a and probe.tcp == Outcome.PASSED and not probe.answered
     ]
     if not lost:
         return []
@@ -225,7 +225,7 @@ def _mtus(nodes: Sequence[DoctorNode]) -> list[Finding]:
     ]
 
 
-def _translated(nodes: Sequence[DoctorNode]) -> list[Finding]:
+def _address_translation(nodes: Sequence[DoctorNode]) -> list[Finding]:
     return [
         Finding(
             WARNING,
@@ -239,7 +239,7 @@ def _translated(nodes: Sequence[DoctorNode]) -> list[Finding]:
     ]
 
 
-def _names(nodes: Sequence[DoctorNode]) -> list[Finding]:
+def _endpoint_names(nodes: Sequence[DoctorNode]) -> list[Finding]:
     """Check whether the endpoint's name leads to different machines."""
     by_address = by_value(
         (", ".join(sorted(node.resolved)), node.name) for node in nodes if node.resolved
@@ -272,12 +272,12 @@ def _versions(nodes: Sequence[DoctorNode]) -> list[Finding]:
             name: {fact: value} for value in hosts if value != rarest for name in hosts[value]
         }
         lines = mismatches.compare(others, names_of(hosts[rarest]), {fact: rarest})
-        remedy = _SAME.get(fact, f"install the same {fact} on all nodes")
+        remedy = _REMEDIES.get(fact, f"install the same {fact} on all nodes")
         findings += [Finding(WARNING, line, "", "", remedy) for line in lines]
     return findings
 
 
-_SAME = {
+_REMEDIES = {
     "script": "copy the same script to all nodes, or keep it on a shared disk",
     "arguments": "give the script the same arguments on all nodes",
     "GPUs": "look at CUDA_VISIBLE_DEVICES and nvidia-smi where there are fewer",

@@ -1,6 +1,6 @@
 """Tries what the workers of a job will do: connect to free ports, send much data, large datagrams.
 
-    caller                                     station
+    caller                                     prober
     connect, cookie and its number      ->
                                         <-     b"+"
     LARGE bytes                         ->
@@ -8,7 +8,7 @@
     datagram: cookie ? number size ...  ->
                                         <-     datagram: cookie ! number size
 
-A station counts and drops all data that it receives. A peer that does not know the cookie gets no
+A prober counts and drops all data that it receives. A peer that does not know the cookie gets no
 answer. An answer is never larger than its request. The numbers are those of the nodes.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relight.core.fields import Malformed
-from relight.doctor.messages import Probe, Target, Way
+from relight.doctor.messages import Outcome, Probe, Target
 from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
 from relight.host.ports import any_address, is_loopback, listen
@@ -33,8 +33,8 @@ LIMIT_S = 2.5
 MOST_PEERS = 200
 """More connections at once could exceed the limit of open files."""
 
-_SENDS_S = (0.0, 0.3, 0.7, 1.2, 1.7)
-_LADDER = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
+_SEND_TIMES_S = (0.0, 0.3, 0.7, 1.2, 1.7)
+_SIZES = (100, 576, 1280, 1400, 1450, 1492, 1500, 4000, 8900)
 _LARGEST = 16000
 _MOST_CALLERS = 2 * MOST_PEERS + 64
 _AT_ONCE = 256
@@ -65,7 +65,7 @@ def mtu_to(address: str) -> int:
         return 0
 
 
-class Station:
+class Prober:
     """Receives the probes of other nodes, and sends ours.
 
     Args:
@@ -129,12 +129,12 @@ class Station:
             if six and family == socket.AF_INET:
                 where = ("::ffff:" + where[0], udp_port)
             hello = _hello.pack(cookie, number)
-            call = _Call(self._loop, (address, tcp_port), hello, self._look)
+            call = _Call(self._loop, (address, tcp_port), hello, self._check_finished)
             self._others[target] = _Other(call, where if udp_port else None, mtu)
-        for seconds in _SENDS_S:
+        for seconds in _SEND_TIMES_S:
             self._timers.append(self._loop.call_after(seconds, self._send))
         self._timers.append(self._loop.call_after(LIMIT_S, self._finish))
-        self._timers.append(self._loop.call_after(0, self._look))
+        self._timers.append(self._loop.call_after(0, self._check_finished))
 
     def close(self) -> None:
         """Close the sockets, and end all probes."""
@@ -170,7 +170,7 @@ class Station:
             if other.where is None:
                 continue
             limit, reached = other.largest, other.answered
-            sizes = {100, limit} if not reached else {s for s in (*_LADDER, limit) if s > reached}
+            sizes = {100, limit} if not reached else {s for s in (*_SIZES, limit) if s > reached}
             for size in sorted(size for size in sizes if size <= limit):
                 self._send_one(b"?", size, other.where, pad=True)
 
@@ -207,14 +207,14 @@ class Station:
                 self._send_one(b"!", size, sender, pad=False)
             elif kind == b"!":
                 other.answered = max(other.answered, size)
-                self._look()
+                self._check_finished()
 
     # Finishing.
 
-    def _look(self) -> None:
+    def _check_finished(self) -> None:
         """Finish early if all results are known."""
         if all(
-            other.call.large == Way.PASSED and other.answered >= other.largest
+            other.call.large == Outcome.PASSED and other.answered >= other.largest
             for other in self._others.values()
         ):
             self._finish()
@@ -255,7 +255,7 @@ class _Call:
     def __init__(
         self, loop: Loop, address: tuple[str, int], hello: bytes, changed: Callable[[], None]
     ) -> None:
-        self.tcp, self.large = Way.SILENT, Way.UNTRIED
+        self.tcp, self.large = Outcome.SILENT, Outcome.UNTRIED
         self._loop = loop
         self._changed = changed
         self._unsent = bytearray(hello)
@@ -270,7 +270,7 @@ class _Call:
         if error not in (0, errno.EINPROGRESS) or self._sock is None:
             self._fail(error)
             return
-        loop.on_writable(self._sock, self._safely(self._connected))
+        loop.on_writable(self._sock, self._closing_on_error(self._connected))
 
     def close(self) -> None:
         """End the call; an answer that has not come by now counts as missing."""
@@ -279,7 +279,7 @@ class _Call:
             self._sock.close()
             self._sock = None
 
-    def _safely(self, act: Callable[[], None]) -> Callable[[], None]:
+    def _closing_on_error(self, act: Callable[[], None]) -> Callable[[], None]:
         """Return a callback that closes only this connection if `act` raises."""
 
         def attempt() -> None:
@@ -294,8 +294,8 @@ class _Call:
         if error:
             self._fail(error)
             return
-        self.tcp = Way.MUTE
-        self._loop.on_readable(self._sock, self._safely(self._listen))
+        self.tcp = Outcome.MUTE
+        self._loop.on_readable(self._sock, self._closing_on_error(self._listen))
         self._write()
 
     def _write(self) -> None:
@@ -305,7 +305,7 @@ class _Call:
             while self._unsent:
                 del self._unsent[: self._sock.send(self._unsent)]
         except BlockingIOError:
-            self._loop.on_writable(self._sock, self._safely(self._write))
+            self._loop.on_writable(self._sock, self._closing_on_error(self._write))
             return
         except OSError:
             self.close()
@@ -320,25 +320,25 @@ class _Call:
             return
         except OSError:
             heard = b""
-        if heard.startswith(b"+") and self.tcp == Way.MUTE:
-            self.tcp, self.large = Way.PASSED, Way.STUCK
+        if heard.startswith(b"+") and self.tcp == Outcome.MUTE:
+            self.tcp, self.large = Outcome.PASSED, Outcome.STUCK
             self._unsent += bytes(LARGE)
             self._write()
             heard = heard[1:]
             if not heard:
                 return
-        if heard == b"=" and self.tcp == Way.PASSED:
-            self.large = Way.PASSED
+        if heard == b"=" and self.tcp == Outcome.PASSED:
+            self.large = Outcome.PASSED
         self.close()
         self._changed()
 
     def _fail(self, error: int) -> None:
         if error == errno.ECONNREFUSED:
-            self.tcp = Way.REFUSED
+            self.tcp = Outcome.REFUSED
         elif error == errno.ETIMEDOUT:
-            self.tcp = Way.SILENT
+            self.tcp = Outcome.SILENT
         else:
-            self.tcp = Way.NO_ROUTE
+            self.tcp = Outcome.NO_ROUTE
         self.close()
 
 
@@ -357,7 +357,7 @@ class _Caller:
         self._left = -1
         callers.append(self)
         sock.setblocking(False)
-        loop.on_readable(sock, self._hear)
+        loop.on_readable(sock, self._on_readable)
 
     def close(self) -> None:
         """End the connection."""
@@ -376,7 +376,7 @@ class _Caller:
         self._left = LARGE
         self._say(b"+")
 
-    def _hear(self) -> None:
+    def _on_readable(self) -> None:
         """Read what has come; an error closes only this connection."""
         if not self._loop.attempt(self._read, "a probe"):
             self.close()
