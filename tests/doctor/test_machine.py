@@ -63,7 +63,7 @@ GOOD = Machine(
         ({"gpus": Gpus(1, 1, 1, holders=("python (pid 7)",))}, WARNING, "python (pid 7)", "end"),
         ({"gpus": Gpus()}, OK, "", ""),
         ({"torch": ""}, WARNING, "torch is not installed", "PYTHON_EXEC"),
-        ({"own_name": ("127.0.1.1",)}, WARNING, "only of this machine (127.0.1.1)",
+        ({"own_name": ("127.0.1.1",)}, WARNING, "only to local addresses (127.0.1.1)",
          "GLOO_SOCKET_IFNAME"),
         ({"own_name": ()}, WARNING, "resolves to no address", "here eth0 10.0.0.1"),
     ],
