@@ -1,4 +1,4 @@
-"""Jobs of this machine for tests: a place of their own, and what is done with each."""
+"""Jobs of this machine and over ssh for tests: a place of their own, and what is done with each."""
 
 import os
 import time
@@ -10,8 +10,7 @@ import pytest
 
 from relight.job import records
 from relight.job.app import AppDef, Role
-from relight.schedulers.api import AppStatus, LogQuery, Request
-from relight.schedulers.local.scheduler import Local
+from relight.schedulers.api import AppStatus, LogQuery, Request, Scheduler
 
 PATIENCE_S = 60.0
 
@@ -36,13 +35,13 @@ def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) ->
     return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
 
 
-def render(scheduler: Local, *roles: Role, **cfg: Any) -> Request:
+def render(scheduler: Scheduler, *roles: Role, **cfg: Any) -> Request:
     """What would be done for these roles."""
     defaults = {option.name: option.default for option in scheduler.options}
     return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
 
 
-def submit(scheduler: Local, *roles: Role, **cfg: Any) -> str:
+def submit(scheduler: Scheduler, *roles: Role, **cfg: Any) -> str:
     """Start these roles as a job; return its id."""
     return scheduler.submit(render(scheduler, *roles, **cfg))
 
@@ -56,12 +55,14 @@ def until(condition: Callable[[], Any]) -> Any:
     return value
 
 
-def wait(scheduler: Local, app_id: str) -> AppStatus:
+def wait(scheduler: Scheduler, app_id: str) -> AppStatus:
     """Wait until a job is over."""
     return until(lambda: (s := scheduler.status([app_id])[app_id]).state.is_over and s)
 
 
-def lines(scheduler: Local, app_id: str, role: str = "main", k: int = 0, **query: Any) -> list[str]:
+def lines(
+    scheduler: Scheduler, app_id: str, role: str = "main", k: int = 0, **query: Any
+) -> list[str]:
     """The lines of a replica."""
     return list(scheduler.logs(app_id, LogQuery(role, k, **query)))
 

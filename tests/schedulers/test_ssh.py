@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,21 @@ from test_orphans import marked, wait_until_gone
 
 from relight.errors import MachineError, RelightError, UsageError
 from relight.job import records
-from relight.job.app import AppDef, AppState, BindMount, Role
-from relight.schedulers.api import AppStatus, LogQuery, Request
+from relight.job.app import AppState, BindMount, Role
 from relight.schedulers.ssh.scheduler import Ssh, make
+from schedulers.local_jobs import (
+    PATIENCE_S,
+    lines,
+    own_place,
+    render,
+    shell,
+    submit,
+    until,
+    wait,
+)
 
 pytestmark = pytest.mark.skipif(bool(sshd_unavailable()), reason=sshd_unavailable())
 
-PATIENCE_S = 60.0
 STUBBORN = "trap '' TERM; setsid sh -c \"trap '' TERM; sleep {0}\" & while :; do sleep {0}; done"
 """Neither this nor its child, in a session of its own, ends on SIGTERM."""
 QUICK = {"grace": 0.5, "silence": 600.0}
@@ -43,13 +51,8 @@ def hosts() -> Iterator[Sshd]:
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working directory; jobs are recorded beside it."""
-    for name in [n for n in os.environ if n.startswith(("PET_", "TORCHELASTIC_", "RELIGHT_"))]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("RELIGHT_STATE_DIR", str(tmp_path / "state"))
-    directory = tmp_path / "work"
-    directory.mkdir()
-    monkeypatch.chdir(directory)
-    return directory
+    own_place(tmp_path, monkeypatch)
+    return tmp_path / "work"
 
 
 @pytest.fixture
@@ -58,42 +61,6 @@ def scheduler() -> Iterator[Ssh]:
     scheduler = make()
     yield scheduler
     scheduler.close()
-
-
-def shell(command: str, name: str = "main", replicas: int = 1, **fields: Any) -> Role:
-    """A role that runs a command in a shell."""
-    args = ("-c", command)
-    return Role(name, "img", entrypoint="sh", args=args, num_replicas=replicas, **fields)
-
-
-def render(scheduler: Ssh, *roles: Role, **cfg: Any) -> Request:
-    """What would be done for these roles."""
-    defaults = {option.name: option.default for option in scheduler.options}
-    return scheduler.render(AppDef("job", roles), {**defaults, **cfg}, records.new_id("job"))
-
-
-def submit(scheduler: Ssh, *roles: Role, **cfg: Any) -> str:
-    """Start these roles as a job; return its id."""
-    return scheduler.submit(render(scheduler, *roles, **cfg))
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    """Wait until something is true, and return it."""
-    end = time.monotonic() + PATIENCE_S
-    while not (value := condition()):
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.02)
-    return value
-
-
-def wait(scheduler: Ssh, app_id: str) -> AppStatus:
-    """Wait until a job is over."""
-    return until(lambda: (s := scheduler.status([app_id])[app_id]).state.is_over and s)
-
-
-def lines(scheduler: Ssh, app_id: str, k: int = 0, **query: Any) -> list[str]:
-    """The lines of a replica."""
-    return list(scheduler.logs(app_id, LogQuery("main", k, **query)))
 
 
 def running(marker: str) -> list[int]:
@@ -168,9 +135,9 @@ def test_each_host_runs_its_replica(scheduler: Ssh, hosts: Sshd, work: Path) -> 
     assert [replica.host for replica in status.replicas] == hosts.cfg()["hosts"]
     for k, name in enumerate(("alpha", "beta")):
         out = [f"{name} {k} {work} {work}", "caf\ufffd"]
-        assert lines(scheduler, app_id, k, stream="stdout") == out
-        assert lines(scheduler, app_id, k, stream="stderr") == ["err"]
-        assert len(lines(scheduler, app_id, k)) == 3
+        assert lines(scheduler, app_id, k=k, stream="stdout") == out
+        assert lines(scheduler, app_id, k=k, stream="stderr") == ["err"]
+        assert len(lines(scheduler, app_id, k=k)) == 3
     assert [each.app_id for each in scheduler.list()] == [app_id]
 
 
@@ -271,8 +238,8 @@ def test_the_working_directory_travels(scheduler: Ssh, hosts: Sshd, work: Path) 
     assert wait(scheduler, app_id).state is AppState.SUCCEEDED, lines(scheduler, app_id)
     for k, name in enumerate(("alpha", "beta")):
         copy = hosts[name].state / "copies" / app_id / "main" / str(k)
-        assert lines(scheduler, app_id, k)[:3] == ["main.sh", "sub", str(copy)]
-        assert len(lines(scheduler, app_id, k)[3]) == 3_000_000
+        assert lines(scheduler, app_id, k=k)[:3] == ["main.sh", "sub", str(copy)]
+        assert len(lines(scheduler, app_id, k=k)[3]) == 3_000_000
         assert (copy / "again").exists(), "what the job has made is kept"
     assert not (work / "made").exists()
     scheduler.delete(app_id)
@@ -504,7 +471,7 @@ def test_a_detached_job_outlives_its_submitter(scheduler: Ssh, hosts: Sshd) -> N
     assert process.wait(PATIENCE_S) == 0
     assert scheduler.status(["job-x1"])["job-x1"].state is AppState.RUNNING
     Path("go").touch()
-    assert lines(scheduler, "job-x1", 1, follow=True) == ["done"]
+    assert lines(scheduler, "job-x1", k=1, follow=True) == ["done"]
     assert wait(scheduler, "job-x1").state is AppState.SUCCEEDED
 
 
