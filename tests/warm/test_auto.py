@@ -223,7 +223,7 @@ assert spoiled is not None
 wait_for(5)
 assert attempt(spoil, guard) is not None
 wait_for(5)
-guard.stay()
+guard.outlive_guard()
 restore()
 print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
 """

@@ -26,7 +26,7 @@ with LD_PRELOAD while torch, numpy and others were imported.
 """
 _LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that it reads only when an accelerator or a process group is set up."""
-_DONE = frozenset({
+_IRREVERSIBLE = frozenset({
     "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
     "os.remove", "os.rename", "os.rmdir", "os.symlink", "os.system", "os.truncate",
     "builtins.input", "socket.bind", "socket.connect", "socket.sendto", "subprocess.Popen",
@@ -38,13 +38,13 @@ _CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 class Imports(NamedTuple):
     """Facts about the preloaded imports.
 
-    `needs` has, for each module, the modules that it needs; `reads` and `looks` are those of
+    `needs` has, for each module, the modules that it needs; `reads` and `prefixes` are those of
     `worker/watch.py`; `values` are the variables that a script has set before these imports.
     """
 
     needs: Mapping[str, set[str]]
     reads: Mapping[str, set[str]]
-    looks: Mapping[str, set[str]]
+    prefixes: Mapping[str, set[str]]
     values: Mapping[str, str]
 
 
@@ -67,12 +67,12 @@ class Deferred:
     ) -> None:
         self._hidden = {name: sys.modules.pop(name) for name in names}
         self._imports = imports
-        self._tell = tell
+        self._report = tell
         self._restart = restart
         self._pid = os.getpid()
         self._expected = {**os.environ, **imports.values}
-        self._put: dict[str, str | None] = {}
-        self._done = False
+        self._putenv: dict[str, str | None] = {}
+        self._irreversible = False
         if self._hidden:
             sys.meta_path.insert(0, self)
             sys.addaudithook(self._audit)
@@ -122,7 +122,7 @@ class Deferred:
         `os.putenv` can change separately.
         """
         python = dict(os.environ)
-        own = {k: v for k, v in {**python, **self._put}.items() if v is not None}
+        own = {k: v for k, v in {**python, **self._putenv}.items() if v is not None}
         for now, is_read in ((python, self._is_read), (own, self._is_read_natively)):
             if now == self._expected:
                 continue
@@ -130,14 +130,14 @@ class Deferred:
             changed = {name for name in both if now.get(name) != self._expected.get(name)}
             for variable in sorted(changed):
                 if is_read(variable, names):
-                    self._obey(variable, name, now.get(variable))
+                    self._on_changed_variable(variable, name, now.get(variable))
 
     def _is_read(self, variable: str, names: set[str]) -> bool:
         """Return whether one of these modules has read a variable from `os.environ`."""
         for name in names:
             if variable in self._imports.reads.get(name, ()):
                 return True
-            if variable.startswith(tuple(self._imports.looks.get(name, ()))):
+            if variable.startswith(tuple(self._imports.prefixes.get(name, ()))):
                 return True
         return False
 
@@ -149,10 +149,10 @@ class Deferred:
         origins = [str(getattr(spec, "origin", None)) for spec in specs]
         return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
 
-    def _obey(self, variable: str, name: str, value: str | None) -> None:
+    def _on_changed_variable(self, variable: str, name: str, value: str | None) -> None:
         """Restart as a cold worker, unless the script has done something that can't be repeated."""
-        again = not self._done and os.getpid() == self._pid
-        self._tell(variable if value is None else f"{variable}={value}")
+        again = not self._irreversible and os.getpid() == self._pid
+        self._report(variable if value is None else f"{variable}={value}")
         what = (
             "restarts without preloaded modules"
             if again
@@ -177,19 +177,19 @@ class Deferred:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Notice actions that can't be repeated, and changes of the environment."""
         if event == "os.putenv":
-            self._put[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
+            self._putenv[os.fsdecode(arguments[0])] = os.fsdecode(arguments[1])
         elif event == "os.unsetenv":
-            self._put[os.fsdecode(arguments[0])] = None
-        if self._done:
+            self._putenv[os.fsdecode(arguments[0])] = None
+        if self._irreversible:
             return
-        if event in _DONE:
-            self._done = "__pycache__" not in str(arguments[:1])
+        if event in _IRREVERSIBLE:
+            self._irreversible = "__pycache__" not in str(arguments[:1])
         elif event == "open" and len(arguments) > 2 and arguments[2] & _CHANGES:
             path = str(arguments[0])
-            self._done = "__pycache__" not in path and not path.startswith("/dev/")
+            self._irreversible = "__pycache__" not in path and not path.startswith("/dev/")
 
     def _end(self) -> None:
-        self._done = True
+        self._irreversible = True
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -208,12 +208,12 @@ class _Loader:
     def exec_module(self, module: ModuleType) -> None:
         """Have the import return the preloaded module."""
         name = module.__name__
-        there = self._deferred.show(name)
-        if sys.modules.get(name) is not there:
-            sys.modules[name] = there
-        if not isinstance(there, ModuleType) or module is there:
+        preloaded = self._deferred.show(name)
+        if sys.modules.get(name) is not preloaded:
+            sys.modules[name] = preloaded
+        if not isinstance(preloaded, ModuleType) or module is preloaded:
             return
-        module.__dict__.update(vars(there))  # for callers that make it without an import
+        module.__dict__.update(vars(preloaded))  # for callers that make it without an import
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)

@@ -36,7 +36,7 @@ class Guard:
         self.pid = pid
         self._to_guard = to_guard
         self._from_guard = from_guard
-        self._tidies = ""
+        self._directory = ""
         self.descriptors = to_guard, from_guard
 
     def attach(self) -> None:
@@ -46,7 +46,7 @@ class Guard:
             os._exit(1)
         os.setsid()
 
-    def follow(self, heir: int) -> None:
+    def set_heir(self, heir: int) -> None:
         """Have the guard guard another process, the heir, when this one ends."""
         os.write(self._to_guard, b"%d\n" % heir)
 
@@ -55,16 +55,16 @@ class Guard:
         self.attach()
         os.read(self._from_guard, 1)
 
-    def stay(self) -> None:
+    def outlive_guard(self) -> None:
         """From now on, get SIGCONT and not SIGKILL when the guard ends, so that this process can
         clean up, also when stopped.
         """
         linux.die_with_parent(signal.SIGCONT)
 
-    def tidy(self, scratch: str) -> None:
+    def remove_if_orphaned(self, scratch: str) -> None:
         """Have the guard remove a directory if the agent is gone; none if the path is empty."""
-        if scratch != self._tidies:
-            self._tidies = scratch
+        if scratch != self._directory:
+            self._directory = scratch
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
@@ -116,7 +116,7 @@ def _watch(
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
-                pid, scratch = _take(from_child)
+                pid, scratch = _read_requests(from_child)
                 linux.end_children(_END_LIMIT_S, keep=pid)
                 if not _is_child(pid):
                     _leave(agent, scratch, status)
@@ -129,7 +129,7 @@ def _watch(
                 os.write(to_child, b"\n")
         linux.let_end(pid, child)
         linux.end_children(float("inf"))
-        _leave(agent, _take(from_child)[1], 0)
+        _leave(agent, _read_requests(from_child)[1], 0)
     finally:
         os._exit(1)
 
@@ -149,7 +149,7 @@ def _leave(agent: int, scratch: str, status: int) -> NoReturn:
     linux.end_as(status)
 
 
-def _take(from_child: int) -> tuple[int, str]:
+def _read_requests(from_child: int) -> tuple[int, str]:
     """Return the last heir and directory that were sent to the guard; 0 for no heir."""
     try:
         *lines, _ = os.read(from_child, 1 << 16).split(b"\n")

@@ -23,12 +23,12 @@ from relight.worker.temporary import Temporary
 from relight.worker.trial import UnfitError, attempt
 from relight.worker.watch import Watch
 
-_TURN = b"%9d"
+_PROGRESS = b"%9d"
 _TRIAL_S = 1.0
 """How long a trial of many modules may last, which bounds the work that is repeated."""
-_MOST_PRINTED = 65536
+_MAX_PRINTED = 65536
 _LEFT_OUT = b"\nrelight: %d more bytes were printed by preloaded modules, and are left out here\n"
-_SPARED = ("jemalloc_bg_thd",)
+_HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """Threads of jemalloc (in pyarrow), which purges without them in a forked process."""
 _OURS = ("relight", "sitecustomize", "__main__", "__mp_main__")
 """Modules that were not preloaded; the last is multiprocessing's name for the script."""
@@ -63,24 +63,24 @@ def preload(
     """
     outputs = [os.memfd_create("printed") for _ in range(2)]
     descriptors = {0, 1, 2, control, *guard.descriptors, *outputs}
-    before = _Before(descriptors, setup, loaded, temporary, watch)
-    before.check("the start of the interpreter", 0)
+    baseline = _Baseline(descriptors, setup, loaded, temporary, watch)
+    baseline.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
     main = sys.modules["__main__"]
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries check whether it exists.
         main.__file__ = os.path.abspath(setup["argv"][2])
-    needs = _import_all(_wanted(setup, control), before, outputs, control, guard)
+    needs = _import_all(_wanted(setup, control), baseline, outputs, control, guard)
     if hasattr(main, "__file__"):
         del main.__file__
     watch.end()
     null = os.open(os.devnull, os.O_RDWR)
     printed = []
     for fd, output in enumerate(outputs, 1):
-        left_out = os.fstat(output).st_size - _MOST_PRINTED
+        left_out = os.fstat(output).st_size - _MAX_PRINTED
         end = _LEFT_OUT % left_out if left_out > 0 else b""
-        printed.append(os.pread(output, _MOST_PRINTED, 0) + end)
+        printed.append(os.pread(output, _MAX_PRINTED, 0) + end)
         os.dup2(null, fd)
         os.close(output)
     os.close(null)
@@ -98,7 +98,7 @@ def _wanted(setup: dict[str, Any], control: int) -> list[str]:
 
 
 def _import_all(
-    names: list[str], before: "_Before", outputs: list[int], control: int, guard: Guard
+    names: list[str], baseline: "_Baseline", outputs: list[int], control: int, guard: Guard
 ) -> dict[str, set[str]]:
     """Import the modules that fit and do not need one that does not fit; return which modules were
     imported by which.
@@ -108,20 +108,20 @@ def _import_all(
     """
     imports = _DependencyFinder()
     asked, left = set(names), names
-    alone = asked if before.is_asked else set()
+    alone = asked if baseline.is_asked else set()
     unfit: list[str] = []
     fits = False
     at_once: int | None = None
-    turn = os.memfd_create("turn")
+    progress = os.memfd_create("progress")
     while left := [x for x in left if x not in sys.modules and not _is_below(x, unfit)]:
         many = list(takewhile(lambda name: name not in alone, left))[:at_once]
-        os.pwrite(turn, _TURN % 1, 0)
+        os.pwrite(progress, _PROGRESS % 1, 0)
         printed = [os.fstat(output).st_size for output in outputs]
-        spoiled = attempt(
-            partial(_import_some, many or left[:1], before, imports, turn, control), guard
+        undone = attempt(
+            partial(_import_some, many or left[:1], baseline, imports, progress, control), guard
         )
-        tried = int(os.pread(turn, len(_TURN % 0), 0))
-        if spoiled is None:
+        tried = int(os.pread(progress, len(_PROGRESS % 0), 0))
+        if undone is None:
             fits = True
             left = left[tried:]
             at_once = None
@@ -134,16 +134,16 @@ def _import_all(
             continue
         name = left[0]
         unfit.append(name)
-        culprit = spoiled.culprit or name
+        culprit = undone.culprit or name
         imports.culprits.add(culprit)
         if name in asked:
-            line = f"without {name} {spoiled.seconds:.3f} {spoiled.reason}\n"
+            line = f"without {name} {undone.seconds:.3f} {undone.reason}\n"
             os.write(control, line.encode(errors="replace"))
             # Most of the modules that it imports may fit.
             tops = _packages([name, culprit])
-            others = [x for x in _installed(spoiled.modules) if x.partition(".")[0] not in tops]
+            others = [x for x in _installed(undone.modules) if x.partition(".")[0] not in tops]
             left = [*others, *left]
-    os.close(turn)
+    os.close(progress)
     if unfit and not fits and not asked & sys.modules.keys():
         raise UnfitError("", "no module is left")
     return imports.needs
@@ -151,21 +151,21 @@ def _import_all(
 
 def _import_some(
     names: list[str],
-    before: "_Before",
+    baseline: "_Baseline",
     imports: "_DependencyFinder",
-    turn: int,
+    progress: int,
     control: int,
     child: int,
 ) -> None:
-    """Import modules for a limited time; write their number to the file `turn`, so that a copy of
-    this process knows how far this one got.
+    """Import modules for a limited time; write their number to the file `progress`, so that
+    a copy of this process knows how far this one got.
     """
     end = time.monotonic() + _TRIAL_S
     for number, name in enumerate(names, 1):
-        os.pwrite(turn, _TURN % number, 0)
+        os.pwrite(progress, _PROGRESS % number, 0)
         if name not in sys.modules:
             os.write(control, f"importing {name}\n".encode(errors="replace"))
-            before.load(name, imports, child)
+            baseline.load(name, imports, child)
         if time.monotonic() > end:
             break
 
@@ -197,7 +197,7 @@ class _DependencyFinder:
             self.needs.setdefault(str(frame.f_globals.get("__name__")), set()).add(name)
 
 
-class _Before:
+class _Baseline:
     """What this process was before the imports, and must still be after each.
 
     Args:
@@ -291,7 +291,7 @@ def _threads() -> int:
     for thread in os.listdir("/proc/self/task"):
         try:
             with open(f"/proc/self/task/{thread}/comm") as file:
-                count += file.read().rstrip("\n") not in _SPARED
+                count += file.read().rstrip("\n") not in _HARMLESS_THREADS
         except FileNotFoundError:
             pass  # it has ended
     return count
@@ -345,7 +345,7 @@ def _is_archive(path: str) -> bool:
         return False
 
 
-def _places() -> tuple[str, ...]:
+def _install_directories() -> tuple[str, ...]:
     """Return the directories of the standard library and installed packages, including those that
     a cluster adds on PYTHONPATH.
     """
@@ -360,7 +360,7 @@ def _places() -> tuple[str, ...]:
 
 def _installed(names: list[str]) -> list[str]:
     """Return the modules that are installed, and not the user's own."""
-    places = _places()
+    places = _install_directories()
     fits: dict[str, bool] = {}
     for name in names:
         top = name.partition(".")[0]
@@ -381,7 +381,7 @@ def _is_installed(top: str, places: tuple[str, ...]) -> bool:
 
 
 def _check_files(modules: Collection[str]) -> None:
-    places = _places()
+    places = _install_directories()
     for name in modules:
         path = getattr(sys.modules[name], "__file__", None) or ""
         ours = name.partition(".")[0] in _OURS

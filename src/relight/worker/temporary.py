@@ -61,7 +61,7 @@ class Temporary:
             self._renewed.append((directories[path], by))
         return "", ""
 
-    def again(self) -> None:
+    def renew(self) -> None:
         """Make the directories again, in a worker."""
         for directory, made in self._renewed:
             import tempfile

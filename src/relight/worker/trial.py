@@ -20,7 +20,7 @@ from relight.typed import NamedTuple
 from relight.worker.guard import Guard
 
 
-class Spoiled(NamedTuple):
+class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
     `reason` says why, and `culprit` is the module that caused it. `modules`: those imported so far,
@@ -46,7 +46,7 @@ class UnfitError(Exception):
         self.culprit = culprit
 
 
-def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
+def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
     """Call `step`; return None on success, or why it was undone.
 
     Args:
@@ -63,13 +63,13 @@ def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
     result = os.memfd_create("trial")
     copy = os.fork()
     if copy == 0:
-        spoiled = _take_over(this, result, guard)
+        undone = _take_over(this, result, guard)
         os.close(this)
         os.close(result)
-        return spoiled._replace(seconds=time.monotonic() - begin)
+        return undone._replace(seconds=time.monotonic() - begin)
     os.close(this)
     try:
-        guard.follow(copy)
+        guard.set_heir(copy)
         step(copy)
     except BaseException as error:
         culprit = error.culprit if isinstance(error, UnfitError) else ""
@@ -83,7 +83,7 @@ def attempt(step: Callable[[int], None], guard: Guard) -> Spoiled | None:
     return None
 
 
-def _take_over(process: int, result: int, guard: Guard) -> Spoiled:
+def _take_over(process: int, result: int, guard: Guard) -> UndoneStep:
     """Wait in the copy until the process is gone, then take its place."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
@@ -92,4 +92,4 @@ def _take_over(process: int, result: int, guard: Guard) -> Spoiled:
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
     culprit, reason, *modules = lines if lines[1:] else ("", "it ends the process")
-    return Spoiled(culprit, reason, modules, 0.0)
+    return UndoneStep(culprit, reason, modules, 0.0)

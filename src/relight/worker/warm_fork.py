@@ -32,9 +32,9 @@ from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NoReturn
 from relight.worker.deferred import Deferred, Imports, references, third_party
-from relight.worker.drawn import Drawn
 from relight.worker.guard import Guard, stand_guard
 from relight.worker.preload import preload
+from relight.worker.random_state import RandomState
 from relight.worker.trial import UnfitError
 from relight.worker.watch import Watch
 
@@ -49,7 +49,7 @@ _GENTLE_S = 15.0
 """How long imports may get hardly any time on busy processors."""
 
 
-class _Born(BaseException):
+class _WorkerForked(BaseException):
     """Unwinds to `serve` in a worker."""
 
     def __init__(self, plan: WorkerPlan) -> None:
@@ -94,7 +94,7 @@ class _GenerationSpawner(Spawner):
         self.agent.detach()
         linux.close_all_but({0, 1, 2})
         restore_limit()  # after it, as that takes a descriptor
-        raise _Born(plan)
+        raise _WorkerForked(plan)
 
     def end(self) -> None:
         """Restore the state from before a generation, which is over."""
@@ -166,13 +166,13 @@ def serve(
         guard = stand_guard(control_fd, _GENTLE_S)
         linux.become_subreaper()
         restore = priority.lower() if setup["gently"] else None
-        drawn = Drawn()
-        printed, needs = preload(setup, loaded, control_fd, watch, drawn.temporary, guard)
-        drawn.end()
+        random_state = RandomState()
+        printed, needs = preload(setup, loaded, control_fd, watch, random_state.temporary, guard)
+        random_state.end()
         hidden = third_party(loaded)
         for name, others in references(hidden).items():
             needs.setdefault(name, set()).update(others)
-        imports = Imports(needs, watch.reads, watch.looks, setup["writes"])
+        imports = Imports(needs, watch.reads, watch.prefixes, setup["writes"])
         notes = _Notes(control)
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
@@ -183,7 +183,7 @@ def serve(
     seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
     gc.freeze()
     # From here on, this process cleans up when the guard ends, also when stopped.
-    guard.stay()
+    guard.outlive_guard()
     if restore is not None:
         restore()
     raise_limit()  # for the descriptors of all workers
@@ -196,7 +196,7 @@ def serve(
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
-        _become(plan, variables, short, printed, drawn)
+        _become(plan, variables, short, printed, random_state)
         Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
@@ -210,13 +210,13 @@ def _serve_generations(
     parents = agent, guard.pid
     while frame := _receive(control):
         plans, (connection, stdin), scratch = frame
-        guard.tidy(scratch)
+        guard.remove_if_orphaned(scratch)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(fileno=connection) as generation:
             spawner = _GenerationSpawner(plans, generation, agent, stdin, notes)
             try:
                 spawner.run(mask)
-            except _Born as born:
+            except _WorkerForked as born:
                 return born.plan, mask
             spawner.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -275,7 +275,7 @@ def _become(
     started_with: Mapping[str, str],
     short: bytes,
     printed: tuple[bytes, bytes],
-    drawn: Drawn,
+    random_state: RandomState,
 ) -> None:
     """Make this fork equal to an interpreter that was started for this worker and has imported the
     modules.
@@ -289,7 +289,7 @@ def _become(
     for fd, text in zip((1, 2), printed, strict=True):
         while text:  # repeat in each worker what the imports have printed
             text = text[os.write(fd, text) :]
-    drawn.again()
+    random_state.renew()
     for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
         for path in getattr(sys.modules[name], "__path__", ()):
             sys.path_importer_cache.pop(path, None)

@@ -18,7 +18,7 @@ from types import CodeType
 
 from relight.typed import Any
 
-_PASS = ("os", "collections.abc", "_collections_abc")
+_TRANSPARENT_MODULES = ("os", "collections.abc", "_collections_abc")
 _NAME = re.compile("[A-Z][A-Z0-9]*_[A-Z0-9_]*")
 _CALLERS = 4
 _DIGITS = 18
@@ -32,22 +32,22 @@ class Watch:
 
     Attributes:
         reads: the variables that were read by name, by the reading modules.
-        looks: prefixes of names, by the modules that iterated over all variables.
+        prefixes: prefixes of names, by the modules that iterated over all variables.
     """
 
     def __init__(self, own: Collection[str]) -> None:
         self.reads: dict[str, set[str]] = {}
-        self.looks: dict[str, set[str]] = {}
+        self.prefixes: dict[str, set[str]] = {}
         # The search must not find this object's own values; hence the negative numbers.
         draw = random.Random(os.urandom(16)).randrange  # noqa: S311
         self._marks = {name: -draw(10 ** (_DIGITS - 1), 10**_DIGITS) for name in own}
         self._first = ("", "")
-        self._looked = ""
-        self._place: tuple[Any, int] = (None, 0)
+        self._iterated_by = ""
+        self._iteration: tuple[Any, int] = (None, 0)
         self._yielded = ""
         self._seen: set[Any] = set()
         self._kind: Any = type(os.environ)
-        watched = _watched(self._kind, self._note, self._note_look)
+        watched = _watched(self._kind, self._note_read, self._note_iteration)
         for environment in (os.environ, os.environb):
             environment.__class__ = watched
         self._had = self._set_marks()
@@ -57,12 +57,12 @@ class Watch:
         self._remove_marks()
         for environment in (os.environ, os.environb):
             environment.__class__ = self._kind
-        self._place = (None, 0)
+        self._iteration = (None, 0)
         self._seen.clear()
 
     def begin(self) -> None:
         """Begin a new check."""
-        self._first, self._looked = ("", ""), ""
+        self._first, self._iterated_by = ("", ""), ""
 
     def problem(self) -> tuple[str, str]:
         """Return the module that depends on a variable that differs between workers, and describe
@@ -71,15 +71,18 @@ class Watch:
         if self._first[0]:
             module, name = self._first
             return module, f"{module} reads {name} when it is imported"
-        if self._looked:
-            self._place = (None, 0)  # an ended frame holds the last value that it read
+        if self._iterated_by:
+            self._iteration = (None, 0)  # an ended frame holds the last value that it read
             self._remove_marks()
             found = _search(self._marks)
             if found and gc.collect():
                 found = _search(self._marks)
             self._set_marks()
             if found:
-                return self._looked, f"{self._looked} keeps {found} when it reads all variables"
+                return (
+                    self._iterated_by,
+                    f"{self._iterated_by} keeps {found} when it reads all variables",
+                )
         return "", ""
 
     def _set_marks(self) -> dict[Any, Any]:
@@ -99,13 +102,15 @@ class Watch:
                 if value is not None:
                     data[key] = value
 
-    def _note(self, name: str) -> None:
+    def _note_read(self, name: str) -> None:
         """Record that a variable is read."""
         frame = _caller()
-        iterated, at = self._place
+        iterated, at = self._iteration
         if name in self._marks:
             if frame is iterated and (frame.f_lasti == at or name == self._yielded):
-                self._looked = self._looked or module_of(frame)  # part of an iteration over all
+                self._iterated_by = self._iterated_by or module_of(
+                    frame
+                )  # part of an iteration over all
                 return
             if not self._first[0]:
                 self._first = module_of(frame), name
@@ -113,14 +118,14 @@ class Watch:
             return
         self.reads.setdefault(module_of(frame), set()).add(name)
 
-    def _note_look(self, names: Iterator[Any]) -> Iterator[Any]:
+    def _note_iteration(self, names: Iterator[Any]) -> Iterator[Any]:
         """Record that all variables are iterated over."""
         frame = _caller()
         module = module_of(frame)
-        self._place = frame, frame.f_lasti
+        self._iteration = frame, frame.f_lasti
         if frame.f_code not in self._seen:
             self._seen.add(frame.f_code)
-            prefixes = self.looks.setdefault(module, {module.partition(".")[0].upper() + "_"})
+            prefixes = self.prefixes.setdefault(module, {module.partition(".")[0].upper() + "_"})
             for _ in range(_CALLERS):
                 prefixes.update(_names_in(frame))
                 if frame.f_back is None:
@@ -131,7 +136,7 @@ class Watch:
             yield name
 
 
-def _watched(kind: Any, note: Callable[[str], None], note_look: Callable[..., Any]) -> Any:
+def _watched(kind: Any, note: Callable[[str], None], note_iteration: Callable[..., Any]) -> Any:
     class Watched(kind):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:
             if isinstance(name, (str, bytes)):
@@ -146,7 +151,7 @@ def _watched(kind: Any, note: Callable[[str], None], note_look: Callable[..., An
                 return bool(super().__contains__(name))
 
         def __iter__(self) -> Iterator[Any]:
-            names: Iterator[Any] = note_look(super().__iter__())
+            names: Iterator[Any] = note_iteration(super().__iter__())
             return names
 
     return Watched
@@ -155,7 +160,7 @@ def _watched(kind: Any, note: Callable[[str], None], note_look: Callable[..., An
 def _caller() -> Any:
     """Return the frame that has used the environment."""
     frame: Any = sys._getframe(2)
-    while frame.f_back and frame.f_globals.get("__name__") in (*_PASS, __name__):
+    while frame.f_back and frame.f_globals.get("__name__") in (*_TRANSPARENT_MODULES, __name__):
         frame = frame.f_back
     return frame
 

@@ -12,7 +12,7 @@ from relight.typed import Any
 from relight.worker.temporary import Temporary
 
 
-class Drawn:
+class RandomState:
     """Records from now on which `random.Random` are made without a seed, and temporary files."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Drawn:
         random.Random.seed = self._seed  # type: ignore[method-assign]
         self.temporary.end()
 
-    def again(self) -> None:
+    def renew(self) -> None:
         """Reseed the generators, in a worker. `random` itself does so at a fork.
 
         A generator that an import has seeded with a fixed number keeps its state, as in a cold
@@ -49,7 +49,7 @@ class Drawn:
             module: Any = sys.modules.get(name)
             if module is not None:
                 draw(module)
-        self.temporary.again()
+        self.temporary.renew()
 
 
 def _seed_numpy(random: Any) -> None:
