@@ -44,7 +44,7 @@ GOOD = Machine(
         ({"shm": Disk("/dev/shm", 0, 0, "No such file")}, ERROR, "No such file", "mount"),
         ({"tmp": Disk("/tmp", GIB, 0)}, ERROR, "/tmp has 0 bytes left", "TMPDIR"),
         ({"tmp": Disk("/tmp", GIB, 50 * MIB)}, WARNING, "50 MiB left", "TMPDIR"),
-        ({"tmp": Disk("/t", 0, 0, "Permission denied")}, ERROR, "/t: Permission", "TMPDIR"),
+        ({"tmp": Disk("/t", 0, 0, "Permission denied")}, ERROR, "/t is not writable: Permission", "TMPDIR"),
         ({"files": 64}, ERROR, "only 64 files", "ulimit -n 65536"),
         ({"files": 512, "files_hard": 512}, WARNING, "only 512 files", "hard limit"),
         ({"files": 1024}, OK, "", ""),
