@@ -25,20 +25,20 @@ _MOST_LINES = 10_000
 
 
 class Page(NamedTuple):
-    """The help of a command: its usage line, description, flags and examples."""
+    """The help of a command: its usage line, description, flags, examples and exit codes."""
 
     usage: str
     about: tuple[str, ...]
     flags: tuple[Flag, ...]
     examples: tuple[str, ...]
-    ends: str = ""
+    footer: str = ""
 
     def text(self) -> str:
         """Return the help."""
         lines = [f"usage: relight {self.usage}", "", *self.about, "", *flag_lines(self.flags)]
         lines += ["", "examples:", *(f"  {example}" for example in self.examples)]
-        if self.ends:
-            lines += ["", self.ends]
+        if self.footer:
+            lines += ["", self.footer]
         return "\n".join(lines)
 
 

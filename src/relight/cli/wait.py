@@ -40,7 +40,7 @@ PAGE = Page(
         f"relight wait {HANDLE}",
         "relight wait --timeout 3600 train-x3bk9qwz || relight logs train-x3bk9qwz",
     ),
-    f"exit code: the job's own; {EXIT_TIMEOUT} it was not over in time and runs on",
+    f"exit code: the job's own; {EXIT_TIMEOUT} the job was not over in time; it runs on",
 )
 
 

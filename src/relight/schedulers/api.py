@@ -7,6 +7,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from relight.errors import UsageError
 from relight.job.app import AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
@@ -65,7 +66,7 @@ class Listed(NamedTuple):
 
 
 class LogQuery(NamedTuple):
-    """Which lines of which replica. `streams` is stdout, stderr or combined."""
+    """Which lines of which replica. `stream` is stdout, stderr or combined."""
 
     role: str
     replica: int
@@ -73,6 +74,13 @@ class LogQuery(NamedTuple):
     since: "datetime | None" = None
     until: "datetime | None" = None
     stream: str = "combined"
+
+
+def no_replica(app_id: str, query: LogQuery, known: str) -> UsageError:
+    """Return the error for a replica that a job does not have; `known` lists those that it has."""
+    return UsageError(
+        f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
+    )
 
 
 class Scheduler(Protocol):

@@ -156,7 +156,7 @@ def bind(
     Args:
         signature: of the component.
         parsed: its command line, which takes precedence.
-        settings: texts from a file of settings.
+        settings: texts from a settings file.
         given: values from JSON or from Python, which take precedence over the settings.
 
     Raises:

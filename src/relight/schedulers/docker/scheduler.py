@@ -25,7 +25,15 @@ from relight import env
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState
 from relight.job.user import user_name
-from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    Listed,
+    LogQuery,
+    Option,
+    Request,
+    no_replica,
+)
 from relight.schedulers.docker import replicas
 from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
 from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Container
@@ -127,9 +135,7 @@ class Docker:
         replica = next((r for r in found if (r.role, r.number) == key), None)
         if replica is None:
             known = ", ".join(f"{r.role}/{r.number}" for r in found)
-            raise UsageError(
-                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
-            )
+            raise no_replica(app_id, query, known)
         return lines(replica.id, query)
 
     def cancel(self, app_id: str) -> None:

@@ -18,7 +18,7 @@ from relight.errors import MachineError, UsageError
 from relight.job import records
 from relight.job.app import AppDef, AppState
 from relight.job.status import AppStatus, ReplicaStatus
-from relight.schedulers.api import Listed, LogQuery, Request
+from relight.schedulers.api import Listed, LogQuery, Request, no_replica
 from relight.schedulers.processes import logs
 from relight.schedulers.processes.orders import Order, Replica, to_text
 from relight.schedulers.processes.record import LocalRecord
@@ -146,9 +146,7 @@ class ProcessJobs:
         replica = next((r for r in state["replicas"] if (r["role"], r["replica"]) == key), None)
         if replica is None:
             known = ", ".join(f"{r['role']}/{r['replica']}" for r in state["replicas"])
-            raise UsageError(
-                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
-            )
+            raise no_replica(app_id, query, known)
         return logs.lines(LocalRecord(records.path(app_id)), replica[query.stream], query)
 
     def cancel(self, app_id: str) -> None:

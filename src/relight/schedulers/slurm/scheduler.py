@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight import env
-from relight.errors import MachineError, UsageError
+from relight.errors import MachineError, UsageError, signal_name
 from relight.job import records
 from relight.job.app import AppDef, AppState, RetryPolicy
 from relight.schedulers import needs
@@ -30,6 +30,7 @@ from relight.schedulers.api import (
     Option,
     ReplicaStatus,
     Request,
+    no_replica,
 )
 from relight.schedulers.slurm import script, states
 from relight.schedulers.slurm.states import Part
@@ -203,9 +204,7 @@ class Slurm:
         directory, roles = folder
         if not 0 <= query.replica < roles.get(query.role, 0):
             known = ", ".join(f"{role}/0 to {n - 1}" for role, n in roles.items())
-            raise UsageError(
-                f"{app_id} has no replica {query.role}/{query.replica}", hint=f"it has {known}"
-            )
+            raise no_replica(app_id, query, known)
         return self._lines(app_id, directory, query)
 
     def cancel(self, app_id: str) -> None:
@@ -393,7 +392,11 @@ def _status(parts: Sequence[Part], folder: Folder | None) -> AppStatus:
         first = min(failed, key=lambda replica: replica.exitcode is None)  # a lost node has none
         what = f"{first.role}/{first.replica} on {first.host} failed"
         if first.exitcode is not None:
-            how = f"exit code {first.exitcode}" if first.exitcode > 0 else _signal(first.exitcode)
+            how = (
+                f"exit code {first.exitcode}"
+                if first.exitcode > 0
+                else signal_name(-first.exitcode)
+            )
             what += f" with {how}"
         message = "; ".join(filter(None, (message, what + (first.error and f": {first.error}"))))
     return AppStatus(state, message, tuple(replicas), parts[0].restarts)
@@ -462,12 +465,6 @@ def _status_from_files(folder: Folder) -> AppStatus:
             state, "Slurm no longer knows it: it was cancelled or lost", tuple(replicas)
         )
     return AppStatus(state, "", tuple(replicas))
-
-
-def _signal(exitcode: int) -> str:
-    from relight.errors import signal_name
-
-    return signal_name(-exitcode)
 
 
 def _remove(directory: str) -> None:
