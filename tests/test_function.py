@@ -17,7 +17,7 @@ from conftest import Launch, Start, clean_environment
 import relight
 from relight.errors import UsageError, WorkersFailedError
 from relight.function import check_call
-from relight.function_hosts import keep
+from relight.function_hosts import append_result
 
 Script = Callable[..., Path]
 
@@ -439,10 +439,10 @@ def test_what_a_host_sends_stays_in_its_directory(
     names = ("../escaped", "../../escaped", "/tmp/x", "1.result/../../x", "1.result\n", "",
              "call.pickle", "1.pickle", "-1.result", "1.results", "9999999999.result")  # fmt: skip
     for name in names:
-        keep(str(here), name, "QQ==")
-    keep(str(here), "1.result", "no base64")
+        append_result(str(here), name, "QQ==")
+    append_result(str(here), "1.result", "no base64")
     assert [path.name for path in tmp_path.rglob("*")] == ["job"]
     assert capsys.readouterr().err.count("from a host: it is not a result") == len(names) + 1
-    keep(str(here), "1.result", "QQ==")
-    keep(str(here), "1.result", "Qg==")
+    append_result(str(here), "1.result", "QQ==")
+    append_result(str(here), "1.result", "Qg==")
     assert (here / "1.result").read_bytes() == b"AB"

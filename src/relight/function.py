@@ -31,7 +31,7 @@ from relight.values import parse_nproc
 from relight.worker import call, main_module
 
 R = TypeVar("R")
-_NEARLY = 0.85
+_SIMILAR = 0.85
 """Similarity from which a keyword counts as a misspelt one of ours, if the function takes any."""
 
 
@@ -183,8 +183,8 @@ def check_call(
         if word in known:
             continue
         if not takes_any:
-            raise UsageError(f"{name} takes no {word}", hint=_meant(word))
-        if meant := nearest(word, _OWN, cutoff=_NEARLY):
+            raise UsageError(f"{name} takes no {word}", hint=_keyword_hint(word))
+        if meant := nearest(word, _LAUNCH_PARAMETERS, cutoff=_SIMILAR):
             raise UsageError(
                 f"{word} would go to {name}",
                 hint=f"did you mean {meant}? If not: functools.partial({name}, {word}=…)",
@@ -195,13 +195,15 @@ def check_call(
         raise UsageError(f"{name}: {error}") from None
 
 
-def _meant(word: str) -> str:
+def _keyword_hint(word: str) -> str:
     """Return a hint for a keyword that the function does not take."""
     from relight.spec import FLAGS
 
     if word in {flag.field for flag in FLAGS}:
         return f"pass flags of relight run as flags=['--{word.replace('_', '-')}=…']"
-    return did_you_mean(word, _OWN, f"relight.launch takes: {', '.join(_OWN)}")
+    return did_you_mean(
+        word, _LAUNCH_PARAMETERS, f"relight.launch takes: {', '.join(_LAUNCH_PARAMETERS)}"
+    )
 
 
 def _name(function: Callable[..., Any]) -> str:
@@ -233,7 +235,7 @@ def _check_texts(flags: Sequence[str], hosts: Sequence[str], env: Mapping[str, s
 
 
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-_OWN = tuple(p.name for p in inspect.signature(launch).parameters.values()
+_LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.values()
              if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
 """Keyword parameters of `launch`, which are not passed to the function."""
 
@@ -259,7 +261,7 @@ def _run(
             agents.append(_start(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
                 readers.append(
-                    threading.Thread(target=_show, args=(source, name, refusal), daemon=True)
+                    threading.Thread(target=_copy_output, args=(source, name, refusal), daemon=True)
                 )
                 readers[-1].start()
         return [agent.wait() for agent in agents]
@@ -297,7 +299,7 @@ entry()
 """Ends an agent with this process. It is not done after the fork: threads may have held locks."""
 
 
-def _show(source: Any, name: str, refusal: LaunchRefusal) -> None:
+def _copy_output(source: Any, name: str, refusal: LaunchRefusal) -> None:
     """Copy output to the current `sys` stream: in a notebook, that of the running cell."""
     with source:
         for line in source:

@@ -1,8 +1,8 @@
 """`relight.launch` on other hosts: a job of the ssh scheduler whose workers call the function.
 
 The call travels as the job's workspace. When the agent of a host has exited, the process around it
-(`main`) prints the workers' results in lines that begin with a secret random word; `_show` takes
-them out of the output.
+(`main`) prints the workers' results in lines that begin with a secret random word; `_copy_output`
+takes them out of the output.
 """
 
 import base64
@@ -21,7 +21,7 @@ from relight.job.handles import Handle, parse
 from relight.runner.runner import Runner
 from relight.worker import call
 
-_PART = 30_000
+_PART_BYTES = 30_000
 _STREAMS = ("stdout", "stderr")
 _PORTS = range(20000, 30000)
 _ROLE = "launch"
@@ -70,7 +70,7 @@ def run(
         try:
             readers = [
                 threading.Thread(
-                    target=_show, args=(runner, handle, replica, stream, word, directory)
+                    target=_copy_output, args=(runner, handle, replica, stream, word, directory)
                 )
                 for replica in range(len(hosts))
                 for stream in _STREAMS
@@ -85,7 +85,7 @@ def run(
     return [each.exitcode or 0 for each in found.replicas] if found.exitcode else [0]
 
 
-def _show(
+def _copy_output(
     runner: Runner, handle: Handle, replica: int, stream: str, word: str, directory: str
 ) -> None:
     """Copy a replica's output to this process's, without the lines that hold results."""
@@ -95,20 +95,20 @@ def _show(
             printed += "\n"
         else:
             name, _, text = kept.strip().partition(" ")
-            keep(os.path.join(directory, str(replica)), name, text)
+            append_result(os.path.join(directory, str(replica)), name, text)
         if printed:
             out = getattr(sys, stream)
             out.write(printed)
             out.flush()
 
 
-def keep(directory: str, name: str, text: str) -> None:
-    """Append to a worker's result file; drop what no worker can have written."""
+def append_result(directory: str, name: str, text: str) -> None:
+    """Append to a worker's result file; ignore what no worker can have written."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:
         data = b""
-    if not call.is_kept(name) or not data:
+    if not call.is_result_file(name) or not data:
         sys.stderr.write(f"relight: note: ignored {name[:80]!r} from a host: it is not a result\n")
         return
     os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -126,9 +126,9 @@ def main(word: str, flags: Sequence[str]) -> int:
     command = [sys.executable, "-m", "relight", "run", *flags, *script]
     code = subprocess.run(command, check=False).returncode
     for name in sorted(os.listdir(here)):
-        if call.is_kept(name):
+        if call.is_result_file(name):
             with open(os.path.join(here, name), "rb") as file:
-                while part := file.read(_PART):
+                while part := file.read(_PART_BYTES):
                     sys.stdout.write(f"{word} {name} {base64.b64encode(part).decode()}\n")
     sys.stdout.flush()
     return code if code >= 0 else 128 - code

@@ -1,4 +1,4 @@
-"""What the workers of `relight.launch` have kept -> a list by rank, or what went wrong."""
+"""Collects the results that the workers of `relight.launch` have saved, or the error to raise."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ class LaunchRefusal:
     """What `relight run` says when it starts no worker: its error, and the hint in the next line.
 
     Args:
-        directory: where workers keep what they return.
+        directory: where workers save their results.
     """
 
     def __init__(self, directory: str) -> None:
@@ -31,7 +31,7 @@ class LaunchRefusal:
     def takes(self, line: str) -> bool:
         """Return whether this stderr line is the refusal message, which goes into the exception."""
         error, hint = "relight: error: ", "hint: "
-        if line.startswith(error) and not _began(self._directory):
+        if line.startswith(error) and not _any_worker_began(self._directory):
             self.message = line.removeprefix(error).strip()
             return True
         if line.startswith(hint) and self.message:
@@ -46,7 +46,7 @@ def collect(
     """Return what each rank of the last attempt has returned, in the order of ranks.
 
     Args:
-        directory: where the workers have kept it; one directory per host in it, for other hosts.
+        directory: where the workers have saved it, below a directory for each of other hosts.
         name: of the function.
         exit_codes: of the agents.
         refusal: what they have said when they started nothing.
@@ -58,10 +58,10 @@ def collect(
     """
     if any(exit_codes):
         raise _failure(directory, exit_codes, refusal)
-    last = max((call.Begun(*each) for _, each in _kept(directory, call.BEGUN)), default=None)
+    last = max((call.Begun(*each) for _, each in _saved(directory, call.BEGUN)), default=None)
     if last is None:
         raise WorkersFailedError(f"no worker reached {name}; see the workers' output")
-    found = {rank: kept for rank, kept in _kept(directory, call.RESULT) if kept[0] == last.attempt}
+    found = {rank: kept for rank, kept in _saved(directory, call.RESULT) if kept[0] == last.attempt}
     missing = [rank for rank in range(last.world_size) if rank not in found]
     if missing:
         *some, one = map(str, missing)
@@ -70,22 +70,22 @@ def collect(
             f"{ranks} ended with 0 before {name} returned",
             hint="look for exit(0) in it: each rank has to return, or to raise",
         )
-        raised = [text for (rank, (*_, text)) in _kept(directory, call.ERROR) if rank in missing]
+        raised = [text for (rank, (*_, text)) in _saved(directory, call.ERROR) if rank in missing]
         raise error from RemoteTraceback(raised[0]) if raised else None
     return [found[rank][1] for rank in range(last.world_size)]
 
 
-def _began(directory: str) -> bool:
-    return any(_kept(directory, call.BEGUN))
+def _any_worker_began(directory: str) -> bool:
+    return any(_saved(directory, call.BEGUN))
 
 
 def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) -> BaseException:
     """Return what to raise for a job that has failed."""
-    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _kept(directory, call.ERROR)]
-    raised = [each for each in errors if not _is_good_end(each[3])]
+    errors = [(-kept[0][0], rank, *kept[1:]) for rank, kept in _saved(directory, call.ERROR)]
+    raised = [each for each in errors if not _is_exit_with_0(each[3])]
     if not raised:
         code = next(code for code in exit_codes if code)
-        if code == UsageError.exit_code and refusal.message and not _began(directory):
+        if code == UsageError.exit_code and refusal.message and not _any_worker_began(directory):
             return UsageError(refusal.message, hint=refusal.hint)
         why = refusal.message or "see its output"
         return WorkersFailedError(
@@ -94,22 +94,22 @@ def _failure(directory: str, exit_codes: Sequence[int], refusal: LaunchRefusal) 
     _, rank, _, kept, text = min(raised, key=lambda each: (each[0], each[2]))
     if isinstance(kept, Exception):
         error = kept
-    else:  # none that could travel, or what would end the caller: SystemExit, KeyboardInterrupt
+    else:  # it can't be pickled, or would end the caller: SystemExit, KeyboardInterrupt
         error = WorkersFailedError(f"rank {rank} raised {text.strip().splitlines()[-1]}")
-    if text:  # none where the message says it all
+    if text:  # empty if the message is complete
         error.__cause__ = RemoteTraceback(text)
     return error
 
 
-def _is_good_end(error: BaseException | None) -> bool:
+def _is_exit_with_0(error: BaseException | None) -> bool:
     return isinstance(error, SystemExit) and error.code in (None, 0)
 
 
-def _kept(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
-    """Return what ranks have kept; a rank may be there twice, from attempts on two hosts."""
+def _saved(directory: str, kind: str) -> Iterator[tuple[int, Any]]:
+    """Yield what ranks have saved; a rank may be there twice, from attempts on two hosts."""
     for folder, _, names in os.walk(directory):
         for name in names:
-            if call.is_kept(name) and name.endswith(f".{kind}"):
+            if call.is_result_file(name) and name.endswith(f".{kind}"):
                 yield int(name.partition(".")[0]), _load(os.path.join(folder, name))
 
 

@@ -17,7 +17,7 @@ from relight.errors import EXIT_FAILED, UsageError, WorkersFailedError
 from relight.worker.main_module import Unpickler
 
 RESULT, ERROR, BEGUN = "result", "error", "begun"
-_KEPT = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
+_RESULT_FILE = re.compile(rf"[0-9]{{1,9}}\.({RESULT}|{ERROR}|{BEGUN})")
 
 
 class Begun(NamedTuple):
@@ -48,10 +48,10 @@ def main(directory: str) -> None:
             os.unlink(os.path.join(directory, f"{rank}.{kind}"))
         except FileNotFoundError:
             pass
-    _keep(directory, f"{rank}.{BEGUN}", tuple(begun))
+    _save(directory, f"{rank}.{BEGUN}", tuple(begun))
 
-    def keep_error(error: BaseException | None, text: str) -> None:
-        _keep(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), error, text))
+    def save_error(error: BaseException | None, text: str) -> None:
+        _save(directory, f"{rank}.{ERROR}", (begun.attempt, time.time(), error, text))
 
     function = None
     try:
@@ -60,16 +60,16 @@ def main(directory: str) -> None:
         result = function(*args, **kwargs)
     except BaseException as error:
         if function is None and isinstance(error, UsageError):  # its message is complete
-            keep_error(error, "")
+            save_error(error, "")
             sys.exit(EXIT_FAILED)
-        keep_error(_portable(error), "".join(traceback.format_exception(error)))
+        save_error(_portable(error), "".join(traceback.format_exception(error)))
         raise
     try:
-        _keep(directory, f"{rank}.{RESULT}", (begun.attempt, result))
+        _save(directory, f"{rank}.{RESULT}", (begun.attempt, result))
     except Exception as error:
         why = f"what the function returned on rank {rank} can't be sent: {_said(error)}"
         hint = "return what pickle takes: numbers, texts, tensors"
-        keep_error(WorkersFailedError(why, hint=hint), "")
+        save_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
 
 
@@ -83,9 +83,9 @@ def _received(directory: str) -> Any:
     return Unpickler(payload).load()
 
 
-def is_kept(name: str) -> bool:
+def is_result_file(name: str) -> bool:
     """Return whether a file is one that a worker saves, by its name."""
-    return _KEPT.fullmatch(name) is not None
+    return _RESULT_FILE.fullmatch(name) is not None
 
 
 def dumps(value: Any) -> bytes:
@@ -98,7 +98,7 @@ def dumps(value: Any) -> bytes:
     return pickled
 
 
-def _keep(directory: str, name: str, value: Any) -> None:
+def _save(directory: str, name: str, value: Any) -> None:
     path = os.path.join(directory, name)
     with open(path + ".new", "wb") as file:
         file.write(dumps(value))
