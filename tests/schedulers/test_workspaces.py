@@ -280,7 +280,7 @@ def test_patterns_mean_what_git_says(
             pass  # another path makes it a file, or a directory
     git(directory, "init", "-q", "--bare", "history")
     rules = directory / "rules"
-    rules.write_text("\n".join([*workspaces.STAYS_BEHIND, *lines]))
+    rules.write_text("\n".join([*workspaces.IGNORED_BY_DEFAULT, *lines]))
     where = ("--git-dir=../history", "--work-tree=.")
     asked = git(here, *where, "ls-files", "-z", "--others", f"--exclude-from={rules}")
     (here / ".relightignore").write_text("\n".join(lines))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from relight.job import macros as macros
     from relight.job.app import (
-        UNSAID as NULL_RESOURCE,
+        UNSPECIFIED as NULL_RESOURCE,
     )
     from relight.job.app import (
         AppDef,
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
     if name == "macros":
         return import_module("relight.job.macros")
     if name == "NULL_RESOURCE":
-        return import_module("relight.job.app").UNSAID
+        return import_module("relight.job.app").UNSPECIFIED
     for module, names in _MODULES.items():
         if name in names:
             return getattr(import_module(module), name)

@@ -64,7 +64,7 @@ class Resource:
         return replace(original, capabilities={**original.capabilities, **capabilities})
 
 
-UNSAID = Resource(-1, -1, -1)
+UNSPECIFIED = Resource(-1, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Role:
     num_replicas: int = 1
     max_retries: int = 0
     retry_policy: RetryPolicy = RetryPolicy.APPLICATION
-    resource: Resource = UNSAID
+    resource: Resource = UNSPECIFIED
     port_map: Mapping[str, int] = field(default_factory=_nothing)
     metadata: Mapping[str, Any] = field(default_factory=_nothing)
     mounts: Sequence[Mount] = ()

@@ -54,8 +54,8 @@ _TOKEN = re.compile(
 _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 # Variables that show how a job was started, and nothing private about its owner.
-_KEPT = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON", "GLOO_",
-         "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV", "PATH", "LANG",
+_RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON",
+         "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV", "PATH", "LANG",
          "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL", "HYDRA_")  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def of_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 def of_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of the submitting process that are recorded, without secrets."""
-    return of_variables({n: v for n, v in sorted(variables.items()) if n.startswith(_KEPT)})
+    return of_variables({n: v for n, v in sorted(variables.items()) if n.startswith(_RECORDED)})
 
 
 def of_text(text: str) -> str:

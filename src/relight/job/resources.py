@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.env import Environment, read
 from relight.errors import UsageError, nearest
-from relight.job.app import UNSAID, Resource
+from relight.job.app import UNSPECIFIED, Resource
 
 NAME_TAG = "torchx/named_resources.name"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
@@ -227,7 +227,7 @@ def _has_own(env: Environment) -> bool:
 
 def _of_table(name: str) -> Resource:
     if name in _NOT_SAID:
-        return replace(UNSAID, tags={NAME_TAG: name})
+        return replace(UNSPECIFIED, tags={NAME_TAG: name})
     cpu, gpu, memory, *devices = _TABLE[name]
     kind = {INSTANCE_TYPE: name.removeprefix("aws_")} if name.startswith("aws_") else {}
     return Resource(cpu, gpu, memory, kind, devices[0] if devices else {}, {NAME_TAG: name})

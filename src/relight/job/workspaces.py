@@ -22,9 +22,9 @@ from relight.job import patterns, records, torchxignore
 from relight.job.app import NOTHING
 
 IGNORE_FILES = (".relightignore", ".torchxignore", ".dockerignore")
-STAYS_BEHIND = (".git", ".venv/", "__pycache__/")
+IGNORED_BY_DEFAULT = (".git", ".venv/", "__pycache__/")
 GIT_LIMIT_S = 2.0
-Stays = Callable[[str, bool], bool]
+IsIgnored = Callable[[str, bool], bool]
 """Returns whether a path is ignored; the second argument is whether it is a directory."""
 
 
@@ -112,7 +112,7 @@ def entries(source: str) -> Iterator[Entry]:
         parts = below.split("/") if below else []
         for depth in range(len(parts)):
             yield Entry("/".join(parts[: depth + 1]), os.stat(folder), folder)
-        for path, status, here in _below(folder, "", _stays(folder), own):
+        for path, status, here in _below(folder, "", _ignored_below(folder), own):
             yield Entry(os.path.join(below, path), status, here)
 
 
@@ -208,7 +208,7 @@ def git_state(path: str) -> dict[str, Any]:
     }
 
 
-def _stays(source: str) -> Stays:
+def _ignored_below(source: str) -> IsIgnored:
     for name in IGNORE_FILES:
         path = os.path.join(source, name)
         try:
@@ -222,19 +222,19 @@ def _stays(source: str) -> Stays:
     return _of_git(())
 
 
-def _of_git(lines: Sequence[str]) -> Stays:
-    rules = patterns.parse([*STAYS_BEHIND, *lines])
+def _of_git(lines: Sequence[str]) -> IsIgnored:
+    rules = patterns.parse([*IGNORED_BY_DEFAULT, *lines])
     return lambda path, is_directory: patterns.ignored(rules, path, is_directory)
 
 
-def _of_torchx(lines: Sequence[str]) -> Stays:
+def _of_torchx(lines: Sequence[str]) -> IsIgnored:
     rules, usual = torchxignore.parse(lines), _of_git(())
 
-    def stays(path: str, is_directory: bool) -> bool:
+    def is_ignored(path: str, is_directory: bool) -> bool:
         found = torchxignore.verdict(rules, path)
         return usual(path, is_directory) if found is None else found
 
-    return stays
+    return is_ignored
 
 
 def _file(path: str) -> tuple[int, int] | None:
@@ -249,7 +249,7 @@ def _file(path: str) -> tuple[int, int] | None:
 def _below(
     source: str,
     directory: str,
-    stays: Stays,
+    is_ignored: IsIgnored,
     own: Collection[tuple[int, int] | None],
 ) -> Iterator[Entry]:
     try:
@@ -266,12 +266,12 @@ def _below(
         except FileNotFoundError:
             continue
         is_directory = stat.S_ISDIR(status.st_mode)
-        if (status.st_dev, status.st_ino) in own or stays(path, is_directory):
+        if (status.st_dev, status.st_ino) in own or is_ignored(path, is_directory):
             continue
         if is_directory or stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode):
             yield Entry(path, status, here)
         if is_directory:
-            yield from _below(source, path, stays, own)
+            yield from _below(source, path, is_ignored, own)
 
 
 def _is_in(own: str, here: str) -> bool:
