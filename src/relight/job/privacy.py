@@ -55,8 +55,9 @@ _URL = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
 
 # Variables that show how a job was started, and nothing private about its owner.
 _RECORDED = ("CUDA_", "NCCL_", "TORCH", "RELIGHT_", "PET_", "OMP_", "MKL_", "SLURM_", "PYTHON",
-         "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV", "PATH", "LANG",
-         "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL", "HYDRA_")  # fmt: skip
+             "GLOO_", "UCX_", "FI_", "HSA_", "ROCR_", "HIP_", "LD_", "CONDA_", "VIRTUAL_ENV",
+             "PATH", "LANG", "LC_", "HOSTNAME", "USER", "PWD", "SHELL", "LOGLEVEL",
+             "HYDRA_")  # fmt: skip
 
 
 def is_secret(name: str) -> bool:
