@@ -1,5 +1,6 @@
 """What goes wrong on one node and what the others make of it."""
 
+import os
 import re
 import signal
 import time
@@ -9,6 +10,7 @@ import pytest
 from netlab import Lab
 
 from nodes.jobs import AgentOn, Job, c10d
+from relight.host import linux
 
 pytestmark = pytest.mark.slow
 NOTICED_S = 6.0
@@ -153,6 +155,19 @@ def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_pat
     assert not job.running("node2")
     lab.mend("node1")
     job.until(lambda: job.running("node2") and job.running("node3"))
+    assert job.stop() == [0, 0, 0]
+
+
+def test_workers_freeze_although_their_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
+    """The spawner freezes the workers; the agent continues it when their lease ends."""
+    job, agents = begin(lab, tmp_path, "2:3", 3)
+    _, spawner, *_ = linux.tree(agents[1].process.pid)  # after the guard
+    lab.cut("node2")
+    os.kill(spawner, signal.SIGSTOP)
+    job.until_says(agents[1], "workers are frozen")
+    assert not job.running("node2")
+    lab.mend("node2")
+    job.until_runs(agents, 3, generation=2)
     assert job.stop() == [0, 0, 0]
 
 

@@ -72,6 +72,7 @@ class Workers:
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting: Timer | None = None
+        self._lapse: Timer | None = None
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
 
@@ -116,8 +117,17 @@ class Workers:
         self._kill_if_stopped_later()
 
     def lease(self, until: float) -> None:
-        """Let the workers run until this monotonic time, then freeze them; 0 is for ever."""
+        """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
+
+        The spawner freezes them. It gets the command again at that time, which continues it if
+        another program has stopped it.
+        """
         self._command(f"lease {until!r}")
+        if self._lapse is not None:
+            self._lapse.cancel()
+        self._lapse = None
+        if until and not self._spawner_gone:
+            self._lapse = self._loop.call_at(until, lambda: self._command(f"lease {until!r}"))
 
     def close(self) -> None:
         """Kill all that is left; return when it is gone (or has been stuck for 30 s)."""
@@ -126,8 +136,9 @@ class Workers:
             self._socket.shutdown(socket.SHUT_WR)
             self._kill_if_stopped_later()
             self._loop.run_until(lambda: self._spawner_gone, _CLOSE_LIMIT_S)
-        if self._insisting is not None:
-            self._insisting.cancel()
+        for timer in (self._insisting, self._lapse):
+            if timer is not None:
+                timer.cancel()
         self._loop.forget(self._socket)
         self._socket.close()
         if not self._spawner_exiting:
