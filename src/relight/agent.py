@@ -195,7 +195,7 @@ class Agent:
         """Run the workers until they and all processes that they started have exited."""
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._services, self.job, formed, self._store, self._send_failure
+            self._services, self.job, formed, self._store, lambda: self.link.send(self._failure())
         )
         workers.run(self.signals, lambda: self._lease_until)
         self._leftovers.add(workers.logs, formed.generation.number)
@@ -370,9 +370,6 @@ class Agent:
                 f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
                 f"this is node {here}"
             )
-
-    def _send_failure(self) -> None:
-        self.link.send(self._failure())
 
     def _failure(self) -> WorkerFailed:
         return WorkerFailed(self._latest, f"a worker failed on {self.link.join.host}")

@@ -10,6 +10,7 @@ authentication code that only the two ends of the connection can compute.
 
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from relight.core import fields, waiting, wire
 from relight.core.fields import Malformed, Message
@@ -78,7 +79,7 @@ class Coordinator:
         """By job, the settings of the agent in this process: nodes with different ones are refused,
         even if they connect first.
         """
-        self.on_job: Callable[[str, str], None] = _ignore
+        self.on_job: Callable[[str, str], None] = lambda *_: None
         """Called when the first node of a job arrives, and when its last node has gone."""
         raise_limit()
         self._loop = loop
@@ -178,7 +179,7 @@ class Coordinator:
 
     def received(self, connection: Connection, message: Message) -> None:
         """Handle a message of an agent."""
-        peer, heard = self._peers[connection], fields.message(_HEARD, message)
+        peer, heard = self._peers.by_connection[connection], fields.message(_HEARD, message)
         if isinstance(heard, Heartbeat):
             if self.coordinates():
                 peer.is_new(heard.number)
@@ -187,18 +188,18 @@ class Coordinator:
         if isinstance(heard, Join):
             if peer.node not in ("", heard.node):
                 raise Malformed("a second node")
-            older = self._peers.of_node(peer.group, heard.node)
+            older = self._peers.by_node.get((peer.group, heard.node))
             if older is not None and older is not peer:
                 self._peers.remove(older.connection)  # the agent has reconnected
                 older.connection.close()
             self._peers.join(peer, heard.node)
-            peer.group.recipients[heard.node] = self._recipient(connection)
+            peer.group.recipients[heard.node] = partial(self._send, connection)
         if peer.node:
             peer.group.step(Received(peer.node, heard))
 
     def closed(self, connection: Connection, reason: str) -> None:
         """Handle the end of an agent's connection."""
-        peer = self._peers.get(connection)
+        peer = self._peers.by_connection.get(connection)
         if peer is not None:
             spared_until = self._spared_until(peer)
             if self._loop.now() < spared_until:
@@ -209,20 +210,12 @@ class Coordinator:
         else:
             self.turned_away(f"{connection.peer}: {reason}")
 
-    def own_recipient(self, deliver: Recipient) -> Recipient:
-        """Return the recipient for the agent in this process."""
+    def deliver(self, agent: Recipient, message: FromCoordinator) -> None:
+        """Pass a message to the agent in this process, in the next turn of the loop."""
+        self._loop.call_after(0, partial(agent, self._with_address(message)))
 
-        def send(message: FromCoordinator) -> None:
-            shown = self._with_address(message)
-            self._loop.call_after(0, lambda: deliver(shown))
-
-        return send
-
-    def _recipient(self, connection: Connection) -> Recipient:
-        def send(message: FromCoordinator) -> None:
-            connection.send(fields.to_json(self._with_address(message)))
-
-        return send
+    def _send(self, connection: Connection, message: FromCoordinator) -> None:
+        connection.send(fields.to_json(self._with_address(message)))
 
     def _with_address(self, message: FromCoordinator) -> FromCoordinator:
         """Fill in the address of this host, as other nodes have reached it.
@@ -251,7 +244,7 @@ class Coordinator:
             self.turned_away(line)
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        peer = self._peers.get(connection)
+        peer = self._peers.by_connection.get(connection)
         if peer is None:
             return
         self._peers.remove(connection)
@@ -262,7 +255,7 @@ class Coordinator:
     def _drop(self, group: Group, node: str) -> None:
         """Disconnect a node that the group gave up: without echoes, its workers' lease ends."""
         group.recipients.pop(node, None)
-        peer = self._peers.of_node(group, node)
+        peer = self._peers.by_node.get((group, node))
         if peer is not None:
             self._peers.remove(peer.connection)
             peer.connection.close()
@@ -293,7 +286,7 @@ class Coordinator:
     # Heartbeats and silence.
 
     def _on_datagram(self, data: bytes, sender: Address) -> None:
-        peer = self._peers.of_key(data[:8])
+        peer = self._peers.by_key.get(data[:8])
         if peer is None:
             self._finder.take_ballot(data)
             return
@@ -321,10 +314,6 @@ class Coordinator:
         return self._resumed_at + 2 * peer.lost_after_s
 
 
-def _ignore(job: str, what: str) -> None:
-    del job, what
-
-
 class _Peer:
     """An agent of another node."""
 
@@ -345,53 +334,41 @@ class _Peer:
 
 
 class _Peers:
-    """The agents of other nodes that are connected.
+    """The agents of other nodes that are connected. A node has one connection.
 
-    Those that have not joined yet are in `unjoined`, the oldest first. A node has one connection.
+    Attributes:
+        unjoined: those that have not joined their group yet, the oldest first.
+        by_key: by what their datagrams begin with.
+        by_node: those that have joined, by their group and node.
     """
 
     def __init__(self) -> None:
         self.unjoined: dict[_Peer, None] = {}
-        self._by_connection: dict[Connection, _Peer] = {}
-        self._by_key: dict[bytes, _Peer] = {}
-        self._by_node: dict[tuple[Group, str], _Peer] = {}
+        self.by_connection: dict[Connection, _Peer] = {}
+        self.by_key: dict[bytes, _Peer] = {}
+        self.by_node: dict[tuple[Group, str], _Peer] = {}
 
     def __len__(self) -> int:
-        return len(self._by_connection)
+        return len(self.by_connection)
 
     def __iter__(self) -> Iterator[_Peer]:
-        return iter(self._by_connection.values())
-
-    def __getitem__(self, connection: Connection) -> _Peer:
-        return self._by_connection[connection]
-
-    def get(self, connection: Connection) -> _Peer | None:
-        """Return the agent of a connection, if it is still connected."""
-        return self._by_connection.get(connection)
-
-    def of_key(self, key: bytes) -> _Peer | None:
-        """Return the agent whose datagrams begin with `key`."""
-        return self._by_key.get(key)
-
-    def of_node(self, group: Group, node: str) -> _Peer | None:
-        """Return the agent of a node that has joined a group."""
-        return self._by_node.get((group, node))
+        return iter(self.by_connection.values())
 
     def add(self, peer: _Peer) -> None:
         """Add an agent that has not joined yet."""
-        self._by_connection[peer.connection] = self._by_key[peer.key] = peer
+        self.by_connection[peer.connection] = self.by_key[peer.key] = peer
         self.unjoined[peer] = None
 
     def join(self, peer: _Peer, node: str) -> None:
         """Note that an agent has joined its group as a node."""
         peer.node = node
         self.unjoined.pop(peer, None)
-        self._by_node[peer.group, node] = peer
+        self.by_node[peer.group, node] = peer
 
     def remove(self, connection: Connection) -> None:
         """Remove the agent of a connection."""
-        peer = self._by_connection.pop(connection)
+        peer = self.by_connection.pop(connection)
         self.unjoined.pop(peer, None)
-        if self._by_node.get((peer.group, peer.node)) is peer:
-            del self._by_node[peer.group, peer.node]
-        self._by_key.pop(peer.key, None)
+        if self.by_node.get((peer.group, peer.node)) is peer:
+            del self.by_node[peer.group, peer.node]
+        self.by_key.pop(peer.key, None)

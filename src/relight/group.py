@@ -53,7 +53,7 @@ class Group:
         self._coordinates = coordinates
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
-        self.on_drop: Callable[[str], None] = _ignore
+        self.on_drop: Callable[[str], None] = lambda *_: None
         """Called with a node that is given up, whose messages must not be answered any more."""
         self._loop = loop
         self._timer: Timer | None = None
@@ -84,10 +84,6 @@ class Group:
     def _on_deadline(self) -> None:
         self._timer = None
         self.step(Tick())
-
-
-def _ignore(node: str) -> None:
-    del node
 
 
 class LocalLink:

@@ -300,7 +300,7 @@ class RemoteLink(finders.Seeker):
             return
         self._step(Hosting(until))
         self._group = coordinator.group(self._meeting.job, self._settings)
-        self._group.recipients[self.join.node] = coordinator.own_recipient(self._on_own_message)
+        self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
         # A coordinator can't give up its own node, so no stop time is sent.
