@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 class Member:
     """A node that is connected."""
 
-    def __init__(self, join: Join, number: int, arrived_at: float, probation_s: float) -> None:
+    def __init__(self, join: Join, number: int, arrived_at: float) -> None:
         self.node = join.node
         self.join = join
         self.number = number  # in the order of arrival
         self.arrived_at = arrived_at
-        self.probation_s = probation_s  # how long it must stay before it is let in
+        self.probation_s = 0.0  # how long it must stay before it is let in
         self.ready: NodeReady | None = None
         self.idle = True  # came without workers and has not been told to start any
 
@@ -78,11 +78,13 @@ class Members:
         if node not in self._by_node:
             for text in self._differences.of(join):
                 notes += [(each, text) for each in (node, *list(self._by_node)[:1])]
-            self._by_node[node] = Member(join, self._arrivals, now, self._probation_s(join))
-            if seconds := self._by_node[node].probation_s:
-                assert self._flapping is not None
-                times = self._flapping.times(join.host)
-                notes.append((node, waiting.on_probation(join.host, times, seconds)))
+            member = self._by_node[node] = Member(join, self._arrivals, now)
+            if self._flapping is not None:
+                seconds = self._flapping.probation_s(join.host, self._settings.last_call_s)
+                member.probation_s = seconds
+                if seconds:
+                    times = self._flapping.times(join.host)
+                    notes.append((node, waiting.on_probation(join.host, times, seconds)))
             self._arrivals += 1
         if self._settings.ordered:
             self._by_node_rank[join.node_rank] = node
@@ -105,11 +107,6 @@ class Members:
 
             self._flapping = Flapping()
         self._flapping.gone(member.join.host, now - member.arrived_at)
-
-    def _probation_s(self, join: Join) -> float:
-        if self._flapping is None:
-            return 0.0
-        return self._flapping.probation_s(join.host, self._settings.last_call_s)
 
     # Readiness.
 

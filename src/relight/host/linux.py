@@ -369,7 +369,11 @@ def _children_of(pid: int) -> list[int]:
                 found += [int(word) for word in file.read().split()]
     except FileNotFoundError:  # it has ended, or the kernel has no CONFIG_PROC_CHILDREN
         if os.path.exists(f"/proc/{pid}/task"):
-            return [child for child in _all_pids() if parent_of(child) == pid]
+            return [
+                child
+                for child in map(int, filter(str.isdecimal, os.listdir("/proc")))
+                if parent_of(child) == pid
+            ]
     return found
 
 
@@ -415,7 +419,3 @@ def memory(pid: int) -> int:
             return next((int(x.split()[1]) * 1024 for x in file if x.startswith(b"Pss:")), 0)
     except OSError:
         return 0
-
-
-def _all_pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]

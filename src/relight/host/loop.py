@@ -10,7 +10,6 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
-from types import FrameType
 
 from relight.errors import MachineError, RelightError
 from relight.host import system
@@ -129,7 +128,8 @@ class Loop:
     def on_signal(self, number: int, callback: Callable[[int], None]) -> None:
         """Call back with the signal's number, inside the loop, each time the signal arrives."""
         self._signals[number] = callback
-        self._previous.setdefault(number, signal.signal(number, _only_wake))
+        # The handler does nothing: Python writes the number to the wake-up pipe.
+        self._previous.setdefault(number, signal.signal(number, lambda *_: None))
 
     def attempt(self, act: Callback, what: str) -> bool:
         """Run `act`, which handles input from outside; return whether it succeeded.
@@ -215,8 +215,3 @@ class Loop:
 def _raise(what: str, error: Exception) -> None:
     del what
     raise error
-
-
-def _only_wake(number: int, frame: FrameType | None) -> None:
-    """Do nothing: Python has already written the number to the wake-up pipe."""
-    del number, frame

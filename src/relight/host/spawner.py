@@ -33,7 +33,6 @@ import signal
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
-from types import FrameType
 
 from relight.errors import EXIT_INTERNAL, EXIT_MACHINE, mistake
 from relight.host import system
@@ -148,7 +147,7 @@ class Spawner:
         os.set_blocking(wake_read, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, _do_nothing)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         return wake_read, wake_write
 
     def _detach(self) -> None:
@@ -308,10 +307,6 @@ def _live(
     except BaseException as error:
         spawner.tell(f"broken {mistake(error)}")
         os._exit(EXIT_INTERNAL)
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    del number, frame
 
 
 def fork(plans: Iterable[WorkerPlan], scratch: str = "") -> tuple[int, socket.socket]:

@@ -137,15 +137,14 @@ class RegisteredFinder(Finder):
         self._alarm.set(None)
         if self._closed or self._candidacy.holds(self._loop.now()):
             return
-        if self._candidate.take(self._text_to_write, self._on_found):
+        if self._candidate.take(
+            lambda: self._own.to_text() if self._may_host else "", self._on_found
+        ):
             self._alarm.set(self._loop.now() + _SILENT_S)
         elif self._candidate.waiting_s() >= _SILENT_S:
             self._seeker.found(NotFound(_SILENT, _ASK_AGAIN_S))
         else:
             self._alarm.set(self._loop.now() + _ASK_AGAIN_S)
-
-    def _text_to_write(self) -> str:
-        return self._own.to_text() if self._may_host else ""
 
     def _on_found(self, found: Answer) -> None:
         if self._closed:
