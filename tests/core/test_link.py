@@ -54,8 +54,8 @@ class Played:
         """Come to the state CONNECTED, with a lease from now."""
         self.step(Tick())
         self.step(Dialing())
-        (beat,) = self.step(Opened("10.0.0.1:29400"))
-        assert beat == SendHeartbeat(1, over_connection=True, as_datagram=False)
+        (heartbeat,) = self.step(Opened("10.0.0.1:29400"))
+        assert heartbeat == SendHeartbeat(1, over_connection=True, as_datagram=False)
         self.step(Echoed(1))
         assert self.step(Heard(lets_run=True)) == [LetWorkersRun(self.now + 1.0)]
         assert self.link.state is LinkState.CONNECTED
@@ -66,8 +66,8 @@ class Played:
         return self.step(Broken("gone", refusal), seconds)
 
 
-def test_a_lease_counts_from_when_the_echoed_beat_was_sent() -> None:
-    """However late an echo comes, what it gives ends a lease after the beat."""
+def test_a_lease_counts_from_when_the_echoed_heartbeat_was_sent() -> None:
+    """However late an echo comes, what it gives ends a lease after the heartbeat."""
     played = Played().connected()
     sent_at = played.now + 0.25
     assert SendHeartbeat(2, over_connection=True, as_datagram=False) in played.step(Tick(), 0.25)
@@ -86,8 +86,8 @@ def test_before_a_word_of_the_coordinator_echoes_give_nothing() -> None:
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(101.0)]
 
 
-def test_a_late_echo_makes_beats_quicker_and_silence_ends_the_connection() -> None:
-    """Beats go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
+def test_a_late_echo_makes_heartbeats_quicker_and_silence_ends_the_connection() -> None:
+    """They go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
     played = Played().connected()
     played.step(Tick(), 0.25)
     late = SendHeartbeat(3, over_connection=False, as_datagram=True)

@@ -346,8 +346,8 @@ class Listener:
         self._sock.close()
 
 
-class Beats(heartbeats.Heartbeats):
-    """As `relight.host.heartbeats.Beats`, whose seals it has."""
+class Heartbeats(heartbeats.Heartbeats):
+    """As `relight.host.heartbeats.Heartbeats`, whose seals it has."""
 
     def __init__(self, loop: Any, address: tuple[str, int], family: int, on_datagram: Any) -> None:
         del family
@@ -459,8 +459,8 @@ def timer_of(process: Process, seconds: float, callback: Callable[[], None]) -> 
     return timer
 
 
-def _boxes(world: World) -> dict[tuple[int, int], Beats]:
-    boxes: dict[tuple[int, int], Beats] = world.__dict__.setdefault("boxes", {})
+def _boxes(world: World) -> dict[tuple[int, int], Heartbeats]:
+    boxes: dict[tuple[int, int], Heartbeats] = world.__dict__.setdefault("boxes", {})
     return boxes
 
 

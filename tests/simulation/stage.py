@@ -107,16 +107,16 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.host.freezer": {"system": processes.BELOW, "_send": processes.send},
     "relight.host.journal": {"EventLog": node.EventLog},
     "relight.coordinator": {
-        "Heartbeats": sockets.Beats, "Listener": sockets.Listener, "raise_limit": lambda: None,
+        "Heartbeats": sockets.Heartbeats, "Listener": sockets.Listener, "raise_limit": lambda: None,
     },
-    "relight.host.heartbeats": {"Heartbeats": sockets.Beats},
+    "relight.host.heartbeats": {"Heartbeats": sockets.Heartbeats},
     "relight.host.connection": {"dial": sockets.dial, "resolve": sockets.resolve},
     "relight.host.dns": {"resolve": sockets.resolve, "outward_address": lambda: ""},
     "relight.host.background": {"call": sockets.call},
     "relight.link": {"dial": sockets.dial},
     "relight.rendezvous.endpoint_finder": {"resolve": sockets.resolve},
     "relight.rendezvous.election_finder": {
-        "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Beats,
+        "dial": sockets.dial, "resolve": sockets.resolve, "Heartbeats": sockets.Heartbeats,
         "Election": CheckedElection,
     },
     "relight.cli.coordinator": {

@@ -89,7 +89,7 @@ class NodeLeaving(NamedTuple):
 
 
 class GenerationFormed(NamedTuple):
-    """Start the workers of a new generation; `place` is this node's."""
+    """A new generation was formed with this node, at this place in it: start its workers."""
 
     generation: Generation
     place: Place

@@ -369,11 +369,8 @@ def _children_of(pid: int) -> list[int]:
                 found += [int(word) for word in file.read().split()]
     except FileNotFoundError:  # it has ended, or the kernel has no CONFIG_PROC_CHILDREN
         if os.path.exists(f"/proc/{pid}/task"):
-            return [
-                child
-                for child in map(int, filter(str.isdecimal, os.listdir("/proc")))
-                if parent_of(child) == pid
-            ]
+            all_pids = map(int, filter(str.isdecimal, os.listdir("/proc")))
+            return [child for child in all_pids if parent_of(child) == pid]
     return found
 
 
