@@ -17,8 +17,9 @@ has passed on.
 """
 
 import json
+from collections.abc import Callable
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from types import UnionType
 
 from relight.typed import Any, NoReturn
@@ -32,6 +33,8 @@ MAX_FINDINGS = 100
 
 Message = dict[str, Any]
 """A message as a JSON object."""
+Check = Callable[[Any], Any]
+_NO_DEFAULT = _UNFIT = object()
 
 _INT = -1, 1 << 62
 _FLOAT = -1e12, 1e12  # seconds since 1970, and any time between two events
@@ -74,11 +77,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "silence_s": _SECONDS,
     "clock_error_s": _SECONDS,
 }
-_NAMES = ("node", "host", "hosts", "name", "user", "address", "addresses", "own", "resolved",
-          "seen_as", "role", "master_addr", "incarnation", "stage", "origin")  # fmt: skip
-_OF_LINES = ("message", "reason", "text", "cause", "report", "error_file")
-_EXACT = ("args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
-          "log_dir", "stdout", "stderr", "combined", "report_path")  # fmt: skip
+_NAMES = {"node", "host", "hosts", "name", "user", "address", "addresses", "own", "resolved",
+          "seen_as", "role", "master_addr", "incarnation", "stage", "origin"}  # fmt: skip
+_OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
+_EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
+          "log_dir", "stdout", "stderr", "combined", "report_path"}  # fmt: skip
 _LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20)}
 _ITEMS = {"lines": 200, "last_lines": 200, "findings": MAX_FINDINGS, "addresses": 16,
           "resolved": 64, "facts": MAX_FACTS}  # fmt: skip
@@ -126,11 +129,11 @@ def record(kind: Any, value: object) -> Any:
     if not isinstance(value, dict):
         raise Malformed(f"{kind.__name__} can't be {_shown(value)}")
     values = []
-    for field, annotation in kind.__annotations__.items():
+    for field, check, default in _fields(kind):
         if field in value:
-            values.append(_value(kind, field, annotation, value[field]))
-        elif field in kind._field_defaults:
-            values.append(kind._field_defaults[field])
+            values.append(check(value[field]))
+        elif default is not _NO_DEFAULT:
+            values.append(default)
         else:
             raise Malformed(f"{kind.__name__} without {field}")
     return kind(*values)
@@ -143,17 +146,21 @@ def to_json(record: Any) -> Message:
 
 def plain(value: Any, field: str = "") -> Any:
     """Return a value as JSON, within bounds; a record becomes an object of its fields."""
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, str):
         return fit(value, field)
-    if hasattr(value, "_fields"):
-        return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple):
+        if hasattr(value, "_fields"):
+            return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
+        return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
+    if isinstance(value, list):
         return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
     if isinstance(value, dict):
         return {fit(k, field): plain(v, field) for k, v in value.items()}
-    if field in _BOUNDS and value is not None:
+    if field in _BOUNDS:
         least, most = _BOUNDS[field]
         return value if least <= value <= most else type(value)(max(least, min(value, most)))
     return value
@@ -177,50 +184,75 @@ def printable(text: str, *, lines: bool = True) -> str:
     return "".join(c if c.isprintable() or c in kept else "\ufffd" for c in text)
 
 
-def _value(kind: Any, field: str, annotation: Any, value: Any) -> Any:
-    """Return the checked value of a field."""
+@cache
+def _fields(kind: Any) -> list[tuple[str, Check, Any]]:
+    """Return the name, the check and the default of each field of a record."""
+    return [
+        (field, _check(kind, field, annotation), kind._field_defaults.get(field, _NO_DEFAULT))
+        for field, annotation in kind.__annotations__.items()
+    ]
+
+
+def _check(kind: Any, field: str, annotation: Any) -> Check:
+    """Return the function that turns a value from outside into the one of the field."""
     if isinstance(annotation, UnionType):  # only `X | None`
-        if value is None:
-            return None
-        (annotation,) = (each for each in annotation.__args__ if each is not type(None))
+        (some,) = (each for each in annotation.__args__ if each is not type(None))
+        check = _check(kind, field, some)
+        return lambda value: None if value is None else check(value)
+    if hasattr(annotation, "_fields"):
+        return partial(record, annotation)
+    convert = _converter(kind, field, annotation)
+
+    def checked(value: Any) -> Any:
+        result = convert(value)
+        if result is _UNFIT:
+            raise Malformed(f"{kind.__name__}.{field} can't be {_shown(value)}")
+        return result
+
+    return checked
+
+
+def _converter(kind: Any, field: str, annotation: Any) -> Check:
+    """Return a function that returns the value of the field, or `_UNFIT`."""
     origin = getattr(annotation, "__origin__", None)
     if annotation is bool:
-        fits = type(value) is bool
-    elif annotation is int:
-        least, most = _BOUNDS.get(field, _INT)
-        fits = type(value) is int and least <= value <= most
-    elif annotation is float:
-        least, most = _BOUNDS.get(field, _FLOAT)
-        fits = type(value) in (int, float) and least <= value <= most
-        value = float(value) if fits else value
-    elif annotation is str:
-        fits = isinstance(value, str) and len(value) <= _length(field)
-        if fits and field in _NAMES:
-            fits = value.isprintable()
-        elif fits and field not in _EXACT:
-            value = printable(value, lines=field in _OF_LINES)
-    elif hasattr(annotation, "_fields"):
-        return record(annotation, value)
-    elif origin is tuple:
-        element, *_ = annotation.__args__
-        fits = isinstance(value, list) and len(value) <= _ITEMS.get(field, MAX_ITEMS)
-        if fits:
-            return tuple(_value(kind, field, element, each) for each in value)
-    elif origin is dict:
-        key, content = annotation.__args__
-        fits = isinstance(value, dict) and len(value) <= _ITEMS.get(field, MAX_ITEMS)
-        if fits:
-            return {
-                _value(kind, field, key, k): _value(kind, field, content, v)
-                for k, v in value.items()
-            }
-    else:
-        assert issubclass(annotation, Enum), f"{kind.__name__}.{field}: {annotation}"
-        fits = isinstance(value, str) and value in annotation.__members__
-        value = annotation[value] if fits else value
-    if not fits:
-        raise Malformed(f"{kind.__name__}.{field} can't be {_shown(value)}")
-    return value
+        return lambda value: value if type(value) is bool else _UNFIT
+    if annotation in (int, float):
+        return _number(annotation, *_BOUNDS.get(field, _INT if annotation is int else _FLOAT))
+    if annotation is str:
+        return partial(_text, field, _length(field))
+    most = _ITEMS.get(field, MAX_ITEMS)
+    if origin is tuple:
+        element = _check(kind, field, annotation.__args__[0])
+        return lambda value: (
+            tuple(map(element, value)) if isinstance(value, list) and len(value) <= most else _UNFIT
+        )
+    if origin is dict:
+        key, content = (_check(kind, field, each) for each in annotation.__args__)
+        return lambda value: (
+            {key(k): content(v) for k, v in value.items()}
+            if isinstance(value, dict) and len(value) <= most
+            else _UNFIT
+        )
+    assert issubclass(annotation, Enum), f"{kind.__name__}.{field}: {annotation}"
+    members = annotation.__members__
+    return lambda value: members.get(value, _UNFIT) if isinstance(value, str) else _UNFIT
+
+
+def _number(kind: type, least: float, most: float) -> Check:
+    if kind is int:
+        return lambda value: value if type(value) is int and least <= value <= most else _UNFIT
+    return lambda value: (
+        float(value) if type(value) in (int, float) and least <= value <= most else _UNFIT
+    )
+
+
+def _text(field: str, length: int, value: Any) -> Any:
+    if not isinstance(value, str) or len(value) > length:
+        return _UNFIT
+    if field in _NAMES:
+        return value if value.isprintable() else _UNFIT
+    return value if field in _EXACT else printable(value, lines=field in _OF_LINES)
 
 
 def _length(field: str) -> int:
