@@ -1,6 +1,15 @@
 """`relight cancel`: stop jobs."""
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object
+from relight.cli.jobs import (
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    status_object,
+)
 from relight.errors import EXIT_OK
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -21,12 +30,12 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job does not exist.
     """
-    parsed = read(argv, PAGE, 1, _MANY, "a job")
+    parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:
         for handle in [handles.parse(text) for text in parsed.command]:
             found = runner.cancel(handle)
             if parsed.values["json"]:
-                show(status_object(handle, found))
+                print_json(status_object(handle, found))
             else:
                 say(f"{handle} {found.state.name}")
     return EXIT_OK

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 
-from relight.cli.jobs import HELP, Page, read
+from relight.cli.jobs import HELP, Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.errors import EXIT_OK, UsageError, did_you_mean
 from relight.job import components
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
     Raises:
         UsageError: the shell is unknown.
     """
-    parsed = read(argv, PAGE, 1, 1, "one shell")
+    parsed = read_arguments(argv, PAGE, 1, 1, "one shell")
     shell = parsed.command[0]
     if shell not in SHELLS:
         hint = did_you_mean(shell, SHELLS, f"shells: {', '.join(SHELLS)}")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from relight.cli.jobs import HELP, JSON, Page, read, show, table
+from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, table
 from relight.errors import EXIT_OK, UsageError
 from relight.job import components
 from relight.job.components import arguments, loading
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the component does not exist.
     """
-    parsed = read(argv, PAGE, 0, 1, "one component")
+    parsed = read_arguments(argv, PAGE, 0, 1, "one component")
     if parsed.command:
         name = parsed.command[0]
         function = loading.find(name)
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
             return EXIT_OK
         signature = arguments.signature_of(name, function)
         if parsed.values["json"]:
-            show(_object(signature))
+            print_json(_object(signature))
         else:
             print(arguments.usage(signature, "relight submit [flags]"))
         return EXIT_OK
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
         with suppress(UsageError):  # a function that is no component, beside others
             signatures.append(arguments.signature_of(name, each))
     if parsed.values["json"]:
-        show([_object(signature) for signature in signatures])
+        print_json([_object(signature) for signature in signatures])
         return EXIT_OK
     rows = [(each.name, each.description.partition(". ")[0].rstrip(".")) for each in signatures]
     print("\n".join(table(rows, ("COMPONENT", "WHAT IT DOES"))))

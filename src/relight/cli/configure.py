@@ -2,7 +2,7 @@
 
 import os
 
-from relight.cli.jobs import HELP, Page, read, say
+from relight.cli.jobs import HELP, Page, read_arguments, say
 from relight.errors import EXIT_OK, MachineError, RelightError, UsageError
 from relight.runner import settings
 from relight.runner.options import FIXME
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: a scheduler is unknown or already has a section, or the file can't be written.
     """
-    parsed = read(argv, PAGE, 0, 0, "flags")
+    parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     names = [name for name in parsed.values["schedulers"].split(",") if name] or registry.names()
     sections = {}
     for name in names:

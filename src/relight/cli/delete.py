@@ -1,6 +1,6 @@
 """`relight delete`: stop jobs and remove their logs, state and records."""
 
-from relight.cli.jobs import HANDLE, HELP, Page, read, say
+from relight.cli.jobs import HANDLE, HELP, Page, read_arguments, say
 from relight.errors import EXIT_OK
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -28,7 +28,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job does not exist.
     """
-    parsed = read(argv, PAGE, 1, _MANY, "a job")
+    parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:
         for handle in [handles.parse(text) for text in parsed.command]:
             runner.delete(handle)

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, show
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
 from relight.errors import EXIT_OK, MachineError, many
 from relight.runner.runner import Runner
 
@@ -28,11 +28,11 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job does not exist, or its record is broken.
     """
-    parsed = read(argv, PAGE, 1, 1, "one job")
+    parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
         found = runner.describe(parsed.command[0])
     if parsed.values["json"]:
-        show(found)
+        print_json(found)
     else:
         try:
             lines = list(_lines(found))

@@ -42,7 +42,7 @@ class Page(NamedTuple):
         return "\n".join(lines)
 
 
-def read(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
+def read_arguments(argv: list[str], page: Page, least: int, most: int, what: str) -> ParsedFlags:
     """Return the flags and the arguments of a command, in any order. Exits after printing help.
 
     Raises:
@@ -75,7 +75,7 @@ def say(text: str) -> None:
     print(f"relight: {text}", file=sys.stderr, flush=True)
 
 
-def show(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print JSON: on one line, or indented on a terminal."""
     import json
 
@@ -142,7 +142,7 @@ class Follower:
         self._changed = threading.Condition()
         self._reading = len(self._replicas)
         self._progress = 0
-        """Counts each print and each reader that has ended."""
+        """Counts prints and readers that have ended: while it changes, the job's output still moves."""
         self._printing = self._output_closed = False
         raise_limit()  # each reader has files open
         for replica in self._replicas:

@@ -1,6 +1,6 @@
 """`relight list`: lists jobs, newest first."""
 
-from relight.cli.jobs import HELP, JSON, Page, read, say, show, table
+from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
 from relight.errors import EXIT_OK
 from relight.job.app import AppState
 from relight.runner.runner import Runner
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the scheduler is unknown or does not answer.
     """
-    parsed = read(argv, PAGE, 0, 0, "flags")
+    parsed = read_arguments(argv, PAGE, 0, 0, "flags")
     wanted = parsed.values["state"]
     with Runner() as runner:
         scheduler = parsed.values["scheduler"] or runner.settings.section("cli:list").get(
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
             job for job in runner.list(scheduler) if not wanted or job.state is AppState[wanted]
         ]
     if parsed.values["json"]:
-        show([{**job._asdict(), "state": job.state.name} for job in jobs])
+        print_json([{**job._asdict(), "state": job.state.name} for job in jobs])
         return EXIT_OK
     if not jobs:
         say("there are no jobs")

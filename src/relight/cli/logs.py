@@ -6,7 +6,7 @@ import sys
 from datetime import datetime, timedelta
 from typing import Any
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read
+from relight.cli.jobs import HANDLE, HELP, JSON, Follower, Page, read_arguments
 from relight.errors import EXIT_OK, UsageError
 from relight.job import handles
 from relight.runner.runner import Runner, compiled
@@ -73,7 +73,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job or replica does not exist.
     """
-    parsed = read(_with_lines(argv), PAGE, 1, 1, "one job")
+    parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
     values = parsed.values
     text = parsed.command[0]
     handle = handles.parse(text)

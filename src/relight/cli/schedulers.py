@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from relight.cli.jobs import HELP, JSON, Page, read, show, table
+from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, table
 from relight.errors import EXIT_OK, RelightError
 from relight.runner.guarded import guarded
 from relight.schedulers import registry
@@ -26,12 +26,12 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the scheduler does not exist.
     """
-    parsed = read(argv, PAGE, 0, 1, "one scheduler")
+    parsed = read_arguments(argv, PAGE, 0, 1, "one scheduler")
     if parsed.command:
         name = parsed.command[0]
         found = guarded(name, registry.find(name))
         if parsed.values["json"]:
-            show(_object(name, found))
+            print_json(_object(name, found))
         else:
             print("\n".join(option_lines(found)))
         return EXIT_OK
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         except (RelightError, ImportError) as error:
             loaded[name] = str(error)
     if parsed.values["json"]:
-        show(
+        print_json(
             [
                 {"name": name, "error": each} if isinstance(each, str) else _object(name, each)
                 for name, each in loaded.items()

@@ -3,7 +3,17 @@
 from typing import TYPE_CHECKING, Any
 
 from relight.cli.arguments import parse
-from relight.cli.jobs import HANDLE, HELP, JSON, Page, read, say, show, status_object, table
+from relight.cli.jobs import (
+    HANDLE,
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    status_object,
+    table,
+)
 from relight.core.fields import printable
 from relight.core.waiting import duration
 from relight.env import Environment
@@ -19,8 +29,8 @@ PAGE = Page(
     "status [flags] [JOB]",
     (
         "Shows the state of a job and of its replicas. JOB is its handle, or its id alone.",
-        "Without JOB: which agents of yours (relight run) run on this machine, and the memory of",
-        "each with its workers; PRELOADED is the part that preloaded modules take.",
+        "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
+        "with its workers; PRELOADED is the part that preloaded modules take.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -42,7 +52,7 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job does not exist.
     """
-    parsed = read(argv, PAGE, 0, 1, "one job")
+    parsed = read_arguments(argv, PAGE, 0, 1, "one job")
     if not parsed.command:
         if parsed.values["roles"]:
             raise UsageError("--roles needs a job", hint=f"relight {PAGE.usage}")
@@ -66,7 +76,7 @@ def main(argv: list[str]) -> int:
             replicas = tuple(each for each in found.replicas if each.role in wanted)
             found = found._replace(replicas=replicas)
     if parsed.values["json"]:
-        show(status_object(handle, found))
+        print_json(status_object(handle, found))
         return EXIT_OK
     print(f"{handle} {found.state.name}")
     if found.message:
@@ -99,7 +109,7 @@ def _print_agents(*, as_json: bool) -> int:
         for agent in agents.running()
     ]
     if as_json:
-        show([_as_object(agent) for agent in found])
+        print_json([_as_object(agent) for agent in found])
         return EXIT_OK
     if not found:
         say("no agent of yours runs on this machine")

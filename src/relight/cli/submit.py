@@ -4,7 +4,7 @@ import sys
 from typing import Any, NoReturn
 
 from relight.cli.arguments import parse
-from relight.cli.jobs import HELP, JSON, Follower, Page, report, say, show, status_object
+from relight.cli.jobs import HELP, JSON, Follower, Page, print_json, report, say, status_object
 from relight.env import Environment
 from relight.errors import EXIT_OK, RelightError, UsageError, did_you_mean, exit_code_of_signal
 from relight.job import handles
@@ -203,7 +203,7 @@ def _print_dry_run(runner: Runner, job: Prepared, *, as_json: bool) -> int:
     for note in (*job.notes, *([missing] if missing else ())):
         say(f"note: {note}")
     if as_json:
-        show(job.to_json())
+        print_json(job.to_json())
     else:
         print(job.request.text.rstrip("\n"))
     return EXIT_OK
@@ -229,7 +229,7 @@ def _submit(runner: Runner, job: Prepared, values: dict[str, Any]) -> int:
         say(f"{handle} runs on" if lives else f"stopping {handle}")
         raise
     if values["json"]:
-        show(status_object(handle, found))
+        print_json(status_object(handle, found))
     return found.exitcode if found.state.is_over else EXIT_OK
 
 

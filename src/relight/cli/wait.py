@@ -6,10 +6,10 @@ from relight.cli.jobs import (
     HELP,
     JSON,
     Page,
-    read,
+    print_json,
+    read_arguments,
     report,
     say,
-    show,
     status_object,
 )
 from relight.job import handles
@@ -50,17 +50,17 @@ def main(argv: list[str]) -> int:
     Raises:
         RelightError: the job does not exist.
     """
-    parsed = read(argv, PAGE, 1, 1, "one job")
+    parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
         handle = handles.parse(parsed.command[0])
         try:
             found = runner.wait(handle, parsed.values["timeout"])
         except TimeoutError as error:
             if parsed.values["json"]:
-                show(status_object(handle, runner.status(handle)))
+                print_json(status_object(handle, runner.status(handle)))
             say(str(error))
             return EXIT_TIMEOUT
     if parsed.values["json"]:
-        show(status_object(handle, found))
+        print_json(status_object(handle, found))
     report(handle, found)
     return found.exitcode

@@ -225,16 +225,13 @@ class MeetingHost:
             if each.connection is not None:
                 each.connection.send(fields.to_json(StartProbes(cookie.hex(), number, targets)))
         self._timer = self._loop.call_after(REPORT_S, self._end)
-        self._prober.start(cookie, 0, targets, self._take_own_probes)
+        self._prober.start(cookie, 0, targets, lambda found: self._record(0, found, 0.0, 0.0))
 
     def _address_of(self, node: DoctorNode) -> str:
         """Return where to reach a node; one that connected over loopback is on this machine."""
         if not node.address or is_loopback(node.address):
             return self._seen_address or "127.0.0.1"
         return node.address
-
-    def _take_own_probes(self, found: dict[int, Probe]) -> None:
-        self._record(0, found, 0.0, 0.0)
 
     def _take_report(self, connection: Connection, report: ProbeReport) -> None:
         number = self._number_of(connection)

@@ -242,7 +242,7 @@ class Runner:
                 else "its scheduler no longer knows it",
             )
         if found is None:
-            raise _no_job(job)
+            raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
         submitted.record_state(record, found.state)
         return found
 
@@ -490,7 +490,3 @@ def _whole(handle: str | Handle, what: str) -> Handle:
             f"{job}/{job.role} names a part of a job; jobs are {what} as a whole", hint=str(job)
         )
     return job
-
-
-def _no_job(job: Handle) -> UsageError:
-    return UsageError(f"there is no job {job}", hint="relight list shows what there is")
