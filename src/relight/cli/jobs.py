@@ -142,7 +142,7 @@ class Follower:
         self._changed = threading.Condition()
         self._reading = len(self._replicas)
         self._progress = 0
-        """Counts prints and readers that have ended: while it changes, the job's output still moves."""
+        """Counts prints and readers that have ended, to tell whether output still comes."""
         self._printing = self._output_closed = False
         raise_limit()  # each reader has files open
         for replica in self._replicas:

@@ -112,7 +112,7 @@ def _print_agents(*, as_json: bool) -> int:
         print_json([_as_object(agent) for agent in found])
         return EXIT_OK
     if not found:
-        say("no agent of yours runs on this machine")
+        say("you have no agents (relight run) on this machine")
         return EXIT_OK
     rows = [
         (
