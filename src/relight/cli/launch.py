@@ -1,4 +1,4 @@
-"""`relight launch`: the contract of `python -m torch.distributed.launch`.
+"""`relight launch`: `relight run`, compatible with `python -m torch.distributed.launch`.
 
 Older scripts take their local rank as an argument: without `--use-env` each gets `--local-rank=N`
 before its own arguments. Everything else is `relight run`.

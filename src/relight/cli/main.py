@@ -23,7 +23,7 @@ from relight.typed import Any, NoReturn
 
 COMMANDS = {
     "run": "start and watch the workers of this node (torchrun)",
-    "launch": "the same with the contract of torch.distributed.launch",
+    "launch": "like run, compatible with torch.distributed.launch",
     "coordinator": "coordinate jobs of several nodes, for example on a login node",
     "doctor": "check this machine and the network between the nodes",
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
