@@ -17,7 +17,8 @@ Guaranteed, and checked:
 - When a generation is formed, no worker of an older one runs on a node that was given up for its
   silence. On a node whose connection has ended it may run on until the end of its lease, and not
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
-  refuses in its name, or the connection was broken in between just before the coordinator ended.
+  refuses in its name, or the connection was broken in between just before the coordinator ended;
+  and wherever it was refused after that, as the coordinator of the newer one had ended as well.
 
 Not guaranteed, for as long as a lease and a half:
 
@@ -40,7 +41,8 @@ from relight.core.group_types import (
     Received,
     Send,
 )
-from relight.core.link import Heard, Opened
+from relight.core.lease import Refusal
+from relight.core.link import Broken, Heard, Opened
 from relight.core.messages import Confirm, GenerationFormed, JobEnded, Join, NodeLeaving, NodeReady
 from relight.core.ranks import GenerationId
 from relight.group import Group
@@ -50,6 +52,9 @@ from .world import Failure, Process, World
 if TYPE_CHECKING:
     from .node import Node, Workers
     from .stage import WatchedMembership
+
+UNDER_WAY_S = 0.5
+"""How long a refusal may take to arrive."""
 
 
 class Formation:
@@ -116,12 +121,17 @@ class Watch:
         self._latest: dict[str, int] = {}
         self._silent: set[str] = set()
         self._answered: dict[Process, float] = {}
+        self._absent_at = 0.0
+        """When nobody coordinated, the last time that it was looked at."""
+        self._refused: dict[Process, float] = {}
+        """When a node was last refused, as nobody coordinated: that renews a lease."""
         self._failures_before = 0
         self._restart: dict[int, int] = {}
         world.watch = self
 
     def new_coordinator(self) -> int:
         """Return a number for a group that begins."""
+        self._see_absence()
         self._coordinators += 1
         self.on_coordinator(self.world.me())
         return self._coordinators
@@ -202,6 +212,14 @@ class Watch:
             self.world.after(self._lease_s, self._unconfirmed, process, self.world.now)
         elif isinstance(event, Heard) and event.lets_run:
             self._answered.pop(process, None)
+        elif isinstance(event, Broken) and event.refusal is not Refusal.NOTHING:
+            self._see_absence()
+            if self.world.now < self._absent_at + UNDER_WAY_S:
+                self._refused[process] = self.world.now
+
+    def _see_absence(self) -> None:
+        if self.coordinating() is None:
+            self._absent_at = self.world.now
 
     def _unconfirmed(self, process: Process, at: float) -> None:
         if self._answered.get(process) == at and process.alive:
@@ -329,6 +347,10 @@ class Watch:
     def _still_runs(self, older: Formation, node: str) -> None:
         workers = older.running.get(node)
         if workers is not None and workers.process.host.up and workers.run:
+            renewed_until = self._refused.get(workers.process, 0.0) + self._lease_s
+            if self.world.now < renewed_until:
+                self.world.at(renewed_until, self._still_runs, older, node)
+                return
             for newer in self._newer(older):
                 raise Failure(f"{workers.node.name} runs {older} beside {newer}")
 
