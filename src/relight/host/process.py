@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import spawner, system
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop, Timer
 from relight.host.memory import OomCounters
 from relight.host.spawner import WorkerPlan
 
@@ -72,7 +72,7 @@ class Workers:
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting: Timer | None = None
-        self._lapse: Timer | None = None
+        self._expiry = Alarm(loop, self._continue_spawner)
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
 
@@ -119,15 +119,10 @@ class Workers:
     def lease(self, until: float) -> None:
         """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
 
-        The spawner freezes them. It gets the command again at that time, which continues it if
-        another program has stopped it.
+        The spawner freezes them; it is continued then, in case another program has stopped it.
         """
         self._command(f"lease {until!r}")
-        if self._lapse is not None:
-            self._lapse.cancel()
-        self._lapse = None
-        if until and not self._spawner_gone:
-            self._lapse = self._loop.call_at(until, lambda: self._command(f"lease {until!r}"))
+        self._expiry.set(until or None)
 
     def close(self) -> None:
         """Kill all that is left; return when it is gone (or has been stuck for 30 s)."""
@@ -136,9 +131,9 @@ class Workers:
             self._socket.shutdown(socket.SHUT_WR)
             self._kill_if_stopped_later()
             self._loop.run_until(lambda: self._spawner_gone, _CLOSE_LIMIT_S)
-        for timer in (self._insisting, self._lapse):
-            if timer is not None:
-                timer.cancel()
+        self._expiry.set(None)
+        if self._insisting is not None:
+            self._insisting.cancel()
         self._loop.forget(self._socket)
         self._socket.close()
         if not self._spawner_exiting:
@@ -158,7 +153,12 @@ class Workers:
             self._socket.sendall(line.encode() + b"\n")
         except OSError:
             return  # the spawner and the workers are gone; _on_spawner_exit reports it
-        self._spawner.send(signal.SIGCONT)  # in case it is stopped
+        self._continue_spawner()
+
+    def _continue_spawner(self) -> None:
+        """Continue the spawner, in case it is stopped."""
+        if not self._spawner_gone:
+            self._spawner.send(signal.SIGCONT)
 
     def _kill_if_stopped_later(self) -> None:
         """Kill the spawner if it is still stopped later, as in a debugger."""
