@@ -4,7 +4,7 @@ Connections are like TCP: in order; what is sent into a cut arrives after it has
 ends are still there; what comes to an end that is gone is answered by a reset.
 """
 
-import json
+import marshal
 import socket
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -136,7 +136,7 @@ class End:
         if not self.gone:
             assert self.is_open
             if message.get("type") != "heartbeat":
-                message = json.loads(json.dumps(message))
+                message = marshal.loads(marshal.dumps(message))  # takes plain values only
             self.transmit("message", message)
 
     def drain(self) -> bool:
@@ -394,7 +394,7 @@ def dial(
     process, world = loop.process, loop.process.world
     host = world.host_of(address[0], process.host)
     own = "127.0.0.1" if host is process.host else process.host.address
-    hello = json.loads(json.dumps(hello))
+    hello = marshal.loads(marshal.dumps(hello))
     end = End(world, process, owner, hello, own, f"{address[0]}:{address[1]}")
     end.timer = loop.call_after(timeout_s, end.too_late)
     if host is not None:

@@ -290,9 +290,11 @@ class World:
 
     # The network.
 
-    def delay(self, *hosts: Host) -> float:
-        """Return how long a packet takes between two machines."""
-        delay = 0.0002 + self.random.random() * self.jitter_s + sum(host.far_s for host in hosts)
+    def delay(self, source: Host | None = None, target: Host | None = None) -> float:
+        """Return how long a packet takes between two machines, by default close ones."""
+        delay = 0.0002 + self.random.random() * self.jitter_s
+        if source and target:
+            delay += source.far_s + target.far_s
         if self.loss and self.random.random() < self.loss:
             delay += self.random.uniform(0.2, 0.6)  # sent again
         return delay

@@ -146,23 +146,22 @@ def to_json(record: Any) -> Message:
 
 def plain(value: Any, field: str = "") -> Any:
     """Return a value as JSON, within bounds; a record becomes an object of its fields."""
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return fit(value, field)
-    if isinstance(value, tuple):
-        if hasattr(value, "_fields"):
-            return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
-        return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
-    if isinstance(value, list):
+    if kind is int or kind is float:
+        if field not in _BOUNDS:
+            return value
+        least, most = _BOUNDS[field]
+        return value if least <= value <= most else kind(max(least, min(value, most)))
+    if kind is list or kind is tuple:
         return [plain(each, field) for each in value[: _ITEMS.get(field, MAX_ITEMS)]]
     if isinstance(value, dict):
         return {fit(k, field): plain(v, field) for k, v in value.items()}
-    if field in _BOUNDS:
-        least, most = _BOUNDS[field]
-        return value if least <= value <= most else type(value)(max(least, min(value, most)))
+    if isinstance(value, Enum):
+        return value.name
+    if hasattr(value, "_fields"):
+        return {f: plain(v, f) for f, v in zip(value._fields, value, strict=True)}
     return value
 
 
