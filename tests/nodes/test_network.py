@@ -105,6 +105,17 @@ def test_far_hosts_of_an_endpoint_that_lose_packets_keep_their_coordinator(
     assert job.stop() == [0, 0, 0]
 
 
+def test_a_node_far_from_all_hosts_of_an_endpoint_joins(lab: Lab, tmp_path: Path) -> None:
+    """Its packets take 600 ms: no connection opens within the second that is given to each host
+    first.
+    """
+    job = Job(lab, tmp_path, *c10d("node1,node2,node3", "4"))
+    lab.set(delay_ms=600, host="node4")
+    agents = [job.start(f"node{number}") for number in (1, 2, 3, 4)]
+    job.until_runs(agents, 4)
+    assert job.stop() == [0, 0, 0, 0]
+
+
 def test_a_cut_shorter_than_the_lease_is_not_noticed(lab: Lab, tmp_path: Path) -> None:
     """0.6 s without a network are less than the lease of the workers: nobody even notices."""
     job, agents = begin(lab, tmp_path, "2:3", 3)

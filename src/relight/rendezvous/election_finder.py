@@ -58,6 +58,7 @@ class ElectedFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = -1
+        self._unanswered = 0  # in a row
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -97,11 +98,24 @@ class ElectedFinder(Finder):
             return
         self._dialled = index
         address = addresses[self._turn % len(addresses)]
-        self._seeker.found(CoordinatorAt(address, self._meeting.lease_s))
+        self._seeker.found(CoordinatorAt(address, self._limit_s()))
+
+    def _limit_s(self) -> float:
+        """Return how long to wait for an answer: as long as a lease, so that a host that is gone
+        costs little time; longer once no host has answered in that time, as they may be far away.
+        """
+        rounds = 1 + self._unanswered // len(self._addresses)
+        lease_s = self._meeting.lease_s
+        return max(lease_s, min(lease_s * rounds, self._meeting.dial_s))
+
+    def answered(self) -> None:
+        """Note that a host has answered in time."""
+        self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
         """Ask the next host first. A refusal proves nothing: another host may have taken over."""
-        del refused, working
+        del working
+        self._unanswered += not refused
         self._turn = self._dialled + 1
         return "", Refusal.NOTHING
 
