@@ -7,10 +7,11 @@
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
                 changed: report what is known, get ready again         (postmortem)
 
-core/membership decides whether there is another generation, and who is in it; a job of one node
-runs it in this process. The agent makes no decision about the group: it passes events to the cores
-and carries out the effects that they return. By itself it only leaves: on a signal, or if a worker
-can't be killed.
+When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
+the failure. The group (core/membership) decides what follows: whether there is another generation,
+and who is in it. A job of one node runs it in this process. The agent itself decides to leave in
+two cases: it gets a signal; or a worker is in an uninterruptible call for longer than
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that variable is set.
 
 `Agent._state` is one of
 

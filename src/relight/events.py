@@ -10,7 +10,7 @@ from relight.typed import Any, NamedTuple
 
 
 class Formed(NamedTuple):
-    """A generation was formed with this many nodes and workers; `node` is this node's place."""
+    """A generation was formed with this many nodes and workers. `group_rank` is this node's."""
 
     generation: int
     restart: int

@@ -1,27 +1,28 @@
 """Tracks this process's hold on a register: until when it is surely the coordinator, and when the
 record of another holder may be evicted.
 
-    WAITING   the register names another process, or none
-      | the register names this process                         -> HOLDING
-    HOLDING   `holds`; the hold is renewed again and again
-      | the register names another process; or it was silent for so long that the hold may lapse
-        before the leases end that this process gave; or a node is gone while it is silent; or so
-        few nodes are left that another holder may reach more   -> WAITING
+This process is the holder (`holds`) until the time `until`, 0 if it is not. The hold begins when
+the register names this process (`held`), and is renewed again and again. It ends when
+
+- the register names another process,
+- the register does not answer until `until`,
+- a node is gone while the register does not answer (`is_fresh`), or
+- too few nodes are left to train, and another holder may reach more (`has_too_few`).
 
 A hold lapses in the register when it was not renewed for its time to live. This process counts that
-time from *before* it asked, less the leases that it may have given and a margin for clocks. So
-whatever was suspended in between, it gives up its hold before the register can name a successor
-whose workers run.
+time from *before* it asked, and subtracts the leases that it may have given and a margin for
+clocks. So its hold ends before the register can name a successor whose workers run, even if this
+process or the register was suspended meanwhile.
 
-While the register is silent, it can't name a successor, and nothing is lost. But a host whose
-own firewall closes refuses its agents and also cuts its coordinator off from the register. An agent
-that it refused may have evicted it. So a holder that has not reached the register for `FRESH_S`
-gives up as soon as a node of its generation is gone.
+While the register does not answer, it can't name a successor, so the holder goes on. There is one
+exception: a firewall of the holder's own machine may refuse its agents and cut it off from the
+register, and a refused agent may then have evicted it. So a holder that has not reached the
+register for `FRESH_S` ends its hold as soon as a node of its generation is gone.
 
-A refused connection raises a doubt: the holder may have ended. But a firewall may also refuse. So a
-refusal counts only at the first address of the record, and only for a process that has reached this
-same holder before, or is on its machine; a loopback address may be another machine's. Then the
-record is evicted, unless it is renewed while this process watches it.
+If the holder refuses a connection, it may have ended, but a firewall may also refuse. So a refusal
+counts only at the first address of the record, and only if this process has reached this same
+holder before or is on its machine (a loopback address may belong to another machine). Then the
+record is evicted, unless the holder renews it while this process watches.
 
 Invariants: `check`.
 """

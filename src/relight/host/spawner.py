@@ -18,11 +18,24 @@ Workers may have a lease, a time until which they may run. When it expires, they
 (SIGSTOP) with all their descendants until it is renewed (`host/freezer.py`). The spawner does that,
 so that it also works when the agent itself is stopped.
 
-Lines on the socket, agent to spawner: `signal RANK NUMBER`, `kill`, `lease TIME` (0 for none),
-`end`.
-Spawner to agent: `holder PID` (its own), `started RANK PID`, `unborn RANK ERRNO` (no fork),
-`failed RANK ERRNO` (no exec), `exited RANK EXITCODE TIME`, `frozen`, `thawed`, `leaving` (all is
-gone), `broken REASON`. Times are CLOCK_MONOTONIC, the same for all processes of a machine.
+Lines on the socket; RANK is a local rank, and TIME is CLOCK_MONOTONIC in seconds, which is the same
+for all processes of a machine.
+
+    agent to spawner    signal RANK NUMBER
+                        kill                        kill all workers and what they started
+                        lease TIME                  0 for none
+                        end
+    spawner to agent    holder PID                  its own pid
+                        started RANK PID
+                        unborn RANK ERRNO           the worker could not be forked
+                        failed RANK ERRNO           its program could not be executed
+                        exited RANK EXITCODE TIME
+                        frozen, thawed              the lease expired, or was renewed
+                        leaving                     all workers are gone; the spawner exits
+                        ended                       all workers are gone; the warm spawner waits
+                                                    for the next generation (worker/warm_fork)
+                        refused ERRNO PATH          the system refused something; PATH may be empty
+                        broken REASON               the spawner has a bug
 """
 
 import errno
