@@ -250,6 +250,14 @@ def test_who_is_turned_away_tries_for_a_while() -> None:
     assert isinstance(end, GiveUp) and end.exit_code == EXIT_USAGE
 
 
+def test_the_end_of_the_search_names_the_reason_of_the_last_refusal() -> None:
+    played = Played()
+    played.step(Broken("other tokens", unfit=True))
+    (end,) = played.step(NothingFound("nobody is there", 0.3), SETTINGS.seek_s + 1)
+    assert isinstance(end, GiveUp) and end.exit_code == EXIT_GROUP
+    assert "the last one that answered refused this node: other tokens" in end.reason
+
+
 def test_each_reason_for_waiting_is_reported_once() -> None:
     """It is told after a second, not before."""
     played = Played()

@@ -19,8 +19,10 @@ def test_a_lost_node_is_replaced_by_nobody_at_once() -> None:
     assert game.reason("a") == "b was lost: no heartbeat"
 
 
-def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
-    """Too few nodes wait for the join timeout, are told what for, and end with exit code 3."""
+def test_below_the_minimum_the_rest_waits_and_says_why_and_for_what() -> None:
+    """Too few nodes wait for the join timeout, are told which node is lost and what they wait for,
+    and end with exit code 3.
+    """
     game = table(3, 3, join_timeout_s=60.0).play("""
         0 a b c joins
         -> form 0: a b c
@@ -29,7 +31,7 @@ def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
         10 a c ready
         12 -
     """)
-    text = "2 of 3 nodes have joined: a, c; waiting for 1 more (join timeout in "
+    text = "b was lost: no heartbeat; 2 of 3 nodes left: a, c; waiting for 1 more (join timeout in "
     assert game.waits("a").text.startswith(text)
     assert not game.waits("a").spare
     assert game.group.explain(40) == f"{text}30 s)"
@@ -41,7 +43,7 @@ def test_below_the_minimum_the_rest_waits_and_says_for_what() -> None:
         -> end 3: d
     """)
     assert game.end("c").reason == (
-        "gave up after 1 min: 2 of 3 nodes have joined: a, c; waiting for 1 more"
+        "gave up after 1 min: b was lost: no heartbeat; 2 of 3 nodes left: a, c; waiting for 1 more"
     )
 
 

@@ -100,7 +100,8 @@ def test_below_the_minimum_survivors_wait_for_a_replacement(lab: Lab, tmp_path: 
     """They say what they wait for; the replacement takes the place of the lost node."""
     job, agents = begin(lab, tmp_path, "3", 3)
     job.kill(agents[1])
-    job.until_says(agents[0], r"2 of 3 nodes have joined: node1, node3; waiting for 1 more")
+    text = r"node2 was lost: .*; 2 of 3 nodes left: node1, node3; waiting for 1 more"
+    job.until_says(agents[0], text)
     assert not job.running("node1")
     replacement = job.start("node4")
     together = [agents[0], replacement, agents[2]]
@@ -117,7 +118,8 @@ def test_with_too_few_nodes_the_job_ends_after_the_join_timeout(lab: Lab, tmp_pa
     job.until_runs(agents, 2)
     job.kill(agents[1])
     assert agents[0].wait() == 3
-    assert "gave up after 3 s: 1 of 2 nodes have joined: node1" in agents[0].text
+    text = r"gave up after 3 s: node2 was lost: .*; 1 of 2 nodes left: node1"
+    assert re.search(text, agents[0].text), agents[0].text
 
 
 def test_a_node_that_is_terminated_leaves_and_the_others_go_on(lab: Lab, tmp_path: Path) -> None:

@@ -335,6 +335,8 @@ class Link:
         ever = self.echoed_at > float("-inf")
         if waited > (settings.rejoin_s if ever else settings.seek_s):
             text = f"no coordinator at {settings.where} for {duration(waited)}: {reason}"
+            if search.unfit and search.unfit not in reason:
+                text += f"; the last one that answered refused this node: {search.unfit}"
             self._give_up(EXIT_GROUP, text)
             return
         if search.is_news(reason, now):

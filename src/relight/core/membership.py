@@ -259,7 +259,8 @@ class Membership:
             case GroupState.GATHERING:
                 hosts = [member.join.host for member in self.members]
                 if here < settings.needed:
-                    return waiting.too_few(hosts, settings.needed, settings.most, left)
+                    cause = self._cause if self.generation != NO_GENERATION else ""
+                    return waiting.too_few(hosts, settings.needed, settings.most, left, cause)
                 if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
                     return waiting.not_ready(late, left)

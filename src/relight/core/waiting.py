@@ -67,13 +67,15 @@ def lost_after_too_long(asked_s: float, longest_s: float) -> str:
     )
 
 
-def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float) -> str:
-    """Return the line for a group with too few nodes."""
+def too_few(hosts: Sequence[str], needed: int, most: int, left_s: float, cause: str) -> str:
+    """Return the line for a group with too few nodes; `cause`: why a generation ended, if one
+    has.
+    """
     least = "at least " if most > needed else ""
-    return (
-        f"{len(hosts)} of {least}{needed} nodes have joined: {names(hosts)}; "
-        f"waiting for {needed - len(hosts)} more ({_timeout(left_s)})"
-    )
+    nodes = f"{len(hosts)} of {least}{needed} nodes"
+    here = f"{cause}; {nodes} left" if cause else f"{nodes} have joined"
+    more = needed - len(hosts)
+    return f"{here}: {names(hosts)}; waiting for {more} more ({_timeout(left_s)})"
 
 
 def coming_back(missing: int, generation: int) -> str:
