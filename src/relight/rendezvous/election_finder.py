@@ -58,7 +58,7 @@ class ElectedFinder(Finder):
         self._seek_waits = False
         self._known_coordinator = -1
         self._dialled = -1
-        self._unanswered = 0  # in a row
+        self._unanswered = 0  # since a coordinator was there
         self._turn = 0
         self._elector: Elector | None = None
         self._coordinates = False
@@ -102,14 +102,14 @@ class ElectedFinder(Finder):
 
     def _limit_s(self) -> float:
         """Return how long to wait for an answer: as long as a lease, so that a host that is gone
-        costs little time; longer once no host has answered in that time, as they may be far away.
+        costs little time; longer if that does not lead to the coordinator, which may be far away.
         """
         rounds = 1 + self._unanswered // len(self._addresses)
         lease_s = self._meeting.lease_s
         return max(lease_s, min(lease_s * rounds, self._meeting.dial_s))
 
-    def answered(self) -> None:
-        """Note that a host has answered in time."""
+    def coordinator_lost(self) -> None:
+        """Note that the coordinator had answered in time, before it was lost."""
         self._unanswered = 0
 
     def failed(self, *, refused: bool, working: bool) -> tuple[str, Refusal]:
