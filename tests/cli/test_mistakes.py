@@ -66,6 +66,7 @@ def refused(
         (("run", "--nproc_per_node", "=", "2", "train.py"), "type --nproc-per-node=2"),
         (("run", "--preload", "train.py"), "--preload takes a value"),
         (("run", "--lr", "1", "train.py"), "those of a script go after it"),
+        (("status", "-x"), "hint: --help lists the flags\n"),
         (("run", "--use_env", "train.py"), "relight launch has the flag"),
         (("run", "train"), "did you mean train.py?"),
         (("run", "python", "train.py"), "relight starts Python itself: relight run [flags] train"),

@@ -28,7 +28,7 @@ def test_times_are_those_of_the_viewer(relight: Command, tmp_path: Path) -> None
     (file,) = (tmp_path / "state" / "jobs").glob("*/job.json")
     record = json.loads(file.read_text())
     file.write_text(json.dumps({**record, "submitted": "2026-01-01T12:00:00.000-05:00"}))
-    assert relight("list", TZ="UTC-1").stdout.rstrip().endswith(" 2026-01-01T18:00:00")
+    assert relight("list", TZ="UTC-1").stdout.rstrip().endswith(" 2026-01-01 18:00:00+0100")
 
 
 def test_a_broken_record_hides_no_other_job(relight: Command, tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def test_status_shows_the_jobs_state_and_a_line_a_replica(relight: Command, two:
     for name in (two, app_id, two.replace("local://relight", "local_cwd://torchx")):
         found = relight("status", name)
         assert (found.returncode, found.stderr) == (0, "")
-        head, folder, empty, heads, *rows = found.stdout.splitlines()
+        head, logs, empty, heads, *rows = found.stdout.splitlines()
         assert head.endswith(f"{app_id} SUCCEEDED")
-        assert (folder.strip().startswith("file:///"), empty) == (True, "")
+        assert (logs.startswith("  logs: file:///"), empty) == (True, "")
         assert heads.split() == ["REPLICA", "STATE", "EXIT", "HOST", "ERROR"]
         assert [row.split()[:3] for row in rows] == [
             ["trainer/0", "SUCCEEDED", "0"],
@@ -66,8 +66,7 @@ def test_status_without_a_job_lists_the_agents_of_this_machine(
     found = relight("status")
     assert (found.returncode, found.stderr) == (0, "")
     heads, *rows = found.stdout.splitlines()
-    assert heads.split() == ["AGENT", "RUN", "ID", "WORKERS", "SINCE", "MEMORY",
-                             "PRELOADED"]  # fmt: skip
+    assert heads.split() == ["PID", "RUN", "ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED"]
     (row,) = [row.split() for row in rows if row.startswith(f"{job.pid} ")]
     assert (row[1:3], row.count("MiB")) == (["mine", "1"], 2)
     late = start("run", "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}",
@@ -277,6 +276,9 @@ def test_a_description_says_what_was_submitted_and_by_whom(relight: Command, pla
     assert "  runs       python train.py 'a b'\n" in text
     assert "  each has   1 core, 0 GPUs, 1024 MiB\n" in text
     record = json.loads(relight("describe", "--json", handle).stdout)
+    submitted = f"{datetime.fromisoformat(record['submitted']).astimezone():%F %T%z}"
+    assert f"  submitted  {submitted} by " in text
+    assert submitted in relight("list").stdout
     assert record["git"] == {"commit": commit, "branch": "main", "dirty": False}
     assert record["app"]["roles"][0]["args"] == ["train.py", "a b"]
 

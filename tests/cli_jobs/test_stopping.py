@@ -34,12 +34,16 @@ def test_cancel_ends_the_processes_and_keeps_logs_and_record(
     assert relight("wait", handle).returncode == 143
 
 
-def test_cancel_leaves_a_job_that_is_over_as_it_was(relight: Command, submitted: Submitted) -> None:
+def test_cancel_leaves_a_job_that_is_over_as_it_was_and_says_so(
+    relight: Command, submitted: Submitted
+) -> None:
     """It is no error."""
     handle = submitted("utils.sh", "sh", "-c", "exit 3")
     assert relight("wait", handle).returncode == 3
     found = relight("cancel", handle)
-    assert (found.returncode, found.stderr) == (0, f"relight: {handle} FAILED\n")
+    assert (found.returncode, found.stderr) == (
+        0, f"relight: {handle} FAILED (it had ended before)\n"
+    )  # fmt: skip
 
 
 def test_cancel_and_delete_take_several_jobs(

@@ -33,9 +33,10 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 1, _MANY, "a job")
     with Runner() as runner:
         for handle in [handles.parse(text) for text in parsed.command]:
-            found = runner.cancel(handle)
+            was_over, found = runner.cancel_unless_over(handle)
             if parsed.values["json"]:
                 print_json(status_object(handle, found))
             else:
-                say(f"{handle} {found.state.name}")
+                had_ended = " (it had ended before)" if was_over else ""
+                say(f"{handle} {found.state.name}{had_ended}")
     return EXIT_OK

@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments, shown_time
 from relight.errors import EXIT_OK, MachineError, many
 from relight.runner.runner import Runner
 
@@ -53,7 +53,7 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
         dirty = ", with changes" if git.get("dirty") else ""
         where = f" on {git['branch']}" if git.get("branch") else ""
         yield f"  commit     {git.get('commit', '')[:12]}{where}{dirty}"
-    yield f"  submitted  {found['submitted'][:19]} by {found['user']} on {found['host']}"
+    yield f"  submitted  {shown_time(found['submitted'])} by {found['user']} on {found['host']}"
     yield f"  directory  {found['directory']}"
     yield f"  command    {shlex.join(found['command'])}"
     said = {name: value for name, value in found["cfg"].items() if value not in (None, False)}

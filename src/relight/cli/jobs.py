@@ -92,6 +92,18 @@ def table(rows: Iterable[Sequence[str]], heads: Sequence[str]) -> list[str]:
     ]
 
 
+def shown_time(text: str) -> str:
+    """Return an ISO time in this machine's time zone, as `2026-01-31 12:00:00+0000`; a text that is
+    no time is returned unchanged.
+    """
+    from datetime import datetime
+
+    try:
+        return datetime.fromisoformat(text).astimezone().strftime("%F %T%z")
+    except (ValueError, OverflowError):
+        return text
+
+
 def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
     """Return a status as the JSON that `relight status --json` prints."""
     roles: dict[str, list[dict[str, Any]]] = {}

@@ -1,6 +1,15 @@
 """`relight list`: lists jobs, newest first."""
 
-from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.cli.jobs import (
+    HELP,
+    JSON,
+    Page,
+    print_json,
+    read_arguments,
+    say,
+    shown_time,
+    table,
+)
 from relight.errors import EXIT_OK
 from relight.job.app import AppState
 from relight.runner.runner import Runner
@@ -47,16 +56,6 @@ def main(argv: list[str]) -> int:
     if not jobs:
         say("there are no jobs")
         return EXIT_OK
-    rows = [(job.handle, job.name, job.state.name, _local(job.submitted)) for job in jobs]
+    rows = [(job.handle, job.name, job.state.name, shown_time(job.submitted)) for job in jobs]
     print("\n".join(table(rows, ("JOB", "NAME", "STATE", "SUBMITTED"))))
     return EXIT_OK
-
-
-def _local(time: str) -> str:
-    """Return a time in this machine's time zone; a text that is no time is returned unchanged."""
-    from datetime import datetime
-
-    try:
-        return datetime.fromisoformat(time).astimezone().isoformat()[:19]
-    except (ValueError, OverflowError):
-        return time[:19]

@@ -38,7 +38,6 @@ _OTHER_LAUNCHERS = {
     "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
 }  # fmt: skip
 """Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
-_NOT_OURS = "--help lists the flags; those of a script go after it"
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
@@ -59,7 +58,9 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
         name = name.rstrip("0123456789")
     hint = _OTHER_LAUNCHERS.get(name) if "nproc-per-node" in known else None
     meant = "" if hint else nearest(name, list(known))
-    hint = hint or (f"did you mean --{meant}?" if meant else _NOT_OURS)
+    if not hint:
+        after = "; those of a script go after it" if "nproc-per-node" in known else ""
+        hint = f"did you mean --{meant}?" if meant else f"--help lists the flags{after}"
     return UsageError(f"unknown flag: {word}", hint=hint)
 
 

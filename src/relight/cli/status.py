@@ -30,7 +30,7 @@ PAGE = Page(
     (
         "Shows the state of a job and of its replicas. JOB is its handle, or its id alone.",
         "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
-        "with its workers; PRELOADED is the part that preloaded modules take.",
+        "with its workers. PRELOADED is the part that preloaded modules take.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
     if found.url:
-        print(f"  {found.url}")
+        print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
     rows = [
         (
             f"{each.role}/{each.replica}",
@@ -125,7 +125,7 @@ def _print_agents(*, as_json: bool) -> int:
         )
         for agent in found
     ]
-    heads = ("AGENT", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
+    heads = ("PID", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
     print("\n".join(table(rows, heads)))
     return EXIT_OK
 

@@ -286,12 +286,21 @@ class Runner:
         Raises:
             UsageError: the job does not exist, or the handle names a part of a job.
         """
+        return self.cancel_unless_over(handle)[1]
+
+    def cancel_unless_over(self, handle: str | Handle) -> tuple[bool, AppStatus]:
+        """Do as `cancel`, and return as well whether the job was over already.
+
+        Raises:
+            UsageError: as `cancel`.
+        """
         from relight.runner import submitted
 
         job = submitted.current_handle(_whole(handle, "cancelled"))
-        if not self.status(job).state.is_over:
+        was_over = self.status(job).state.is_over
+        if not was_over:
             self.scheduler(job.scheduler).cancel(job.app_id)
-        return self.status(job)
+        return was_over, self.status(job)
 
     def delete(self, handle: str | Handle) -> None:
         """Stop a job and remove its logs, state and record.
