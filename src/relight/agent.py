@@ -51,11 +51,11 @@ from relight.group import LocalLink
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
-from relight.host.logs import Leftovers
+from relight.host.logs import UnshownOutput
 from relight.host.loop import Loop
 from relight.host.scratch import Scratch
 from relight.host.signals import listen
-from relight.host.tcp_store import Reservation, TCPStore
+from relight.host.tcp_store import ReservedPort, TCPStore
 from relight.node_job import NodeJob
 from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
@@ -99,8 +99,8 @@ class Agent:
         self._end: JobEnded | None = None
         self._restart = 0  # the latest restart that was reported to the user
         self._lease_until = FOR_EVER
-        self._store: TCPStore | Reservation | None = None
-        self._leftovers = Leftovers(self.loop, consoles, self.signals)
+        self._store: TCPStore | ReservedPort | None = None
+        self._unshown = UnshownOutput(self.loop, consoles, self.signals)
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
@@ -134,7 +134,7 @@ class Agent:
             self.link.close(lambda: broken or bool(self.signals))
             if preload is not None:
                 preload.close()
-            self._leftovers.show()
+            self._unshown.show()
             self._services.scratch.remove()
             self.loop.close()  # last: from here on, signals have their default effect
 
@@ -150,7 +150,7 @@ class Agent:
                 if not (outcome.failures or workers.stopped_by or self.signals):
                     self._wait_for_others(workers)
             if self._end is not None and not self.signals:
-                self._leftovers.show()  # before the report
+                self._unshown.show()  # before the report
             if self.signals:
                 return self._leave(self.signals[0])
             if self._end is not None:
@@ -165,12 +165,12 @@ class Agent:
         """
         job = self.job
         if self._store is None:
-            kind = TCPStore if job.command.agent_store else Reservation
+            kind = TCPStore if job.command.agent_store else ReservedPort
             self._store = kind(self.loop, job.store_host, job.store_port)
         port = self._store.port
         if isinstance(self._store, TCPStore):
             port = self.link.share_port(self._store) or port
-        self._state = NodeReady(self._latest, port, *outcome, self._restart)
+        self._state = self._node_ready(port, outcome)
         self.link.send(self._state)
 
     def _wait_for_generation(self) -> GenerationFormed | None:
@@ -199,7 +199,7 @@ class Agent:
             self._services, self.job, formed, self._store, lambda: self.link.send(self._failure())
         )
         workers.run(self.signals, lambda: self._lease_until)
-        self._leftovers.add(workers.logs, formed.generation.number)
+        self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None
@@ -229,7 +229,7 @@ class Agent:
         self.link.send(
             NodeLeaving(f"its {workers.stuck} can't be killed: it is in an uninterruptible call")
         )
-        self._state = NodeReady(self._latest, 0, *outcome, self._restart)
+        self._state = self._node_ready(0, outcome)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
         reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
@@ -311,7 +311,7 @@ class Agent:
             case JobEnded(reason=reason):
                 self._end = message
                 if isinstance(self._state, WorkerGroup):
-                    self._state.stop(StopWorkers(self._latest, reason, gently=False))
+                    self._state.stop(StopWorkers(self._generation, reason, gently=False))
             case WaitReason(text, _, generation):
                 ready = self._state
                 if isinstance(ready, NodeReady) and generation.number >= ready.latest.number:
@@ -321,7 +321,7 @@ class Agent:
             case Note(text):
                 self.journal.say(text)
             case Confirm(generation, succeeded):
-                if isinstance(self._state, WorkerGroup) and generation == self._latest:
+                if isinstance(self._state, WorkerGroup) and generation == self._generation:
                     self._state.succeeded = succeeded
             case GenerationFormed():
                 pass  # this node has changed its state since: it will report again
@@ -333,7 +333,7 @@ class Agent:
             self._state.lease(until)
 
     def _on_stop(self, stop: StopWorkers) -> None:
-        if stop.generation != self._latest:
+        if stop.generation != self._generation:
             return
         match self._state:
             case WorkerGroup() as workers:
@@ -342,17 +342,26 @@ class Agent:
                 self._get_ready(Outcome())
 
     @property
-    def _latest(self) -> GenerationId:
-        """The generation that this node is in, or the last one that it knows."""
+    def _generation(self) -> GenerationId:
+        """The generation that this node is in; NO_GENERATION if it is in none, as while it waits
+        for one.
+        """
         match self._state:
-            case NodeReady(latest=latest):
-                return latest
             case GenerationFormed(generation) | WorkerGroup(formed=GenerationFormed(generation)):
                 return generation.id
-            case None:
-                return NO_GENERATION
+        return NO_GENERATION
 
     # Messages to the user and the coordinator.
+
+    def _node_ready(self, port: int, outcome: Outcome) -> NodeReady:
+        """Return the report on the generation that this node is in, or was in until now."""
+        return NodeReady(
+            generation=self._generation,
+            port=port,
+            failures=outcome.failures,
+            succeeded_ranks=outcome.succeeded_ranks,
+            restart=self._restart,
+        )
 
     def _report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and what the user does not know yet."""
@@ -373,7 +382,7 @@ class Agent:
             )
 
     def _failure(self) -> WorkerFailed:
-        return WorkerFailed(self._latest, f"a worker failed on {self.link.join.host}")
+        return WorkerFailed(self._generation, f"a worker failed on {self.link.join.host}")
 
     # Signals.
 
@@ -409,8 +418,8 @@ def _checkpoint_flag(job: NodeJob) -> "CheckpointFlag | None":
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":
-    if job.workplace is None:
+    if job.worker_program is None:
         return None
     from relight.host.preloading import Preload
 
-    return Preload(loop, job.workplace, job.command.spec.preload, journal.record, journal.say)
+    return Preload(loop, job.worker_program, job.command.spec.preload, journal.record, journal.say)

@@ -126,7 +126,7 @@ class Coordinator:
             self._quiet_until = now + _SAY_EVERY_S
             self._say(f"refused a connection from {line}")
 
-    def resign(self) -> None:
+    def step_down(self) -> None:
         """Disconnect all agents and forget their groups; go on listening."""
         for peer in list(self._peers):
             peer.connection.close()
@@ -141,7 +141,7 @@ class Coordinator:
         self._timer.cancel()
         self._listener.close()
         self._heartbeats.close()
-        self.resign()
+        self.step_down()
 
     # Called by the listener.
 
@@ -253,7 +253,7 @@ class Coordinator:
             peer.group.step(NodeLost(peer.node, reason))
 
     def _drop(self, group: Group, node: str) -> None:
-        """Disconnect a node that the group gave up: without echoes, its workers' lease ends."""
+        """Disconnect a node that the group drops: without echoes, its workers' lease ends."""
         group.recipients.pop(node, None)
         peer = self._peers.by_node.get((group, node))
         if peer is not None:

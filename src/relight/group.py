@@ -54,7 +54,7 @@ class Group:
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
-        """Called with a node that is given up, whose messages must not be answered any more."""
+        """Called with a node that is dropped, whose messages must not be answered any more."""
         self._loop = loop
         self._timer: Timer | None = None
 
@@ -113,7 +113,7 @@ class LocalLink:
         del store
         return 0
 
-    def close(self, give_up: Callable[[], bool]) -> None:
+    def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Close the group."""
-        del give_up
+        del stop_waiting
         self._group.close()

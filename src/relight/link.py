@@ -29,10 +29,10 @@ from relight.core.link import (
     LinkState,
     NothingFound,
     Opened,
-    Resigned,
     Say,
     Seek,
     SendHeartbeat,
+    SteppedDown,
 )
 from relight.core.messages import (
     Confirm,
@@ -135,22 +135,22 @@ class RemoteLink(finders.Seeker):
         self._shared = store
         return self._meeting.port
 
-    def close(self, give_up: Callable[[], bool]) -> None:
+    def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
         host that takes part in an election goes on while other nodes need its vote.
         """
         if self._others_run:
-            self._serve_others(give_up)
+            self._serve_others(stop_waiting)
         if self._coordinator is not None:
-            self._wait_until_others_left(give_up)
-        if self._coordinator is not None:  # it may have been ousted while it waited
+            self._wait_until_others_left(stop_waiting)
+        if self._coordinator is not None:  # it may have stepped down while it waited
             self._coordinator.close()
         self._closed = True
         self._step(Left())
         self._disconnect()
         self._finder.close()
 
-    def _serve_others(self, give_up: Callable[[], bool]) -> None:
+    def _serve_others(self, stop_waiting: Callable[[], bool]) -> None:
         """Stay for as long as the finders of other nodes need this host's finder."""
 
         def is_needed() -> bool:
@@ -161,22 +161,23 @@ class RemoteLink(finders.Seeker):
 
         if is_needed():
             self._disconnect()
-            if not give_up():
+            if not stop_waiting():
                 self.say(
                     "the workers on this node have succeeded; this host keeps voting in "
                     "coordinator elections until the other nodes finish"
                 )
-            self._loop.run_until(lambda: not is_needed() or give_up())
+            self._loop.run_until(lambda: not is_needed() or stop_waiting())
 
-    def _wait_until_others_left(self, give_up: Callable[[], bool]) -> None:
+    def _wait_until_others_left(self, stop_waiting: Callable[[], bool]) -> None:
         over = self._group is not None and self._group.membership.end is not None
-        if not over and self._has_others() and not give_up():
+        if not over and self._has_others() and not stop_waiting():
             self.say(
                 "the workers on this node have ended; this host keeps coordinating until the other "
                 "nodes finish"
             )
         self._loop.run_until(
-            lambda: not self._has_others() or give_up(), self._meeting.close_s if over else None
+            lambda: not self._has_others() or stop_waiting(),
+            self._meeting.close_s if over else None,
         )
 
     def _has_others(self) -> bool:
@@ -269,19 +270,19 @@ class RemoteLink(finders.Seeker):
             present = self._group.membership.present()
             self._finder.set_enough_nodes(enough=present >= self._settings.least)
 
-    def ousted(self, reason: str, again_s: float) -> None:
+    def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating."""
         coordinator, self._group = self._coordinator, None
         if coordinator is None or self._closed:
             return
         if self._finder.keeps_socket:
-            coordinator.resign()
+            coordinator.step_down()
         else:
             self._coordinator = None
             coordinator.close()
         if not self._others_run:
             self.say(f"this node no longer coordinates the group: {reason}")
-            self._step(Resigned(again_s))
+            self._step(SteppedDown(again_s))
 
     def say(self, text: str) -> None:
         """Print a message to the user."""
@@ -303,7 +304,7 @@ class RemoteLink(finders.Seeker):
         self._group.recipients[self.join.node] = partial(coordinator.deliver, self._on_own_message)
         if until != FOR_EVER:
             self.say("this node coordinates the group now")
-        # A coordinator can't give up its own node, so no stop time is sent.
+        # A coordinator can't drop its own node, so no stop time is sent.
         self.send(self.join._replace(announce=self._owner.announce(), stop_s=None))
         for message in self._owner.messages_after_join():
             self.send(message)
@@ -351,7 +352,7 @@ class RemoteLink(finders.Seeker):
         heard = fields.message(_HEARD, message)
         if isinstance(heard, Redirect):
             self._disconnect()
-            self._step(Broken(self._finder.redirected(heard.host), resigned=True))
+            self._step(Broken(self._finder.redirected(heard.host), stepped_down=True))
             return
         if isinstance(heard, Heartbeat):
             self._step(Heard(lets_run=False))

@@ -6,7 +6,7 @@ from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.warm_spawner import Workplace
+    from relight.host.warm_spawner import WorkerProgram
     from relight.rendezvous.meeting import Meeting
 
 
@@ -17,7 +17,7 @@ class NodeJob(NamedTuple):
     of one node. A worker in an uninterruptible call for `stuck_after_s` has failed; 0 means no
     limit. `cpus` has one affinity mask per worker, or is empty. `run_directory` is for logs;
     `scratch` is the parent of a directory that is removed at the end; either may be empty.
-    `workplace` is for --preload.
+    `worker_program` is for --preload.
     """
 
     command: Command
@@ -32,4 +32,4 @@ class NodeJob(NamedTuple):
     settings: GroupSettings
     meeting: "Meeting | None"
     facts: dict[str, str]
-    workplace: "Workplace | None"
+    worker_program: "WorkerProgram | None"

@@ -21,7 +21,7 @@ _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.warm_spawner import Workplace
+    from relight.host.warm_spawner import WorkerProgram
 
 
 def prepare(
@@ -128,17 +128,17 @@ def _job(
         settings=settings,
         meeting=meeting,
         facts=facts,
-        workplace=_workplace(command, nproc),
+        worker_program=_worker_program(command, nproc),
     )
 
 
-def _workplace(command: Command, nproc: int) -> "Workplace | None":
+def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     """Return where modules are preloaded, or None without --preload."""
     spec = command.spec
     if not spec.preload or spec.no_python or spec.run_path or spec.numa_binding:
         return None
     from relight.core import commands
-    from relight.host.warm_spawner import Workplace
+    from relight.host.warm_spawner import WorkerProgram
 
     own = (*commands.OF_ONE_WORKER, *(["CUDA_VISIBLE_DEVICES"] * spec.virtual_local_rank))
     # The last worker's arguments are the longest, so those of the other workers fit as well.
@@ -146,7 +146,7 @@ def _workplace(command: Command, nproc: int) -> "Workplace | None":
     program = script.find_program(command.python, command.env) or command.python
     common = commands.common_variables(command)
     variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
-    return Workplace(program, argv, variables, own, nproc)
+    return WorkerProgram(program, argv, variables, own, nproc)
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:

@@ -39,7 +39,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.checkpoint_flag import CheckpointFlag
     from relight.host.preloading import Preload
-    from relight.host.tcp_store import Reservation, TCPStore
+    from relight.host.tcp_store import ReservedPort, TCPStore
 
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after the start."""
@@ -86,7 +86,7 @@ class WorkerGroup:
         services: AgentServices,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "TCPStore | Reservation | None",
+        store: "TCPStore | ReservedPort | None",
         on_failure: Callable[[], None],
     ) -> None:
         self.formed = formed

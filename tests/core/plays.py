@@ -150,7 +150,7 @@ class Table:
         places: dict[str, dict[int, str]] = {}
         for effect in self.fresh:
             if isinstance(effect, Drop):
-                found.setdefault("give up:", []).append(effect.node)
+                found.setdefault("drop:", []).append(effect.node)
                 continue
             node, message = effect
             match message:

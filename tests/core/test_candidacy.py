@@ -6,7 +6,7 @@ REFUSED = Refused("1", at_first=True, is_ours=False, is_loopback=False, same_hos
 
 
 def candidacy() -> Candidacy:
-    """Return one of 15 s, with leases of 1 s and a patience of 1.25 s."""
+    """Return one of 15 s, with leases of 1 s and a time limit for silence of 1.25 s."""
     return Candidacy(15.0, 1.0, 1.25)
 
 
@@ -16,7 +16,7 @@ def test_a_hold_ends_before_the_leases_that_it_gave_can_outlast_it() -> None:
     mine.held(100.0)
     assert mine.until == 100.0 + 15.0 - 1.0 - MARGIN_S
     assert mine.holds(113.4) and not mine.holds(113.5)
-    mine.give_up()
+    mine.end_hold()
     assert not mine.holds(100.0)
 
 

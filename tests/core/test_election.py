@@ -134,8 +134,8 @@ def test_a_host_that_hears_nothing_does_not_disturb_the_others() -> None:
     assert world.effects["BecomeCoordinator"] == 1
 
 
-def test_a_coordinator_that_was_frozen_resigns_in_its_first_step() -> None:
-    """It resigns before it says anything else."""
+def test_a_coordinator_that_was_frozen_steps_down_in_its_first_step() -> None:
+    """It steps down before it says anything else."""
     world = started(3)
     world.hosts[0].frozen = True
     world.run(6.0)
@@ -335,7 +335,7 @@ def test_with_takeover_alone_the_last_host_goes_on_without_a_majority() -> None:
 
 
 def test_two_that_went_on_alone_become_one() -> None:
-    """After a cut that left two coordinators, as the user allowed, one of them resigns."""
+    """After a cut that left two coordinators, as the user allowed, one of them steps down."""
     world = started(3, alone=True)
     world.cut = {(0, 1), (0, 2), (1, 0), (2, 0)}
     world.run(15.0)

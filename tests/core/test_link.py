@@ -1,4 +1,4 @@
-"""The link of one agent: leases, patience, retries, as pure steps."""
+"""The link of one agent: leases, time limits, retries, as pure steps."""
 
 import pytest
 
@@ -24,10 +24,10 @@ from relight.core.link import (
     LinkState,
     NothingFound,
     Opened,
-    Resigned,
     Say,
     Seek,
     SendHeartbeat,
+    SteppedDown,
 )
 from relight.core.supervision import FOR_EVER
 from relight.errors import EXIT_GROUP, EXIT_USAGE
@@ -191,13 +191,13 @@ def test_the_host_of_the_one_place_waits_for_a_word_if_a_coordinator_was_there_i
 
 
 def test_a_host_that_others_may_replace_runs_as_long_as_that_is_certain() -> None:
-    """And not before its generation is confirmed; when it is ousted its lease is over at once."""
+    """And not before its generation is confirmed; when it steps down its lease is over at once."""
     played = Played().connected()
     played.lost()
     assert played.step(Hosting(110.0), 0.5) == [Disconnect()]
     assert played.step(Heard(lets_run=True)) == [LetWorkersRun(110.0)]
     assert played.step(Hosting(111.0), 1.0) == [LetWorkersRun(111.0)]
-    assert played.step(Resigned(3.0), 1.0) == [LetWorkersRun(played.now)]
+    assert played.step(SteppedDown(3.0), 1.0) == [LetWorkersRun(played.now)]
     assert played.link.state is LinkState.SEEKING
     assert played.link.deadline() == played.now + 3.0
 
@@ -220,7 +220,7 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
     played.step(Broken("it said nothing"))
     assert played.link.deadline() == pytest.approx(played.now + SLOW_RETRY_S)
     played.step(Opened("x"))
-    played.step(Broken("another one does", resigned=True))
+    played.step(Broken("another one does", stepped_down=True))
     assert played.link.deadline() == pytest.approx(played.now + RETRY_S)
     said = Say("lost the coordinator at 10.0.0.1:29400: gone; reconnecting")
     assert Played().connected().lost(seconds=1.0) == [said, CoordinatorLost(), Seek()]

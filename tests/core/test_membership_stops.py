@@ -1,4 +1,4 @@
-"""A stop that takes long: who is told, and who is given up."""
+"""A stop that takes long: who is told, and who is dropped."""
 
 from plays import Table, table
 
@@ -20,7 +20,7 @@ def notes(game: Table, node: str) -> list[str]:
     return [message.text for message in game.heard[node] if isinstance(message, Note)]
 
 
-def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -> None:
+def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_dropped() -> None:
     """Its connection ends, and the others begin when its lease is over, too. It was
     no failure of workers.
     """
@@ -30,7 +30,7 @@ def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -
         1.1 c ready
         10.9 -
         11 -
-        -> give up: b
+        -> drop: b
     """)
     assert "b did not confirm in time" in notes(game, "c")[-1]
     game.play("""
@@ -42,7 +42,7 @@ def test_who_is_not_ready_long_after_its_workers_must_have_ended_is_given_up() -
     assert game.last["c"].generation.cause == "b did not stop in time"
 
 
-def test_who_was_given_up_is_not_waited_for_again() -> None:
+def test_who_was_dropped_is_not_waited_for_again() -> None:
     """It comes again with its workers, which are still being stopped; and when they have ended it
     is let in as any other node.
     """
@@ -51,7 +51,7 @@ def test_who_was_given_up_is_not_waited_for_again() -> None:
         -> stop 0: a b c
         1.1 a c ready
         11 -
-        -> give up: b
+        -> drop: b
         11.1 b returns
         -> stop 0: b
         13 -
@@ -63,7 +63,7 @@ def test_who_was_given_up_is_not_waited_for_again() -> None:
     """)
 
 
-def test_the_node_that_coordinates_is_not_given_up() -> None:
+def test_the_node_that_coordinates_is_not_dropped() -> None:
     """Its process can't give itself up: its workers are waited for however long it takes."""
     game = table(1, 2)
     game.step(Received("a", game.join("a")))
@@ -80,19 +80,19 @@ def test_the_node_that_coordinates_is_not_given_up() -> None:
 
 
 def test_a_node_that_returns_during_a_stop_has_its_time_as_well() -> None:
-    """One that was lost and comes with its workers after another one was given up."""
+    """One that was lost and comes with its workers after another one was dropped."""
     started().play("""
         1 c lost
         -> stop 0: a b
         1.1 a ready
         11 -
-        -> give up: b
+        -> drop: b
         12 c returns
         -> stop 0: c
         13 -
         21.9 -
         22 -
-        -> give up: c
+        -> drop: c
         30 -
     """)
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from relight.core.supervision import (
-    STUCK_AFTER_S,
+    UNKILLABLE_AFTER_S,
     Effect,
     Kill,
     Signal,
@@ -91,8 +91,8 @@ PLAYS: dict[str, tuple[int, float, Play]] = {
         [
             (1, SignalReceived(TERM), [Signal((0,), TERM)], SupervisionState.STOPPING),
             (1, Tick(), [Kill()], SupervisionState.KILLING),
-            (1 + STUCK_AFTER_S - 1, Tick(), [], SupervisionState.KILLING),
-            (1 + STUCK_AFTER_S, Tick(), [], SupervisionState.ENDED),
+            (1 + UNKILLABLE_AFTER_S - 1, Tick(), [], SupervisionState.KILLING),
+            (1 + UNKILLABLE_AFTER_S, Tick(), [], SupervisionState.ENDED),
             (99, WorkerExited(0, -9), [], SupervisionState.ENDED),
         ],
     ),

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from relight.core import fields, wire
 from relight.doctor.findings import ERROR, WARNING, Finding, in_order, lines_of, pairs_of
-from relight.doctor.messages import DoctorNode, FromHost, Outcome, Probe, ProbeReport, Verdict
+from relight.doctor.messages import DoctorNode, FromHost, Probe, ProbeReport, ProbeResult, Verdict
 from relight.doctor.network import judge, kind_of
 
-GOOD = Probe(Outcome.PASSED, Outcome.PASSED, 1500, 1500, 1500)
-DEAD = Probe(Outcome.SILENT, Outcome.UNTRIED, 0, 0, 1500)
+GOOD = Probe(ProbeResult.PASSED, ProbeResult.PASSED, 1500, 1500, 1500)
+DEAD = Probe(ProbeResult.SILENT, ProbeResult.UNTRIED, 0, 0, 1500)
 
 
 def node(name: str, **changed: object) -> DoctorNode:
@@ -42,11 +42,11 @@ def all_good(count: int) -> dict[tuple[int, int], Probe]:
         (DEAD._replace(answered=100), DEAD, "blocked"),
         (DEAD._replace(heard=100), DEAD, "one way"),
         (DEAD, DEAD._replace(heard=100), ""),
-        (DEAD, DEAD._replace(tcp=Outcome.NO_ROUTE), ""),
-        (DEAD._replace(tcp=Outcome.NO_ROUTE), DEAD, Outcome.NO_ROUTE),
-        (DEAD._replace(tcp=Outcome.REFUSED), GOOD, Outcome.REFUSED),
-        (DEAD._replace(tcp=Outcome.MUTE), GOOD, Outcome.MUTE),
-        (GOOD._replace(large=Outcome.STUCK), GOOD, "mtu"),
+        (DEAD, DEAD._replace(tcp=ProbeResult.NO_ROUTE), ""),
+        (DEAD._replace(tcp=ProbeResult.NO_ROUTE), DEAD, ProbeResult.NO_ROUTE),
+        (DEAD._replace(tcp=ProbeResult.REFUSED), GOOD, ProbeResult.REFUSED),
+        (DEAD._replace(tcp=ProbeResult.MUTE), GOOD, ProbeResult.MUTE),
+        (GOOD._replace(large=ProbeResult.STUCK), GOOD, "mtu"),
         (GOOD._replace(answered=0), GOOD, ""),
     ],
 )
@@ -62,9 +62,15 @@ def test_where_all_probes_pass_and_facts_agree_nothing_is_found() -> None:
 probe = st.builds(
     Probe,
     st.sampled_from(
-        [Outcome.PASSED, Outcome.SILENT, Outcome.REFUSED, Outcome.NO_ROUTE, Outcome.MUTE]
+        [
+            ProbeResult.PASSED,
+            ProbeResult.SILENT,
+            ProbeResult.REFUSED,
+            ProbeResult.NO_ROUTE,
+            ProbeResult.MUTE,
+        ]
     ),
-    st.sampled_from([Outcome.UNTRIED, Outcome.PASSED, Outcome.STUCK]),
+    st.sampled_from([ProbeResult.UNTRIED, ProbeResult.PASSED, ProbeResult.STUCK]),
     st.sampled_from([0, 100, 1500]),
     st.sampled_from([0, 100, 1500]),
     st.just(1500),
@@ -78,7 +84,7 @@ def test_the_findings_name_exactly_the_pairs_that_failed(data: st.DataObject, co
     wrong = {
         p
         for p, found in probes.items()
-        if found.tcp != Outcome.PASSED or found.large == Outcome.STUCK
+        if found.tcp != ProbeResult.PASSED or found.large == ProbeResult.STUCK
     }
     told = {
         (a, b)

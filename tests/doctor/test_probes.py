@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from relight.doctor.messages import Outcome, Probe, Target
+from relight.doctor.messages import Probe, ProbeResult, Target
 from relight.doctor.probes import LARGE, Prober, _datagram, _hello, mtu_to, new_cookie
 from relight.host.loop import Loop
 
@@ -62,7 +62,11 @@ def test_two_stations_find_that_all_gets_through(
         loop.run_once(0.1)
     for probes in found.values():
         (result,) = probes.values()
-        assert (result.tcp, result.large, result.answered) == (Outcome.PASSED, Outcome.PASSED, 1500)
+        assert (result.tcp, result.large, result.answered) == (
+            ProbeResult.PASSED,
+            ProbeResult.PASSED,
+            1500,
+        )
 
 
 def test_a_closed_port_and_one_of_another_program_are_distinguished(
@@ -74,7 +78,7 @@ def test_a_closed_port_and_one_of_another_program_are_distinguished(
     one = prober(loop, stack)
     there = [Target("127.0.0.1", free, free), Target("127.0.0.1", other.getsockname()[1], free)]
     refused, mute = probe(loop, one, new_cookie(), there)
-    assert (refused.tcp, mute.tcp) == (Outcome.REFUSED, Outcome.MUTE)
+    assert (refused.tcp, mute.tcp) == (ProbeResult.REFUSED, ProbeResult.MUTE)
     assert refused.answered == mute.answered == 0
 
 
@@ -94,7 +98,7 @@ def test_a_peer_that_never_takes_the_rest_is_one_that_loses_large_packets(
     while not found:
         assert time.monotonic() < end
         loop.run_once(0.1)
-    assert (found[0][1].tcp, found[0][1].large) == (Outcome.PASSED, Outcome.STUCK)
+    assert (found[0][1].tcp, found[0][1].large) == (ProbeResult.PASSED, ProbeResult.STUCK)
 
 
 def test_a_peer_without_the_cookie_gets_no_byte(loop: Loop, stack: ExitStack) -> None:
@@ -165,9 +169,9 @@ def test_an_unexpected_exception_ends_one_probe_alone(
     assert mistakes and all(each.endswith("'x'") for each in mistakes)
     (result,) = found[0].values()
     if broken == "Prober._receive":
-        assert (result.tcp, result.answered) == (Outcome.PASSED, 0)
+        assert (result.tcp, result.answered) == (ProbeResult.PASSED, 0)
     else:
-        assert (result.tcp, result.answered) == (Outcome.MUTE, 1500)
+        assert (result.tcp, result.answered) == (ProbeResult.MUTE, 1500)
 
 
 def test_the_mtu_of_this_machine_is_not_asked_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from relight.errors import UsageError
 from relight.host.loop import Loop
-from relight.host.tcp_store import Reservation, TCPStore
+from relight.host.tcp_store import ReservedPort, TCPStore
 
 HOSTS = ("127.0.0.1", "::1", "[::1]", "localhost", socket.gethostname())
 IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
@@ -54,7 +54,7 @@ def only_port(family: int, port: int) -> socket.socket:
     return bound
 
 
-@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
 def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, holder: Any) -> None:
     """While it is held no port that the kernel chooses is this one, afterwards it may be."""
     held = holder(loop, host, 0)
@@ -78,7 +78,7 @@ def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, holder: Any)
         assert bound.getsockname()[1] == held.port
 
 
-@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
 def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, holder: Any) -> None:
     """Who binds the port as an ordinary program does is refused while it is held."""
     held = holder(loop, host, 0)
@@ -92,7 +92,7 @@ def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, holder: Any)
         bound.listen()
 
 
-@pytest.mark.parametrize("holder", [Reservation, TCPStore])
+@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
 def test_what_cannot_be_held_is_said_at_once(loop: Loop, holder: Any) -> None:
     """A port that is taken and an address that is not here are the user's to change."""
     with (
@@ -113,7 +113,7 @@ def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
     from torch.distributed import TCPStore as TorchStore
 
     patience = timedelta(seconds=60)
-    held = Reservation(loop, host, 0)
+    held = ReservedPort(loop, host, 0)
     name = host.strip("[]")
     server = TorchStore(
         name, held.port, 2, is_master=True, wait_for_workers=False, timeout=patience

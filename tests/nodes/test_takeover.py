@@ -46,7 +46,7 @@ def test_another_host_takes_over_when_the_coordinator_is_lost(
         assert [agent.wait() for agent in others] == [0, 0, 0]
 
 
-def test_a_frozen_coordinator_that_comes_back_resigns(lab: Lab, tmp_path: Path) -> None:
+def test_a_frozen_coordinator_that_comes_back_steps_down(lab: Lab, tmp_path: Path) -> None:
     """Stopped, replaced and continued, it finds out that it is out: never two live groups."""
     job, agents, coordinator = begin(lab, tmp_path, "2:4")
     others = [agent for agent in agents if agent is not coordinator]

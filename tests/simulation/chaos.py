@@ -294,7 +294,7 @@ class Run:
             case "hole":
                 world.log(f"{host.name}: only small packets get through")
                 world.holes.add(host.number)
-                world.after(5 + soon, self._heal, host, [])  # long enough to be given up
+                world.after(5 + soon, self._heal, host, [])  # long enough to be dropped
             case "foreign signals":
                 for each in alive:
                     if each.workers is not None:

@@ -35,7 +35,7 @@ MUTANTS = (
         "self.echoed_at = self._last",
     ),
     Mutant(
-        "a coordinator gives a node up only after a lease that it has given is over",
+        "a coordinator drops a node only after a lease that it has given is over",
         "coordinator.py",
         "if silent_s > peer.lost_after_s and now",
         "if silent_s > peer.lost_after_s / 2 and now",
@@ -103,7 +103,7 @@ MUTANTS = (
         "register",
     ),
     Mutant(
-        "a holder gives up before the leases that it gave can outlast its hold",
+        "a holder ends its hold before the leases that it gave can outlast it",
         "core/candidacy.py",
         "self._held_s = max(ttl_s - lease_s - MARGIN_S, ttl_s / 2)",
         "self._held_s = ttl_s",
@@ -124,7 +124,7 @@ MUTANTS = (
         "register",
     ),
     Mutant(
-        "the group goes on without a node that it gives up when the lease of its workers is over",
+        "the group goes on without a node that it drops when the lease of its workers is over",
         "core/membership.py",
         "self._recover_until = now + self.settings.rejoin_s  #",
         "self._recover_until = now  #",

@@ -313,8 +313,8 @@ class Console:
     def say(self, text: str) -> None:
         self._process.world.log(f"  {self._process.name}: {text}")
 
-    def flush(self, give_up: Callable[[], bool]) -> None:
-        del give_up
+    def flush(self, stop_waiting: Callable[[], bool]) -> None:
+        del stop_waiting
 
 
 class Consoles(tuple[Console, ...]):

@@ -168,7 +168,7 @@ def job(settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float) -
     return NodeJob(
         command=COMMAND, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
-        facts={}, workplace=None,
+        facts={}, worker_program=None,
     )  # fmt: skip
 
 

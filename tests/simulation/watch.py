@@ -4,7 +4,7 @@ Guaranteed, and checked:
 
 - At most one live generation: workers on all nodes of two generations never run (neither ended nor
   frozen) at the same time, but for the two cases below.
-- No worker of a node that was given up runs when the next generation is formed.
+- No worker of a node that was dropped runs when the next generation is formed.
 - Ranks of a generation are a permutation of 0..W-1; all its nodes are told the same number, world
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
@@ -14,7 +14,7 @@ Guaranteed, and checked:
   generation, or told that it is a spare, or told the end.
 - Workers of a node that a coordinator has answered run longer than a lease only if it says that
   they may.
-- When a generation is formed, no worker of an older one runs on a node that was given up for its
+- When a generation is formed, no worker of an older one runs on a node that was dropped for its
   silence. On a node whose connection has ended it may run on until the end of its lease, and not
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
   refuses in its name, or the connection was broken in between just before the coordinator ended;
@@ -71,7 +71,7 @@ class Formation:
         self.running: dict[str, Workers] = {}
         self.changed = False  # whether nodes have come or gone since
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
-        self.given_up: set[str] = set()
+        self.dropped: set[str] = set()
 
     @property
     def live(self) -> bool:
@@ -172,7 +172,7 @@ class Watch:
                     self.world.log(f"C{coordinator.number} gives up {effect.node[:4]}")
                     formation.changed = True
                     formation.kept.pop(effect.node, None)
-                    formation.given_up.add(effect.node)
+                    formation.dropped.add(effect.node)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
@@ -310,8 +310,8 @@ class Watch:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
         if before is not None:
-            if running := before.given_up & before.running.keys():
-                raise Failure(f"workers of {running}, which are given up, run beside the next ones")
+            if running := before.dropped & before.running.keys():
+                raise Failure(f"workers of {running}, which are dropped, run beside the next ones")
             if first.generation.number <= before.number:
                 raise Failure(f"generation {first.generation.number} after {before.number}")
             stayed = [node for node in before.kept if node in forms]
@@ -335,7 +335,7 @@ class Watch:
         for older in self.formations:
             for node, workers in older.running.items():
                 if node in self._silent and not self._firewall:
-                    raise Failure(f"{workers.node.name} was given up and still runs {older}")
+                    raise Failure(f"{workers.node.name} was dropped and still runs {older}")
                 self.world.after(self.tolerated_s, self._still_runs, older, node)
         self._silent.clear()
 

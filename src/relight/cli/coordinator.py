@@ -156,10 +156,10 @@ class _Candidate(Seeker):
             case Misconfigured(error):
                 self.error = error
 
-    def ousted(self, reason: str, again_s: float) -> None:
+    def step_down(self, reason: str, again_s: float) -> None:
         """Disconnect the agents: this process is no longer the coordinator."""
         del again_s
-        self._coordinator.resign()
+        self._coordinator.step_down()
         self.say(f"no longer coordinating: {reason}")
         self._seek_later()
 

@@ -80,8 +80,8 @@ class Candidacy:
         self.until = asked_at + self._held_s
         self.check()
 
-    def give_up(self) -> None:
-        """Give up the hold."""
+    def end_hold(self) -> None:
+        """Note that this process is the holder no longer."""
         self.until = 0.0
         self._enough = False
 
@@ -94,8 +94,8 @@ class Candidacy:
         return now < self.confirmed_at + FRESH_S
 
     def has_too_few(self, *, enough: bool) -> bool:
-        """Note whether enough nodes reach this holder to train; return whether it should give up
-        its hold for a process that more nodes reach.
+        """Note whether enough nodes reach this holder to train; return whether it should end its
+        hold for a process that more nodes reach.
         """
         before, self._enough = self._enough, enough
         return before and not enough

@@ -20,8 +20,8 @@ votes only after a majority has answered its probes.
 
 With `alone`, a host that has seen no coordinator for three times `vote_s` needs only its own vote.
 The user asks for that explicitly: two halves of a partitioned network may then both have a
-coordinator. When they meet again, the one without a majority resigns, or else the higher-numbered
-one.
+coordinator. When they meet again, the one without a majority steps down, or else the one with
+the higher number.
 
 Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
 its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
@@ -195,7 +195,7 @@ class Election:
             self._listening_since = now
         self._last_step = now
         if self.state is ElectionState.COORDINATOR and self.lease_until() <= now:
-            self._resign(now)
+            self._step_down(now)
         match event:
             case BallotReceived(VoteRequest() as request) if self._is_other(request.candidate):
                 self._on_request(request, now)
@@ -272,7 +272,7 @@ class Election:
         self._sightings.host(candidate, now)
         if stage in (LEAD, ALONE):
             if self._alone and (stage == LEAD or candidate < self.me):
-                self._resign(now)
+                self._step_down(now)
             if self.state is not ElectionState.COORDINATOR:
                 self._sightings.hear(candidate, now)
                 self._see(candidate, now, now)
@@ -358,10 +358,10 @@ class Election:
 
     def _may_go_alone(self, now: float) -> bool:
         silent_since = max(self._sightings.coordinator_at, self._listening_since)
-        patience = (ALONE_AFTER + self.me * STAGGER) * self._vote_s
+        limit_s = (ALONE_AFTER + self.me * STAGGER) * self._vote_s
         return (
             self._may_stand_alone
-            and now >= silent_since + patience
+            and now >= silent_since + limit_s
             and self._voter.is_free_for(self.me, now)
         )
 
@@ -383,7 +383,7 @@ class Election:
             self._tell_all(VoteRelease(self.me, self._incarnation, now))
         self._send_at = now + self._vote_s / 10
 
-    def _resign(self, now: float) -> None:
+    def _step_down(self, now: float) -> None:
         self.state = ElectionState.FOLLOWER
         self._alone = False
         self._give_back(now)

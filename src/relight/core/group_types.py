@@ -78,7 +78,7 @@ class Send(NamedTuple):
 
 
 class Drop(NamedTuple):
-    """Effect: give up a node. Its connection is closed and it gets no more answers, so that the
+    """Effect: drop a node. Its connection is closed and it gets no more answers, so that the
     lease of its workers expires.
     """
 

@@ -90,13 +90,13 @@ class Echoed(NamedTuple):
 
 class Broken(NamedTuple):
     """Event: the connection has ended, or could not be made. `unfit`: the coordinator turned this
-    node away. `resigned`: it said itself that it coordinates no longer.
+    node away. `stepped_down`: it said itself that it coordinates no longer.
     """
 
     reason: str
     refusal: Refusal = Refusal.NOTHING
     unfit: bool = False
-    resigned: bool = False
+    stepped_down: bool = False
 
 
 class NothingFound(NamedTuple):
@@ -116,7 +116,7 @@ class Hosting(NamedTuple):
     until: float
 
 
-class Resigned(NamedTuple):
+class SteppedDown(NamedTuple):
     """Event: the coordinator is in this process no longer; seek again after `again_s`."""
 
     again_s: float = 0.0
@@ -126,7 +126,9 @@ class Left(NamedTuple):
     """Event: the agent is done with the job."""
 
 
-Event = Dialing | Opened | Heard | Echoed | Broken | NothingFound | Hosting | Resigned | Left | Tick
+Event = (
+    Dialing | Opened | Heard | Echoed | Broken | NothingFound | Hosting | SteppedDown | Left | Tick
+)
 
 
 class Seek(NamedTuple):
@@ -275,7 +277,7 @@ class Link:
                 self._wait(reason, again_s, now)
             case Hosting(until):
                 self._host(until, now)
-            case Resigned(again_s) if self.state is LinkState.HOSTING:
+            case SteppedDown(again_s) if self.state is LinkState.HOSTING:
                 self.state, self._due = LinkState.SEEKING, now + again_s
                 self._lease.stop_hosting(now)
                 self._search = _Search(now)
@@ -357,7 +359,7 @@ class Link:
         self._send_heartbeat(session, now)
 
     def _break(self, event: Broken, now: float) -> None:
-        reason, refusal, unfit, resigned = event
+        reason, refusal, unfit, stepped_down = event
         session, self._session = self._session, None
         self.state, self._due = LinkState.SEEKING, None
         self._lease.on_refused_connection(refusal, self.echoed_at, now)
@@ -372,7 +374,7 @@ class Link:
             else:  # it may close the next connection as early
                 self._due = now + RETRY_S
         else:
-            mute = session is not None and not resigned
+            mute = session is not None and not stepped_down
             self._wait(reason, SLOW_RETRY_S if unfit or mute else RETRY_S, now)
 
     def _host(self, until: float, now: float) -> None:

@@ -30,7 +30,7 @@ Rules:
   generations of one number apart. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own while
   workers of that generation may run.
-- A node that does not get ready although its workers must have exited is given up: its connection
+- A node that does not get ready although its workers must have exited is dropped: its connection
   is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
   told which nodes it waits for.
 - The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
@@ -93,23 +93,23 @@ class _Stopping:
 
     Attributes:
         tell_at: when the nodes are told which nodes it waits for; None if they know.
-        give_up_at: when nodes that are not ready are given up; None for never.
-        given_up: the nodes that were given up.
+        drop_at: when nodes that are not ready are dropped; None for never.
+        dropped: the nodes that were dropped.
     """
 
     def __init__(self, now: float) -> None:
         self.tell_at: float | None = now + _TELL_STOP_AFTER_S
-        self.give_up_at: float | None = None
-        self.given_up: set[str] = set()
+        self.drop_at: float | None = None
+        self.dropped: set[str] = set()
 
     def deadlines(self) -> list[float]:
         """Return the times at which something is due."""
-        return [at for at in (self.tell_at, self.give_up_at) if at is not None]
+        return [at for at in (self.tell_at, self.drop_at) if at is not None]
 
     def wait_for(self, stop_s: float | None, now: float) -> None:
         """Wait for one more node."""
         if stop_s is not None:
-            self.give_up_at = max(self.give_up_at or 0.0, now + stop_s)
+            self.drop_at = max(self.drop_at or 0.0, now + stop_s)
 
 
 class _Numbers:
@@ -203,7 +203,7 @@ class Membership:
         self._effects: list[Effect] = []
 
     def step(self, event: Event, now: float) -> list[Effect]:
-        """Take one event and return the messages to send and the nodes to give up."""
+        """Take one event and return the messages to send and the nodes to drop."""
         match event:
             case Received(_, Join() as join):
                 self._on_join(join, now)
@@ -283,7 +283,7 @@ class Membership:
         live = roster.places.keys()
         assert all(node in self.members for node in live)
         assert not any(self.members.is_ready(node) for node in roster.active)
-        assert self._stopping is None or not self._stopping.given_up & live
+        assert self._stopping is None or not self._stopping.dropped & live
         assert len(roster) <= self.settings.most
         assert self.restart <= self.settings.max_restarts
         assert self.generation.number <= self._numbers.latest.number
@@ -337,7 +337,7 @@ class Membership:
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
-        known = known and not (self._stopping is not None and node in self._stopping.given_up)
+        known = known and not (self._stopping is not None and node in self._stopping.dropped)
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
@@ -509,24 +509,24 @@ class Membership:
 
     def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
-        if self._stopping is not None and self._stopping.give_up_at is None:
+        if self._stopping is not None and self._stopping.drop_at is None:
             self._stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
     def _watch_stop(self, stopping: _Stopping, now: float) -> None:
-        """Report which nodes a stop waits for, and give up nodes that should be ready by now."""
+        """Report which nodes a stop waits for, and drop nodes that should be ready by now."""
         if stopping.tell_at is not None and now >= stopping.tell_at:
             waited_for = len(self.members) > len(self.roster.active)  # other nodes wait
             stopping.tell_at = None if waited_for else now + _TELL_STOP_AFTER_S
             if waited_for:
                 self._tell_all(self.explain(now))
-        if stopping.give_up_at is None or now < stopping.give_up_at:
+        if stopping.drop_at is None or now < stopping.drop_at:
             return
-        stopping.give_up_at = None
+        stopping.drop_at = None
         here = [self.members[node] for node in sorted(self.roster.active)]
         late = [member for member in here if member.join.stop_s is not None]
         for member in late:
-            stopping.given_up.add(member.node)
+            stopping.dropped.add(member.node)
             self._effects.append(Drop(member.node))
             self.roster.remove(member.node)
             self.members.lose(member, now)
@@ -535,7 +535,7 @@ class Membership:
             self._recover_until = now + self.settings.rejoin_s  # until their leases have expired
             hosts = [member.join.host for member in late]
             self._cause = f"{waiting.names(hosts)} did not stop in time"
-            self._tell_all(waiting.given_up(hosts))
+            self._tell_all(waiting.dropped(hosts))
 
     def _tell_all(self, text: str) -> None:
         for member in self.members:

@@ -33,8 +33,8 @@ class Join(NamedTuple):
     `node` is random and belongs to this agent process alone. `node_rank` is its rank in a static
     rendezvous; elsewhere the number that its scheduler gave it, or -1; ranks are in the order of
     these numbers. `facts` should be equal on all nodes. `stop_s` is how long it may take from
-    `StopWorkers` to `NodeReady` before it is given up; None means that the group waits for it in
-    any case.
+    `StopWorkers` to `NodeReady` before the node is dropped; None means that the group waits for it
+    in any case.
     """
 
     node: str

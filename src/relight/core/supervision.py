@@ -11,7 +11,7 @@ States and transitions:
       | the last one exits                                     -> ENDED
     KILLING   SIGKILL was sent to all of them and to everything that they started
       | the last one exits                                     -> ENDED
-      | a minute passes (a process in an uninterruptible call) -> ENDED, with the stuck ones named
+      | a minute passes (a process in an uninterruptible call) -> ENDED; it is named
 
 Invariants (`check`): a worker exits once; no worker is signalled after its exit; ENDED is final.
 The grace time starts once for all workers together. Deliberately not here: processes, time,
@@ -27,8 +27,8 @@ from relight.typed import NamedTuple
 
 FOR_EVER = float("inf")
 """The end of a lease that has none, as in a job of one node."""
-STUCK_AFTER_S = 60.0
-"""How long a killed process may take to exit before the agent gives it up."""
+UNKILLABLE_AFTER_S = 60.0
+"""How long a process may take to exit after SIGKILL; then the agent waits for it no longer."""
 
 
 class SupervisionState(Enum):
@@ -176,7 +176,7 @@ class Supervision:
     def _become_killing(self, now: float) -> list[Effect]:
         self.state = SupervisionState.KILLING
         self._asked = int(signal.SIGKILL)
-        self._deadline = now + STUCK_AFTER_S
+        self._deadline = now + UNKILLABLE_AFTER_S
         return [Kill()]
 
     def _become_ended(self) -> list[Effect]:

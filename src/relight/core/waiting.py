@@ -104,7 +104,7 @@ def on_probation(host: str, times: int, seconds: float) -> str:
     )
 
 
-def given_up(hosts: Sequence[str]) -> str:
+def dropped(hosts: Sequence[str]) -> str:
     """Return the line for nodes that did not confirm in time that their workers have stopped."""
     its, it = ("its", "it") if len(hosts) == 1 else ("their", "them")
     return (

@@ -87,7 +87,7 @@ def gather(settings: GatherSettings, say: Callable[[list[str]], None]) -> Verdic
     finally:
         gathering.close()
         loop.close()
-    verdict = gathering.verdict or gathering.give_up()
+    verdict = gathering.verdict or gathering.own_verdict()
     verdict = verdict._replace(findings=(*verdict.findings, *mistakes[:_MAX_MISTAKES]))
     loopback = endpoint.loopback_finding(
         settings.meeting.host, settings.meeting.port, gathering.addresses
@@ -151,7 +151,7 @@ class _Participant(Seeker):
         if self._prober is not None:
             self._prober.close()
 
-    def give_up(self) -> Verdict:
+    def own_verdict(self) -> Verdict:
         """Return the findings without the other nodes."""
         meeting = self._settings.meeting
         hosts = meeting.hosts[:_MAX_HOSTS]
@@ -185,7 +185,7 @@ class _Participant(Seeker):
 
     def _stop(self) -> None:
         if self._host is None:
-            self._verdict = self._verdict or self.give_up()
+            self._verdict = self._verdict or self.own_verdict()
 
     # Called by the finder.
 

@@ -16,7 +16,7 @@ _MOST_TEXT = 800
 """Most characters of each text of a finding, so that all findings fit into a message."""
 
 
-class Outcome(StrEnum):
+class ProbeResult(StrEnum):
     """The result of an attempt."""
 
     UNTRIED = ""
@@ -62,8 +62,8 @@ class Probe(NamedTuple):
     there; 0 for none. `mtu`: the largest that the interface takes.
     """
 
-    tcp: Outcome = Outcome.UNTRIED
-    large: Outcome = Outcome.UNTRIED
+    tcp: ProbeResult = ProbeResult.UNTRIED
+    large: ProbeResult = ProbeResult.UNTRIED
     answered: int = 0
     heard: int = 0
     mtu: int = 0

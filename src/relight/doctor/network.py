@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from relight.core import mismatches
 from relight.core.mismatches import by_value, names_of
 from relight.doctor.findings import ERROR, WARNING, Finding, pairs_of
-from relight.doctor.messages import DoctorNode, Outcome, Probe
+from relight.doctor.messages import DoctorNode, Probe, ProbeResult
 
 CLOCKS_S = 1.0
 """With a larger clock difference, the lines of two nodes' logs are no longer in order."""
@@ -63,13 +63,13 @@ def kind_of(there: Probe, back: Probe) -> str:
     """Return what is wrong from a to b, a word of `_KINDS`; an empty string if nothing is, or if
     the other direction reports it.
     """
-    if there.tcp == Outcome.PASSED:
-        return "mtu" if there.large == Outcome.STUCK else ""
-    if there.tcp != Outcome.SILENT:
+    if there.tcp == ProbeResult.PASSED:
+        return "mtu" if there.large == ProbeResult.STUCK else ""
+    if there.tcp != ProbeResult.SILENT:
         return there.tcp
-    if back.tcp == Outcome.PASSED:
+    if back.tcp == ProbeResult.PASSED:
         return "closed"
-    if back.tcp == Outcome.NO_ROUTE:
+    if back.tcp == ProbeResult.NO_ROUTE:
         return ""  # b can't answer a; reported for the other direction
     a_hears = bool(there.heard or there.answered or back.answered)
     b_hears = bool(back.heard or back.answered or there.answered)
@@ -77,7 +77,7 @@ def kind_of(there: Probe, back: Probe) -> str:
         return "blocked"
     if a_hears:
         return "one way"
-    if b_hears and back.tcp == Outcome.SILENT:
+    if b_hears and back.tcp == ProbeResult.SILENT:
         return ""  # reported for the other direction
     return "nothing"
 
@@ -110,17 +110,17 @@ _KINDS: dict[str, tuple[str, str, str]] = {
         "a firewall drops them, or there is no route; both nodes reach the endpoint's port {port}",
         _PORTS,
     ),
-    Outcome.REFUSED: (
+    ProbeResult.REFUSED: (
         "connections are refused at a port where the other node listens",
         "a firewall rejects them, or another machine has that address too",
         _PORTS + "; compare `ip addr` and `ip neigh` on both",
     ),
-    Outcome.NO_ROUTE: (
+    ProbeResult.NO_ROUTE: (
         "there is no route",
         "the network says that the host can't be reached",
         _ROUTES + "; --local-addr chooses the address that others use",
     ),
-    Outcome.MUTE: (
+    ProbeResult.MUTE: (
         "a connection is accepted, but not by the other node",
         "there is a proxy, a load balancer or a port mapping between them",
         "let the nodes reach each other directly (host network for containers)",
@@ -194,7 +194,7 @@ def _datagrams(nodes: Sequence[DoctorNode], probes: Probes, port: int) -> list[F
     lost = [
         (nodes[a].name, nodes[b].name)
         for (a, b), probe in probes.items()
-        if b == 0 and a and probe.tcp == Outcome.PASSED and not probe.answered
+        if b == 0 and a and probe.tcp == ProbeResult.PASSED and not probe.answered
     ]
     if not lost:
         return []

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from relight.core.fields import Malformed
-from relight.doctor.messages import Outcome, Probe, Target
+from relight.doctor.messages import Probe, ProbeResult, Target
 from relight.host.dns import sock_address
 from relight.host.loop import Loop, Timer
 from relight.host.ports import any_address, is_loopback, listen
@@ -214,7 +214,7 @@ class Prober:
     def _check_finished(self) -> None:
         """Finish early if all results are known."""
         if all(
-            other.call.large == Outcome.PASSED and other.answered >= other.largest
+            other.call.large == ProbeResult.PASSED and other.answered >= other.largest
             for other in self._others.values()
         ):
             self._finish()
@@ -255,7 +255,7 @@ class _Call:
     def __init__(
         self, loop: Loop, address: tuple[str, int], hello: bytes, changed: Callable[[], None]
     ) -> None:
-        self.tcp, self.large = Outcome.SILENT, Outcome.UNTRIED
+        self.tcp, self.large = ProbeResult.SILENT, ProbeResult.UNTRIED
         self._loop = loop
         self._changed = changed
         self._unsent = bytearray(hello)
@@ -294,7 +294,7 @@ class _Call:
         if error:
             self._fail(error)
             return
-        self.tcp = Outcome.MUTE
+        self.tcp = ProbeResult.MUTE
         self._loop.on_readable(self._sock, self._closing_on_error(self._listen))
         self._write()
 
@@ -320,25 +320,25 @@ class _Call:
             return
         except OSError:
             heard = b""
-        if heard.startswith(b"+") and self.tcp == Outcome.MUTE:
-            self.tcp, self.large = Outcome.PASSED, Outcome.STUCK
+        if heard.startswith(b"+") and self.tcp == ProbeResult.MUTE:
+            self.tcp, self.large = ProbeResult.PASSED, ProbeResult.STUCK
             self._unsent += bytes(LARGE)
             self._write()
             heard = heard[1:]
             if not heard:
                 return
-        if heard == b"=" and self.tcp == Outcome.PASSED:
-            self.large = Outcome.PASSED
+        if heard == b"=" and self.tcp == ProbeResult.PASSED:
+            self.large = ProbeResult.PASSED
         self.close()
         self._changed()
 
     def _fail(self, error: int) -> None:
         if error == errno.ECONNREFUSED:
-            self.tcp = Outcome.REFUSED
+            self.tcp = ProbeResult.REFUSED
         elif error == errno.ETIMEDOUT:
-            self.tcp = Outcome.SILENT
+            self.tcp = ProbeResult.SILENT
         else:
-            self.tcp = Outcome.NO_ROUTE
+            self.tcp = ProbeResult.NO_ROUTE
         self.close()
 
 

@@ -78,12 +78,12 @@ class Console:
         self._serve()
 
     def flush(
-        self, give_up: Callable[[], bool] = lambda: False, limit_s: float | None = None
+        self, stop_waiting: Callable[[], bool] = lambda: False, limit_s: float | None = None
     ) -> None:
-        """Return when everything is written, the reader is gone, `give_up()` is true, or `limit_s`
-        seconds have passed (None: without limit).
+        """Return when everything is written, the reader is gone, `stop_waiting()` is true, or
+        `limit_s` seconds have passed (None: without limit).
         """
-        self.loop.run_until(lambda: self.broken or not self._queue or give_up(), limit_s)
+        self.loop.run_until(lambda: self.broken or not self._queue or stop_waiting(), limit_s)
 
     def owned_by(self, stream: "ConsoleStream") -> bool:
         """Return whether `stream` is in the middle of a line."""

@@ -21,7 +21,7 @@ from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
-_MOST_LEFTOVERS = 3
+_MOST_UNSHOWN = 3
 """How many ended generations' output is kept while the consoles are blocked."""
 _SHOW_S = 5.0
 """How long an agent that was asked to end waits for the consoles."""
@@ -200,7 +200,7 @@ class Logs:
         return self._filters[-1].feed
 
 
-class Leftovers:
+class UnshownOutput:
     """Unshown output of ended generations on its way to the consoles. Only the agent's exit waits
     for it.
 
@@ -224,7 +224,7 @@ class Leftovers:
         logs.finish()
         self._logs = {number: each for number, each in self._logs.items() if not each.done}
         self._logs[generation] = logs
-        for number in list(self._logs)[:-_MOST_LEFTOVERS]:
+        for number in list(self._logs)[:-_MOST_UNSHOWN]:
             self._say(self._logs.pop(number).drop(), f"worker output of generation {number}")
 
     def show(self) -> None:

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 
 from relight.core.messages import GenerationFormed
 from relight.host.process import Workers
-from relight.host.tcp_store import Reservation, TCPStore
+from relight.host.tcp_store import ReservedPort, TCPStore
 
 
 def explain(
-    workers: Workers, formed: GenerationFormed, store: TCPStore | Reservation | None
+    workers: Workers, formed: GenerationFormed, store: TCPStore | ReservedPort | None
 ) -> str:
     """Describe which workers have not connected; empty if all have, or none has.
 

@@ -33,7 +33,7 @@ from relight.events import (
 from relight.host import linux, spawner
 from relight.host.loop import Loop
 from relight.host.spawner import WorkerPlan
-from relight.host.warm_spawner import ANSWER_S, WarmSpawner, Workplace
+from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
 
 AUTO = "auto"
@@ -49,7 +49,7 @@ class Preload:
 
     Args:
         loop: the agent's loop.
-        workplace: the workers' program and variables.
+        worker_program: the workers' program and variables.
         modules: the modules to import, or AUTO.
         record: called with events.
         say: called with messages for the user.
@@ -58,14 +58,14 @@ class Preload:
     def __init__(
         self,
         loop: Loop,
-        workplace: Workplace,
+        worker_program: WorkerProgram,
         modules: Sequence[str],
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
         linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._loop = loop
-        self._workplace = workplace
+        self._worker_program = worker_program
         self._learned = tuple(modules) == (AUTO,)
         self._modules = [] if self._learned else list(modules)
         self._record = record
@@ -80,7 +80,7 @@ class Preload:
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
-        if self._learned or not _waits(workplace):
+        if self._learned or not _waits(worker_program):
             try:
                 self._watched = WatchedWorker(loop)
             except OSError as error:
@@ -231,20 +231,20 @@ class Preload:
             self._writes.update(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
-        place = self._workplace
+        worker = self._worker_program
         instructions = {
             "agent": os.getpid(),
-            "program": place.program,
-            "argv": place.argv,
+            "program": worker.program,
+            "argv": worker.argv,
             "modules": self._modules,
             "learned": self._learned,
             "gently": gently,
-            "own": place.own,
-            "writes": {n: v for n, v in self._writes.items() if n not in place.own},
+            "own": worker.own,
+            "writes": {n: v for n, v in self._writes.items() if n not in worker.own},
             "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
         }
         try:
-            self._spawner = WarmSpawner(self._loop, place, instructions, self)
+            self._spawner = WarmSpawner(self._loop, worker, instructions, self)
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror}"
             self._record(PreloadUnfit(self._why_not, not self._learned))
@@ -269,13 +269,13 @@ class Preload:
             self._guard = 0
 
 
-def _waits(place: Workplace) -> bool:
+def _waits(worker: WorkerProgram) -> bool:
     """Return whether waiting for the warm spawner is faster than importing in every worker.
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """
-    crowded = 2 * place.workers >= 3 * len(os.sched_getaffinity(0))
-    return crowded and not _sets_variables(place.argv[2])
+    crowded = 2 * worker.workers >= 3 * len(os.sched_getaffinity(0))
+    return crowded and not _sets_variables(worker.argv[2])
 
 
 def _sets_variables(script: str) -> bool:

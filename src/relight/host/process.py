@@ -125,7 +125,7 @@ class Workers:
         self._expiry.set(until or None)
 
     def close(self) -> None:
-        """Kill all that is left; return when it is gone (or has been stuck for 30 s)."""
+        """Kill all that is left; return when it is gone, or after 30 s if it can't be killed."""
         if not self._spawner_gone:
             self._command("end")
             self._socket.shutdown(socket.SHUT_WR)

@@ -33,8 +33,8 @@ class Supervisor:
         grace_s: seconds from the first signal to SIGKILL.
         on_event: called with each start and exit, after its consequences were executed.
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
-        patient: whether a process without a handler for its stop signal gets the grace time too;
-            otherwise it is killed at once, unless the signal came from outside.
+        grace_for_all: whether a process without a handler for the stop signal gets the grace time
+            too. If not, it is killed at once, except where the agent itself got a stop signal.
 
     Raises:
         MachineError: the machine has no process or descriptor left.
@@ -50,12 +50,12 @@ class Supervisor:
         on_event: OnEvent,
         fork: Fork | None = None,
         *,
-        patient: bool = False,
+        grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self._loop = loop
         self._on_event = on_event
-        self._patient = patient
+        self._grace_for_all = grace_for_all
         self._lease_until = FOR_EVER
         self._alarm = Alarm(loop, partial(self.step, Tick()))
         self.workers = Workers(loop, plans, ranks, scratch, self._on_process, fork)
@@ -121,7 +121,7 @@ class Supervisor:
         """Ask processes to stop."""
         if self.workers.frozen or self._loop.now() >= self._lease_until:
             self.workers.kill()  # frozen ones would not see the signal, and must not continue
-        elif self._patient or self.core.received:
+        elif self._grace_for_all or self.core.received:
             self.workers.signal(local_ranks, number)
         else:
             self.workers.stop(local_ranks, number)

@@ -456,7 +456,7 @@ def _size(key: bytes, value: _Value) -> int:
     return _ENTRY + len(key) + len(value)
 
 
-class Reservation:
+class ReservedPort:
     """Reserves a port of this machine for rank 0's worker, which serves the store itself.
 
     The socket is bound but does not listen: the kernel assigns the port to no other process, while

@@ -29,7 +29,7 @@ ANSWER_S = 10.0
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
-class Workplace(NamedTuple):
+class WorkerProgram(NamedTuple):
     """The program, arguments and variables that all workers of this node share.
 
     `own` are the names of variables that differ between workers; `program` is a path; `workers` is
@@ -64,7 +64,7 @@ class WarmSpawner:
 
     Args:
         loop: the agent's loop.
-        place: what all workers share.
+        worker: what all workers share.
         instructions: for `worker/warm_fork.py`.
         owner: receives its messages.
 
@@ -82,7 +82,7 @@ class WarmSpawner:
     def __init__(
         self,
         loop: Loop,
-        place: Workplace,
+        worker: WorkerProgram,
         instructions: Mapping[str, Any],
         owner: WarmSpawnerOwner,
     ) -> None:
@@ -92,7 +92,7 @@ class WarmSpawner:
         self.importing = ""
         self._left_out = ""
         self._buffer = b""
-        self.guard, self._control = _start(place, json.dumps(instructions).encode())
+        self.guard, self._control = _start(worker, json.dumps(instructions).encode())
         self.pid = self.guard
         self._child = linux.Child(self.guard)
         loop.on_readable(self._control, self._receive)
@@ -216,7 +216,7 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
     return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
 
 
-def _start(place: Workplace, setup: bytes) -> tuple[int, socket.socket]:
+def _start(worker: WorkerProgram, setup: bytes) -> tuple[int, socket.socket]:
     """Start the interpreter with only a socket and a file that has its instructions."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -224,13 +224,13 @@ def _start(place: Workplace, setup: bytes) -> tuple[int, socket.socket]:
     os.write(described, setup)
     agent = os.getpid()
     fds = theirs.fileno(), described
-    variables = {**place.variables, **hook("check:{},{}".format(*fds), place.variables)}
-    argv = (place.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
+    variables = {**worker.variables, **hook("check:{},{}".format(*fds), worker.variables)}
+    argv = (worker.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
         if pid == 0:
-            _exec(agent, fds, place.program, argv, variables, mask)
+            _exec(agent, fds, worker.program, argv, variables, mask)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(described)

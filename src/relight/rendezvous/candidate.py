@@ -50,7 +50,7 @@ class Candidate:
         ttl_s: a hold lapses if it is not renewed for so long.
         candidacy: decides until when the hold is certain.
         on_renewed: called each time that the hold is extended.
-        on_lost: called with the reason when the hold is lost.
+        on_step_down: called with the reason when this process must stop coordinating.
         on_trouble: called with the reason when the register stops answering.
     """
 
@@ -62,7 +62,7 @@ class Candidate:
         candidacy: Candidacy,
         *,
         on_renewed: Callable[[], None],
-        on_lost: Callable[[str], None],
+        on_step_down: Callable[[str], None],
         on_trouble: Callable[[str], None],
     ) -> None:
         self.register = register
@@ -72,12 +72,12 @@ class Candidate:
         self._ttl_s = ttl_s
         self._candidacy = candidacy
         self._on_renewed = on_renewed
-        self._on_lost = on_lost
+        self._on_step_down = on_step_down
         self._on_trouble = on_trouble
         self._value = ""
         self._answers = True
         self._renewal = Alarm(loop, self._renew)
-        self._expiry = Alarm(loop, partial(self.lose, "the register does not answer"))
+        self._expiry = Alarm(loop, partial(self.step_down, "the register does not answer"))
 
     def waiting_s(self) -> float:
         """Return for how long a question has been without an answer, 0 if there is none."""
@@ -93,7 +93,7 @@ class Candidate:
 
         def look_or_hold() -> Record:
             found = self._hold("")
-            if found.ours:  # left from an earlier hold that this process gave up
+            if found.ours:  # left from an earlier hold that this process has ended
                 self.register.release()
             elif found.value:
                 return found
@@ -114,31 +114,31 @@ class Candidate:
         """Remove the record of a process that seems to have ended; see `Register.evict`."""
         return self._ask(lambda: bool(self.register.evict(record, patience_s)), then)
 
-    def give_up(self) -> None:
-        """Give up the hold; the register learns it with the next question, or when it lapses."""
-        self._candidacy.give_up()
-        self._renewal.set(None)
-        self._expiry.set(None)
+    def step_down(self, reason: str) -> None:
+        """End the hold, and report the reason with `on_step_down`."""
+        self._end_hold()
+        self._on_step_down(reason)
 
-    def lose(self, reason: str) -> None:
-        """Give up the hold, and report the reason with `on_lost`."""
-        self.give_up()
-        self._on_lost(reason)
-
-    def step_down(self) -> None:
-        """Give up the hold, and tell the register at once, so that another process can take it."""
-        self.give_up()
+    def release(self) -> None:
+        """End the hold, and tell the register at once, so that another process can take it."""
+        self._end_hold()
         self._ask(self.register.release, lambda _: None)
 
     def close(self) -> None:
-        """Give up the hold, and tell the register, if it answers within 2 s."""
-        self.give_up()
+        """End the hold, and tell the register, if it answers within 2 s."""
+        self._end_hold()
         end = self._loop.now() + _RELEASE_S
         self._loop.run_until(lambda: self.asked_at is None, _RELEASE_S)
-        self._ask(self._give_back, lambda _: None)
+        self._ask(self._release_and_close, lambda _: None)
         self._loop.run_until(lambda: self.asked_at is None, end - self._loop.now())
 
-    def _give_back(self) -> None:
+    def _end_hold(self) -> None:
+        """End the hold here; the register learns it with the next question, or when it lapses."""
+        self._candidacy.end_hold()
+        self._renewal.set(None)
+        self._expiry.set(None)
+
+    def _release_and_close(self) -> None:
         try:
             self.register.release()
         finally:
@@ -163,7 +163,7 @@ class Candidate:
                     self._on_trouble(words(found))
                 self._answers = False
             elif not found.ours:
-                self.lose("the register names another coordinator")
+                self.step_down("the register names another coordinator")
                 return
             else:
                 self._answers = True

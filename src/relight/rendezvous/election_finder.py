@@ -200,7 +200,7 @@ class ElectedFinder(Finder):
         elif coordinates:
             self._seeker.found(CoordinatorHere(elector.lease_until()))
         elif before:
-            self._seeker.ousted(elector.explain(), 0.0)
+            self._seeker.step_down(elector.explain(), 0.0)
 
 
 class Elector:

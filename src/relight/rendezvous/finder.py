@@ -72,7 +72,7 @@ class Seeker:
     def extended(self, until: float) -> None:
         """Note that this process certainly coordinates until then, which is later than before."""
 
-    def ousted(self, reason: str, again_s: float) -> None:
+    def step_down(self, reason: str, again_s: float) -> None:
         """Stop coordinating; this process may seek again after `again_s`."""
 
     def say(self, text: str) -> None:
@@ -86,7 +86,8 @@ class Finder:
     """The interface of finders. The defaults suit a finder that is always certain.
 
     Attributes:
-        keeps_socket: whether the socket given to `Seeker.listen` stays when this process is ousted.
+        keeps_socket: whether the socket given to `Seeker.listen` stays open when this process
+            steps down.
     """
 
     keeps_socket = True

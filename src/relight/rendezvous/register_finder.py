@@ -57,7 +57,7 @@ class RegisteredFinder(Finder):
             meeting.ttl_s,
             self._candidacy,
             on_renewed=self._on_renewed,
-            on_lost=self._on_lost,
+            on_step_down=self._on_step_down,
             on_trouble=self._on_trouble,
         )
         self._seeker: Seeker
@@ -107,7 +107,7 @@ class RegisteredFinder(Finder):
         return where, Refusal.NOTHING
 
     def coordinates(self, has_lost_nodes: Callable[[], bool]) -> bool:
-        """Return whether this process is the holder. It gives up its hold if a node is gone while
+        """Return whether this process is the holder. It ends its hold if a node is gone while
         the register is silent: that node may have evicted it.
         """
         now, candidacy = self._loop.now(), self._candidacy
@@ -115,16 +115,16 @@ class RegisteredFinder(Finder):
             return False
         if candidacy.is_fresh(now) or not has_lost_nodes():
             return True
-        self._loop.call_after(0, self._lose)
+        self._loop.call_after(0, self._step_down)
         return False
 
     def set_enough_nodes(self, *, enough: bool) -> None:
-        """Give up the hold if too few nodes are left to train: the nodes that are gone may reach
+        """End the hold if too few nodes are left to train: the nodes that are gone may reach
         each other and the register, but not this node.
         """
         if self._candidacy.has_too_few(enough=enough):
-            self._candidate.step_down()
-            self._seeker.ousted("too few nodes reach it", _STAND_BACK_S)
+            self._candidate.release()
+            self._seeker.step_down("too few nodes reach it", _STAND_BACK_S)
 
     def close(self) -> None:
         """Stop, and give the record back."""
@@ -191,9 +191,9 @@ class RegisteredFinder(Finder):
     def _on_renewed(self) -> None:
         self._seeker.extended(self._candidacy.until)
 
-    def _on_lost(self, reason: str) -> None:
+    def _on_step_down(self, reason: str) -> None:
         if not self._closed:
-            self._seeker.ousted(reason, 0.0)
+            self._seeker.step_down(reason, 0.0)
 
     def _on_trouble(self, reason: str) -> None:
         left = duration(self._candidacy.until - self._loop.now())
@@ -202,9 +202,9 @@ class RegisteredFinder(Finder):
             f"this node coordinates for {left} more: {reason}"
         )
 
-    def _lose(self) -> None:
+    def _step_down(self) -> None:
         if self._candidacy.holds(self._loop.now()):
-            self._candidate.lose("a node was lost during a register outage")
+            self._candidate.step_down("a node was lost during a register outage")
 
 
 class _Dialled(NamedTuple):

@@ -154,7 +154,7 @@ class Executor:
             "",
             self._order.grace_s,
             self._on_process,
-            patient=True,
+            grace_for_all=True,
         )
         for stream in streams:
             os.close(stream.writer)

@@ -159,7 +159,7 @@ class FrameChannel:
             self._waiting += data
             self._write()
 
-    def give_up(self) -> None:
+    def abort(self) -> None:
         """Stop reading and writing."""
         self._break()
         self._on_room()

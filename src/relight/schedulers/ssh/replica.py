@@ -91,7 +91,7 @@ class Session:
             self._archive.close()
         self._scratch.remove()
         self._channel.send(frames.END, self._end.to_payload())
-        limit = self._loop.call_after(_FLUSH_S, self._channel.give_up)
+        limit = self._loop.call_after(_FLUSH_S, self._channel.abort)
         self._loop.run_until(lambda: not self._channel.waiting)
         limit.cancel()
 
@@ -127,7 +127,7 @@ class Session:
         if self._silence is not None:
             self._silence.cancel()
         silence_s = self._order.silence_s if self._order is not None else _SILENCE_S
-        self._silence = self._loop.call_after(silence_s, self._channel.give_up)
+        self._silence = self._loop.call_after(silence_s, self._channel.abort)
 
     def _stop(self) -> None:
         if self._supervisor is None:
@@ -190,7 +190,7 @@ class Session:
         readers, writers = zip(os.pipe(), os.pipe(), strict=True)
         plan = WorkerPlan(0, argv, variables, *writers, frozenset(), signal_group=True)
         self._supervisor = Supervisor(
-            self._loop, [plan], (0,), self._scratch.path, order.grace_s, _ignore, patient=True
+            self._loop, [plan], (0,), self._scratch.path, order.grace_s, _ignore, grace_for_all=True
         )
         for reader, writer, kind in zip(readers, writers, (frames.OUT, frames.ERR), strict=True):
             os.close(writer)

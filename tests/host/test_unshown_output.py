@@ -10,14 +10,14 @@ from screens import FastLoop, Screen, loop, screen, small_screen  # noqa: F401  
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.host.console import Consoles
-from relight.host.logs import Leftovers, Logs
+from relight.host.logs import Logs, UnshownOutput
 
 LINE = b"generation %02d line %04d\n"
 LINES = 2000
 GENERATIONS = 14
 
 
-def run_generations(loop: FastLoop, leftovers: Leftovers, consoles: Consoles, flags: list[str],
+def run_generations(loop: FastLoop, unshown: UnshownOutput, consoles: Consoles, flags: list[str],
                     path: Path) -> bytes:  # fmt: skip
     """Let a worker of each generation print; return all of it."""
     spec, text = to_spec(parse([*flags, "train.py"], Environment({}))), b""
@@ -27,22 +27,22 @@ def run_generations(loop: FastLoop, leftovers: Leftovers, consoles: Consoles, fl
         printed = b"".join(LINE % (number, line) for line in range(LINES))
         assert os.write(stdout, printed) == len(printed)
         logs.passed_on()
-        leftovers.add(logs, number)
+        unshown.add(logs, number)
         loop.settle()
         text += printed
     return text
 
 
 @pytest.mark.parametrize("flags", [[], ["-t1"]], ids=["raw", "tee'd"])
-def test_leftover_output_is_shown_or_counted(
+def test_unshown_output_is_shown_or_counted(
     loop: FastLoop, small_screen: Screen, screen: Screen, tmp_path: Path, flags: list[str]
 ) -> None:
     """Generations go on; what could not be kept for the console is counted in a line. What is shown
     is whole lines in their order.
     """
     consoles = Consoles(small_screen.console, screen.console)
-    leftovers = Leftovers(loop, consoles, [])
-    text = run_generations(loop, leftovers, consoles, flags, tmp_path)
+    unshown = UnshownOutput(loop, consoles, [])
+    text = run_generations(loop, unshown, consoles, flags, tmp_path)
     said = re.findall(rb"relight: (\d+) bytes of .*output.* were not shown", screen.read())
     assert said
     left = len(text) - sum(map(int, said))
@@ -52,7 +52,7 @@ def test_leftover_output_is_shown_or_counted(
     lines = shown.splitlines(keepends=True)
     assert lines == sorted(lines)
     assert set(lines) <= set(text.splitlines(keepends=True))
-    leftovers.show()
+    unshown.show()
     assert screen.read().count(b"\n") == len(said)
 
 
@@ -61,8 +61,8 @@ def test_a_second_signal_ends_the_wait_for_the_console(
 ) -> None:
     """A line says how much is not shown."""
     consoles = Consoles(small_screen.console, screen.console)
-    leftovers = Leftovers(loop, consoles, [15, 15])
-    text = run_generations(loop, leftovers, consoles, [], tmp_path)
-    leftovers.show()
+    unshown = UnshownOutput(loop, consoles, [15, 15])
+    text = run_generations(loop, unshown, consoles, [], tmp_path)
+    unshown.show()
     said = re.findall(rb"relight: (\d+) bytes of worker output.* were not shown", screen.read())
     assert sum(map(int, said)) + len(small_screen.read()) == len(text)
