@@ -122,7 +122,7 @@ def test_the_training_examples_import_nothing_of_relight(path: Path) -> None:
     assert not {name for name in imported if name.startswith("relight")}
 
 
-def test_digits_learns_to_read(uninterrupted: tuple[str, Path]) -> None:
+def test_digits_reads_95_of_100_test_images_in_the_end(uninterrupted: tuple[str, Path]) -> None:
     """digits.py prints a line an epoch, and reads at least 95 of 100 test images in the end."""
     lines = uninterrupted[0].splitlines()
     assert lines[0] == "2 workers on cpu with gloo, starting"

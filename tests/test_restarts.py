@@ -76,7 +76,9 @@ sys.exit(9)
 """
 
 
-def test_the_budget_is_one_number(launch: Launch, script: Script) -> None:
+def test_a_job_fails_after_max_restarts_with_the_root_causes_exit_code(
+    launch: Launch, script: Script
+) -> None:
     """After --max-restarts restarts the job fails with the root cause's exit code."""
     result = launch("run", "--nproc-per-node=2", "--max-restarts=2", script(COUNT))
     assert result.returncode == 9

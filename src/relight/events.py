@@ -202,7 +202,7 @@ def describe(event: Event) -> str:
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
         case Ended():
-            return f"the job ends with {event.exit_code}: {event.reason}"
+            return f"the job ends with exit code {event.exit_code}: {event.reason}"
         case Tick():
             return "a deadline has passed"
 

@@ -75,7 +75,7 @@ def _job(
 ) -> NodeJob:
     threads = 1 if nproc > 1 and "OMP_NUM_THREADS" not in env.variables else 0
     if threads:
-        notes.append("OMP_NUM_THREADS is not set; using 1 for each worker")
+        notes.append("OMP_NUM_THREADS is not set; using 1 thread for each worker")
     shared = env.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     run_id = spec.rdzv_id
     master = spec.store_address()

@@ -197,7 +197,9 @@ FLAGS: tuple[Flag, ...] = (
          "where events go: null or dynamic_rendezvous (nowhere), console (stderr, one JSON "
          "line each); --log-dir keeps them in events.jsonl"),
     Flag("help", None, False, "", "show this list", short="h", from_env=False),
-    Flag("verbose", None, False, "", "verbose output", short="v", from_env=False),
+    Flag("verbose", None, False, "",
+         "print to stderr what happens: each start, exit and restart of a worker …", short="v",
+         from_env=False),
 )  # fmt: skip
 
 FLAG_BY_NAME = {flag.name: flag for flag in FLAGS}

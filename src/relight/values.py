@@ -149,7 +149,7 @@ def parse_port(text: str) -> int:
     try:
         port = int(text)
     except ValueError:
-        raise ValueError("expected a port number") from None
+        raise ValueError(f"{text!r} is not a port number") from None
     if not 0 <= port <= 65535:
         raise ValueError("a port is a number from 0 to 65535")
     return port
@@ -199,15 +199,15 @@ def parse_filters(text: str) -> tuple[str, ...]:
 
 def parse_signals(text: str) -> tuple[int, ...]:
     """Parse a comma-separated list of signal names, such as `SIGTERM,SIGUSR1`."""
-    known = [s.name for s in signal.Signals]
+    fatal = ("SIGKILL", "SIGSTOP")
+    known = [s.name for s in signal.Signals if s.name not in fatal]
     numbers = []
     for name in (part.strip() for part in text.split(",")):
+        if name in fatal:
+            raise ValueError(f"{name} can't be handled by any process")
         if name not in known:
             raise ValueError(_not_one_of(name or "''", known))
-        number = int(signal.Signals[name])
-        if number in (signal.SIGKILL, signal.SIGSTOP):
-            raise ValueError(f"{name} can't be handled by any process")
-        numbers.append(number)
+        numbers.append(int(signal.Signals[name]))
     return tuple(dict.fromkeys(numbers))
 
 

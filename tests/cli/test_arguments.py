@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relight.cli import mistakes
 from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.errors import UsageError
@@ -150,7 +151,7 @@ def test_pet_variables_give_defaults_and_the_command_line_wins(
         (["--nproc-per-node=gpus", "x.py"], "auto, cpu, gpu, xpu"),
         (["--rdzv-backend=", "x.py"], "'' is not one of static, c10d, etcd, etcd-v2, file"),
         (["--rdzv-backend=a b", "x.py"], "is not one of static, c10d, etcd, etcd-v2, file"),
-        (["--rdzv-endpoint=host:x", "x.py"], "expected a port number"),
+        (["--rdzv-endpoint=host:x", "x.py"], "'x' is not a port number"),
         (["--rdzv-endpoint=host:70000", "x.py"], "0 to 65535"),
         (["--rdzv-endpoint=host:", "x.py"], "the port after the colon is missing"),
         (["--rdzv-conf=a", "x.py"], "'a' is not such a pair"),
@@ -180,6 +181,39 @@ def test_a_bad_command_line_is_reported_with_what_is_valid(argv: list[str], mess
     with pytest.raises(UsageError) as caught:
         spec_of(*argv)
     assert message in f"{caught.value.message}\n{caught.value.hint}"
+
+
+@pytest.mark.parametrize(
+    ("argv", "variables", "hint"),
+    [
+        (["--nproc-per-node=two"], {}, "for example: --nproc-per-node=8, --nproc-per-node=gpu"),
+        (["--max-restarts=x"], {}, "for example: --max-restarts=3"),
+        ([], {"PET_MAX_RESTARTS": "x"}, "for example: PET_MAX_RESTARTS=3"),
+        (["--signals-to-handle=SIGKILL"], {}, "for example: --signals-to-handle=SIGTERM,SIGUSR1"),
+        (["--worker-store=rank1"], {}, "--worker-store: who serves MASTER_PORT: agent, or rank0's"),
+    ],
+)
+def test_a_bad_value_leads_to_a_good_one(
+    argv: list[str], variables: dict[str, str], hint: str
+) -> None:
+    """The hint is a value that works, or says what the flag is for."""
+    with pytest.raises(UsageError) as caught:
+        spec_of(*argv, "x.py", **variables)
+    assert caught.value.hint.startswith(hint)
+
+
+@pytest.mark.parametrize("name", mistakes.EXAMPLES)
+def test_each_value_that_a_hint_shows_is_valid(name: str) -> None:
+    for value in mistakes.EXAMPLES[name]:
+        assert spec_of(f"--{name}={value}", "x.py").script == "x.py"
+
+
+def test_the_signals_that_are_offered_can_be_handled() -> None:
+    """A misspelt signal is answered with all others, but SIGKILL and SIGSTOP."""
+    with pytest.raises(UsageError) as caught:
+        spec_of("--signals-to-handle=FOO", "x.py")
+    assert "SIGUSR2" in caught.value.message
+    assert "SIGKILL" not in caught.value.message and "SIGSTOP" not in caught.value.message
 
 
 def test_the_nearest_flag_is_offered() -> None:

@@ -40,6 +40,13 @@ def test_help_of_a_component_is_the_page_of_the_component(relight: Command, name
     assert max(map(len, lines)) <= 100
 
 
+def test_help_of_submit_says_when_the_command_ends(relight: Command) -> None:
+    """A job of this machine ends with the command, unless it is detached."""
+    text = " ".join(relight("submit", "--help").stdout.split())
+    assert "On local and ssh the command shows the job's output and ends with the job" in text
+    assert "-cfg detach=true lets the job run on" in text
+
+
 def test_relight_help_has_a_line_for_each_command(relight: Command) -> None:
     text = relight("--help").stdout
     assert all(f"\n  {command:13}" in text for command in COMMANDS)

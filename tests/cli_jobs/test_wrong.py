@@ -262,6 +262,16 @@ def test_a_flag_of_submit_after_the_component_is_refused(relight: Command, word:
     assert found.stderr.endswith("it stands before dist.ddp\n")
 
 
+def test_a_switch_of_submit_with_a_value_is_answered_with_the_switch(relight: Command) -> None:
+    """It takes no value, neither before the component nor after it."""
+    found = relight("submit", "dist.ddp", "--wait=false", "--script", "a.py")
+    assert found.returncode == 2
+    assert found.stderr.endswith("before dist.ddp and takes no value: --wait\n")
+    for value, hint in (("false", "leave it out"), ("true", "type --wait")):
+        found = relight("submit", f"--wait={value}", "dist.ddp", "--script", "a.py")
+        assert (found.returncode, found.stderr.splitlines()[1]) == (2, f"hint: {hint}")
+
+
 def test_a_wrong_value_of_the_settings_is_reported_with_its_file(
     relight: Command, place: Path
 ) -> None:

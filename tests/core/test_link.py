@@ -75,7 +75,7 @@ def test_a_lease_counts_from_when_the_echoed_heartbeat_was_sent() -> None:
     assert played.step(Echoed(2)) == []  # an echo that is repeated
 
 
-def test_before_a_word_of_the_coordinator_echoes_give_nothing() -> None:
+def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
     """Who comes with workers of a generation waits until that is confirmed; Stop does not do it."""
     played = Played()
     played.step(Tick())

@@ -70,7 +70,7 @@ def test_two_agents_on_one_host_are_two_nodes() -> None:
     """)
 
 
-def test_of_too_many_the_first_are_taken() -> None:
+def test_of_more_nodes_than_fit_those_that_came_first_are_taken() -> None:
     """Who came first is in the first generation, even if all became ready at the same time."""
     game = table(1, 2, last_call_s=1.0)
     game.play("""

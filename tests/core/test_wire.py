@@ -126,7 +126,7 @@ def test_a_peer_that_speaks_another_protocol_is_reported(start: bytes, words: st
             list(decoder.feed(bytes([byte])))
 
 
-def test_frames_go_through_unseal() -> None:
+def test_each_payload_goes_through_unseal_from_the_next_frame_on() -> None:
     """Once `unseal` is set, each payload goes through it, from the very next frame on."""
     decoder = Decoder()
     received = []

@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 TWO = ("0.0", "0.1")
-THREADS = ("OMP_NUM_THREADS is not set; using 1 for each worker",)
+THREADS = ("OMP_NUM_THREADS is not set; using 1 thread for each worker",)
 
 
 def two(name: str, *flags: Word, notes: tuple[str, ...] = (), **rest: Any) -> Case:

@@ -156,7 +156,7 @@ def test_a_job_ends_when_its_workers_have_and_not_at_an_interval(tmp_path: Path)
 
 @shows("one-node")
 @pytest.mark.parametrize("backend", ["c10d", "etcd", "etcd-v2"])
-def test_one_node_meets_nobody(backend: str, tmp_path: Path) -> None:
+def test_a_job_of_one_node_needs_nothing_at_its_endpoint(backend: str, tmp_path: Path) -> None:
     """A job of one node needs no rendezvous, so nothing has to answer at its endpoint."""
     flags = (f"--rdzv-backend={backend}", "--rdzv-endpoint=192.0.2.1:9")
     found = record(Case("", flags), RELIGHT, tmp_path / "ours")

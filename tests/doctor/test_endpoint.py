@@ -52,7 +52,7 @@ def test_who_listens_is_known_by_its_first_bytes(data: bytes, closed: bool, what
 
 
 @given(st.binary(max_size=200), st.booleans())
-def test_no_answer_is_too_strange(data: bytes, closed: bool) -> None:
+def test_no_answer_puts_control_characters_on_the_terminal(data: bytes, closed: bool) -> None:
     """None puts control characters on a terminal."""
     assert answer_of(data, closed=closed).isprintable()
 

@@ -145,7 +145,7 @@ def test_a_closed_connection_takes_no_part(ends: Ends) -> None:
     assert connection.drain() and connection.own_address() == ""
 
 
-def test_heard_at_follows_what_comes(ends: Ends) -> None:
+def test_heard_at_moves_with_each_message_and_only_then(ends: Ends) -> None:
     """The time at which the peer was heard last moves with each message, and only then."""
     ends.listen()
     connection, _, other = ends.pair()

@@ -158,7 +158,9 @@ def test_a_silent_listener_is_given_up(ends: Ends, short: None) -> None:
         (greeting(token=True), "after its hello"),
     ],
 )
-def test_a_false_coordinator_is_left(ends: Ends, answer: bytes, words: str) -> None:
+def test_a_listener_that_does_not_prove_itself_is_left_and_the_reason_told(
+    ends: Ends, answer: bytes, words: str
+) -> None:
     """A dialler takes nothing from a listener that does not prove itself, and says why it left."""
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         ends.address = stranger.getsockname()

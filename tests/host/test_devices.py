@@ -164,7 +164,9 @@ def test_an_excluded_gpu_is_none_and_long_pci_domains_come_last(tmp_path: Path) 
         ({"HIP_VISIBLE_DEVICES": "GPU-000000a00000000b,GPU-000000a000000002"}, [11, 2]),
     ],
 )
-def test_rocm_hides_in_two_steps(amd: str, variables: dict[str, str], expected: list[int]) -> None:
+def test_hip_visible_devices_counts_the_gpus_that_rocr_visible_devices_leaves(
+    amd: str, variables: dict[str, str], expected: list[int]
+) -> None:
     """ROCR_VISIBLE_DEVICES numbers the machine's GPUs, HIP_VISIBLE_DEVICES those that are left."""
     found = gpus(Environment(variables), amd)
     assert [device.number for device in found] == [*expected]

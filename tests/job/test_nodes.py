@@ -85,7 +85,9 @@ def test_any_text_is_nodes_or_refused(j: str) -> None:
         ("cpu.small", "1x2", JobSize(Nodes(1, 1), 2)),
     ],
 )
-def test_as_many_workers_as_gpus(h: str, j: str, expected: JobSize) -> None:
+def test_a_node_gets_as_many_workers_as_its_resource_has_gpus(
+    h: str, j: str, expected: JobSize
+) -> None:
     """A number alone is of nodes; the resource says how many workers each has."""
     assert parse_size_of(h, j) == expected
 

@@ -266,7 +266,7 @@ def test_a_step_of_one_node_may_have_ranks_for_several() -> None:
         ({**RANKS, "RANK": ""}, "", "RANK is not set"),
         ({**RANKS, "WORLD_SIZE": "0"}, "", "WORLD_SIZE=0: expected a whole number from 1"),
         ({**RANKS, "NNODES": "3"}, "", "NNODES=3 contradicts WORLD_SIZE=4"),
-        ({**RANKS, "MASTER_PORT": "http"}, "", "MASTER_PORT=http: expected a port number"),
+        ({**RANKS, "MASTER_PORT": "http"}, "", "MASTER_PORT=http: 'http' is not a port number"),
         ({**PYTORCHJOB, "MASTER_ADDR": "localhost"}, "", "pods have addresses of their own"),
         ({**INDEXED, "JOB_COMPLETION_INDEX": "2"}, "--nnodes=4", "does not end in -2"),
         ({**INDEXED, "NNODES": "2"}, "", "JOB_COMPLETION_INDEX=3 is not below NNODES=2"),

@@ -114,7 +114,7 @@ def test_each_endpoint_that_was_tried_is_in_the_error(backend: str, registers: N
         ("", "no --rdzv-endpoint"),
         ("host:0", "port 0"),
         ("host:99999", "from 0 to 65535"),
-        ("host:port", "expected a port number"),
+        ("host:port", "'port' is not a port number"),
         ("host:2379,", "missing"),
         ("https://host:2379", "does not fit protocol=http"),
         ("http://a:1,ftp://b:2", "does not fit protocol=http"),

@@ -120,7 +120,9 @@ def test_the_longer_of_two_times_to_live_counts(new: Callable[[], Register]) -> 
     assert second.hold("second", SHORT_S).value == "first"
 
 
-def test_times_of_files_do_not_count(shared: Path, new: Callable[[], Register]) -> None:
+def test_a_record_counts_whatever_the_time_of_its_file(
+    shared: Path, new: Callable[[], Register]
+) -> None:
     """Times of files are not looked at: a record from the future or the past counts alike."""
     first, second = new(), new()
     for moment in (0, 2**33):

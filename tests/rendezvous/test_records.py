@@ -41,7 +41,7 @@ def test_anything_but_a_record_is_refused(text: str) -> None:
     assert Contact.of(text) is None
 
 
-def test_a_record_comes_back() -> None:
+def test_a_record_of_a_coordinator_is_read_as_it_was_written() -> None:
     """What a coordinator writes down is read as it was written."""
     contact = Contact("gpu-01", ("10.0.0.1", "fd77::1", "gpu-01.example"), 29400)
     assert Contact.of(contact.to_text()) == contact

@@ -297,7 +297,9 @@ def test_more_replicas_than_open_files_can_run(scheduler: Local) -> None:
     assert lines(scheduler, app_id, k=19) == ["64"]
 
 
-def test_secrets_stay_in_the_processes(scheduler: Local, tmp_path: Path) -> None:
+def test_no_value_of_a_variable_is_in_a_file_or_command_line(
+    scheduler: Local, tmp_path: Path
+) -> None:
     """The value of a variable is in no file of the job and in no command line."""
     secret = "hunter" + os.urandom(4).hex()
     submit(scheduler, shell("touch up; sleep 100", env={"TOKEN": secret}), log_dir=str(tmp_path))

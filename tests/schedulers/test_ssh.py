@@ -275,7 +275,9 @@ def test_a_shell_that_greets_disturbs_nothing(scheduler: Ssh) -> None:
         assert lines(scheduler, app_id) == ["hi"]
 
 
-def test_secrets_stay_in_the_processes(scheduler: Ssh, hosts: Sshd, tmp_path: Path) -> None:
+def test_no_value_of_a_variable_is_in_a_file_or_command_line(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
     """The value of a variable is in no command line on either side, and in no file."""
     secret = "hunter" + os.urandom(4).hex()
     role = shell("touch up; sleep 100", env={"TOKEN": secret})

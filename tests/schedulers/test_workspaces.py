@@ -103,7 +103,7 @@ def test_pipes_and_sockets_stay_behind(tmp_path: Path) -> None:
         assert packed(here, tmp_path / "there") == {"main.py"}
 
 
-def test_the_copy_may_be_inside(tmp_path: Path) -> None:
+def test_a_destination_inside_the_workspace_is_not_copied_into_itself(tmp_path: Path) -> None:
     """A destination below the working directory is not copied into itself."""
     fill(tmp_path, "main.py", "jobs/old/x")
     assert packed(tmp_path, tmp_path / "jobs" / "new") == {"main.py", "jobs/old/x"}

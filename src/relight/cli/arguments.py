@@ -100,7 +100,8 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
                 typed = ""
         if flag.parse is None:
             if equals:
-                raise UsageError(f"--{flag.name} is a switch and takes no value: {word}")
+                hint = "leave it out" if text.lower() in _FALSE else f"type --{flag.name}"
+                raise UsageError(f"--{flag.name} is a switch and takes no value: {word}", hint=hint)
             texts[flag.name] = "1"
         elif equals:
             texts[flag.name] = text
@@ -142,4 +143,6 @@ def _value(flag: Flag, text: str, source: str) -> object:
     try:
         return flag.parse(text)
     except ValueError as error:
-        raise UsageError(f"{source}: {error}", hint=f"--{flag.name}: {flag.help}") from None
+        from relight.cli import mistakes
+
+        raise UsageError(f"{source}: {error}", hint=mistakes.bad_value(flag, source)) from None

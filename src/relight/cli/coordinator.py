@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from relight import env as environment
 from relight.cli.arguments import ParsedFlags, parse
@@ -42,12 +43,15 @@ _FLUSH_S = 1.0
 _LOOK_S = 0.5
 _DIAL_S = 1.0
 _TAKEN = ("rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "local-addr", "help", "verbose")
+_CHANGED: dict[str, dict[str, Any]] = {
+    "rdzv-backend": {"default": "c10d"},
+    "verbose": {"help": "also print when a job comes (its first node connects) and goes"},
+}
 COORDINATOR_FLAGS = (
     Flag("bind", parse_endpoint, Endpoint("", None), "HOST[:PORT]",
          f"where to listen; all addresses of this machine, port {DEFAULT_ENDPOINT_PORT}, or any "
          "free one with a register", from_env=False),
-    *(flag._replace(default="c10d") if flag.name == "rdzv-backend" else flag
-      for flag in FLAGS if flag.name in _TAKEN),
+    *(flag._replace(**_CHANGED.get(flag.name, {})) for flag in FLAGS if flag.name in _TAKEN),
 )  # fmt: skip
 
 

@@ -7,6 +7,7 @@ that do not concern machines and networks are accepted.
 import json
 import os
 import sys
+from typing import Any
 
 from relight import env as environment
 from relight.cli.arguments import ParsedFlags, parse
@@ -35,8 +36,12 @@ _HELP_FLAGS = ("nnodes", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "rdzv-backend"
           "master-addr", "master-port", "local-addr", "help", "verbose")  # fmt: skip
 _STATIC = {"node-rank", "master-addr", "master-port"}
 
+_CHANGED: dict[str, dict[str, Any]] = {
+    "rdzv-backend": {"default": "c10d"},
+    "verbose": {"help": "also print what is in order"},
+}
 DOCTOR_FLAGS = (
-    *(flag._replace(default="c10d") if flag.name == "rdzv-backend" else flag for flag in FLAGS),
+    *(flag._replace(**_CHANGED.get(flag.name, {})) for flag in FLAGS),
     *OWN,
 )
 

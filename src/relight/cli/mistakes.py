@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Collection, Sequence
 
 from relight.errors import UsageError, nearest
+from relight.spec import Flag
 
 _PER_NODE = "did you mean --nproc-per-node? It counts the workers of each node, not of all"
 _NODES = "did you mean --nnodes?"
@@ -38,6 +39,18 @@ _OTHER_LAUNCHERS = {
     "local-rank": "each worker has LOCAL_RANK; relight launch also passes --local-rank to it",
 }  # fmt: skip
 """Flags of mpirun, srun, accelerate, deepspeed, horovodrun and TorchX -> what to do here."""
+EXAMPLES = {
+    "nnodes": ("2", "2:4"),
+    "nproc-per-node": ("8", "gpu"),
+    "rdzv-endpoint": ("gpu-01", "gpu-01:29400"),
+    "rdzv-conf": ("join_timeout=600,read_timeout=60",),
+    "master-addr": ("gpu-01",),
+    "master-port": ("29500",),
+    "max-restarts": ("3",),
+    "signals-to-handle": ("SIGTERM,SIGUSR1",),
+    "shutdown-timeout": ("60",),
+}
+"""Valid values of the flags whose help says no more than the message about a bad value."""
 _OTHER_COMMANDS = {
     "log": "logs", "runopts": "schedulers", "builtins": "components", "ls": "list",
     "squeue": "list", "ps": "status", "kill": "cancel", "stop": "cancel", "scancel": "cancel",
@@ -62,6 +75,19 @@ def unknown_flag(word: str, known: Collection[str]) -> UsageError:
         after = "; those of a script go after it" if "nproc-per-node" in known else ""
         hint = f"did you mean --{meant}?" if meant else f"--help lists the flags{after}"
     return UsageError(f"unknown flag: {word}", hint=hint)
+
+
+def bad_value(flag: Flag, source: str) -> str:
+    """Return the hint for a value that a flag does not take: one that it takes, or its help.
+
+    Args:
+        flag: the flag.
+        source: the flag or the variable with the value, as `NAME=VALUE`.
+    """
+    if flag.name not in EXAMPLES:
+        return f"--{flag.name}: {flag.help}"
+    name = source.partition("=")[0]
+    return "for example: " + ", ".join(f"{name}={value}" for value in EXAMPLES[flag.name])
 
 
 def unknown_command(argv: Sequence[str], commands: Sequence[str]) -> UsageError:

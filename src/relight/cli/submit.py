@@ -36,10 +36,15 @@ PAGE = Page(
     (
         "Submits a job to this machine, Docker, Slurm …, and prints its handle. A component",
         "says what runs: dist.ddp, utils.python …, or a function of yours, path/file.py:function.",
+        "On local and ssh the command shows the job's output and ends with the job; on local",
+        "-cfg detach=true lets the job run on. Elsewhere the command ends at once, unless --wait",
+        "or --log is given. -h names the resources of a node: TorchX's names (gpu.xlarge: 64 CPUs,",
+        "8 GPUs, 256 GiB), or yours, from the module in RELIGHT_NAMED_RESOURCES.",
     ),
     SUBMIT_FLAGS,
     (
         "relight submit dist.ddp -j 1x4 --script train.py -- --epochs 3",
+        "relight submit -cfg detach=true dist.ddp -j 2x4 --script train.py",
         "relight submit -s slurm -cfg partition=gpu dist.ddp -j 2x8 -h gpu.xlarge --script a.py",
         "relight submit -s docker --dryrun dist.ddp -j 2:4x8 -h gpu.xlarge -m my.train",
         "relight submit dist.ddp --help        (components: relight components)",

@@ -71,9 +71,10 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         f"usage: relight {command} [flags] SCRIPT [arguments of the script]",
         "",
         "Starts the workers of this node and keeps them alive. Flags have torchrun's",
-        "names and meanings; dashes and underscores are the same. They stand before",
-        "SCRIPT. In brackets: the default. PET_<FLAG> variables give other ones, as with",
-        "torchrun; RELIGHT_PRELOAD gives that of --preload.",
+        "names and meanings; dashes and underscores are the same, and any unique",
+        "beginning of a name will do. They stand before SCRIPT. In brackets: the",
+        "default. PET_<FLAG> variables set other defaults, as with torchrun;",
+        "RELIGHT_PRELOAD sets that of --preload.",
     ]
     lines += _grouped(flags)
     lines += [

@@ -14,9 +14,11 @@ from relight.errors import UsageError, nearest
 from relight.job.components import decoding
 from relight.job.components.decoding import ParameterKind
 
-_OF_SUBMIT = ("-s", "--scheduler", "--dryrun", "-cfg", "--cfg", "--scheduler_args",
-              "--scheduler-args", "--wait", "--log", "--tee_logs", "--tee-logs", "--workspace",
-              "--parent_run_id", "--parent-run-id", "--launcher", "--stdin", "--json")  # fmt: skip
+_SWITCHES_OF_SUBMIT = ("--dryrun", "--wait", "--log", "--tee_logs", "--tee-logs", "--stdin",
+                       "--json")  # fmt: skip
+_OF_SUBMIT = (*_SWITCHES_OF_SUBMIT, "-s", "--scheduler", "-cfg", "--cfg", "--scheduler_args",
+              "--scheduler-args", "--workspace", "--parent_run_id", "--parent-run-id",
+              "--launcher")  # fmt: skip
 _BASES = (str, int, float, bool)
 _SUPPORTED = "str, int, float, bool, list[…], dict[…, …], tuple[…, …], and Optional of these"
 
@@ -272,13 +274,15 @@ def _flag(word: str, signature: Signature) -> tuple[Parameter, str | None]:
             raise UsageError(f"{name} is ambiguous: {known}")
     elif name[:2] in spelled:
         return spelled[name[:2]], word[2:]
-    raise _unknown(name, signature, "")
+    raise _unknown(name, signature, "", text)
 
 
-def _unknown(name: str, signature: Signature, where: str) -> UsageError:
+def _unknown(name: str, signature: Signature, where: str, value: str | None = None) -> UsageError:
     known = [parameter.name for parameter in signature.parameters if parameter.names]
     if name in _OF_SUBMIT:
         hint = f"as a flag of relight submit it stands before {signature.name}"
+        if value is not None and name in _SWITCHES_OF_SUBMIT:
+            hint += f" and takes no value: {name}"
         return UsageError(f"{signature.name} has no parameter {name}{where}", hint=hint)
     meant = nearest(name.lstrip("-").replace("-", "_"), known)
     if meant:
