@@ -40,8 +40,8 @@ _HEARD = FromAgent | Heartbeat
 _MOST_JOBS_NAMED = 16
 _SAY_EVERY_S = 10.0
 """Least time between two messages about refused connections."""
-_IDLE_CHECK_S = 0.5
-"""How often to check for silent nodes while no job is connected."""
+_CHECK_S = 0.5
+"""How often to check for silent nodes, at least: the next job may have a shorter limit."""
 _STALL_S = 0.5
 """A longer delay means that this process was suspended, not that other nodes were silent."""
 
@@ -91,8 +91,8 @@ class Coordinator:
         self._listener = Listener(loop, sock, self, self._hello(), security, divert=divert)
         self._listener.on_refused = self._on_refused
         self._resumed_at = float("-inf")
-        self._checked_at = loop.now()
-        self._timer = loop.call_after(0, self._check_silence)
+        self._check_due = loop.now()
+        self._timer = loop.call_at(self._check_due, self._check_silence)
 
     @property
     def others(self) -> int:
@@ -297,12 +297,11 @@ class Coordinator:
 
     def _check_silence(self) -> None:
         now = self._loop.now()
-        limits = [group.membership.settings.lost_after_s for group in self.groups.values()]
-        interval = min(limits) / 8 if limits else _IDLE_CHECK_S
-        if now - self._checked_at > interval + _STALL_S:
+        if now > self._check_due + _STALL_S:
             self._resumed_at = now
-        self._checked_at = now
-        self._timer = self._loop.call_after(interval, self._check_silence)
+        limits = [group.membership.settings.lost_after_s for group in self.groups.values()]
+        self._check_due = now + min([_CHECK_S, *(limit / 8 for limit in limits)])
+        self._timer = self._loop.call_at(self._check_due, self._check_silence)
         self._forget_empty_groups()
         for peer in list(self._peers):
             silent_s = now - peer.connection.heard_at

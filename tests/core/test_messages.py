@@ -167,3 +167,11 @@ def test_a_setting_of_the_wrong_type_or_size_is_malformed(field: str, value: obj
         return
     with pytest.raises(Malformed):
         fields.record(GroupSettings, {**fields.plain(GroupSettings(1, 2, 3)), field: value})
+
+
+def test_no_peer_may_name_a_longer_heartbeat_timeout_than_a_command_line() -> None:
+    """A coordinator waits for as long."""
+    with pytest.raises(Malformed, match="lost_after_s"):
+        fields.record(
+            GroupSettings, {"least": 1, "most": 2, "max_restarts": 0, "lost_after_s": 1e7}
+        )

@@ -1,6 +1,7 @@
 """The loop waits for a condition, and no longer than it is asked to."""
 
 import os
+import signal
 
 import pytest
 
@@ -28,4 +29,14 @@ def test_waiting_with_a_limit_ends_at_the_limit_or_when_the_condition_is_true() 
 def test_what_is_true_already_is_not_waited_for(limit_s: float | None) -> None:
     loop = Loop()
     loop.run_until(lambda: True, limit_s)
+    loop.close()
+
+
+def test_a_call_may_lie_further_ahead_than_the_kernel_can_wait() -> None:
+    """A peer may name such a time; epoll_wait takes an int of milliseconds."""
+    loop = Loop()
+    loop.call_after(1e12, lambda: None)
+    loop.on_signal(signal.SIGALRM, lambda number: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    loop.run_once(None)
     loop.close()

@@ -189,6 +189,33 @@ def test_a_console_that_nobody_reads_stops_no_worker(lab: Lab, tmp_path: Path) -
         os.close(reader)
 
 
+def test_a_job_with_rare_heartbeats_delays_nothing_in_another_job(lab: Lab, tmp_path: Path) -> None:
+    """A job that came first looks for lost nodes every 18 s; of the other, with the defaults, a
+    stopped node is lost as soon as ever. The end of a connection is noticed at once in both.
+    """
+    head = coordinate(lab, tmp_path / "head.txt")
+    jobs = {}
+    for name in ("slow", "fast"):
+        (tmp_path / name).mkdir()
+        jobs[name] = Job(lab, tmp_path / name, *c10d("node4", "1:2"), f"--rdzv-id={name}",
+                         "--rdzv-conf=last_call_timeout=1")  # fmt: skip
+    rare = "--rdzv-conf=keep_alive_interval=30,last_call_timeout=1"
+    slow = [jobs["slow"].start(node, rare) for node in ("node1", "node2")]
+    jobs["slow"].until_runs(slow, 2)
+    fast = [jobs["fast"].start(node) for node in ("node1", "node3")]
+    jobs["fast"].until_runs(fast, 2)
+    jobs["fast"].kill(fast[1], signal.SIGSTOP)
+    assert jobs["fast"].until_runs(fast[:1], 1, generation=1) < 6
+    jobs["fast"].kill(fast[1], signal.SIGKILL)
+    jobs["slow"].kill(slow[1])
+    assert jobs["slow"].until_runs(slow[:1], 1, generation=1) < 6
+    for name, agents in (("fast", fast), ("slow", slow)):
+        jobs[name].tell("stop")
+        assert agents[0].wait() == 0
+    head.send_signal(signal.SIGTERM)
+    assert head.wait(20) == 0
+
+
 def test_a_job_with_rare_heartbeats_runs_undisturbed(lab: Lab, tmp_path: Path) -> None:
     """The coordinator counts a node as lost after what the node's job was started with."""
     head = coordinate(lab, tmp_path / "head.txt")

@@ -161,11 +161,16 @@ def test_workers_freeze_while_the_coordinators_host_is_cut_off(lab: Lab, tmp_pat
 
 
 def test_workers_freeze_although_their_spawner_was_stopped(lab: Lab, tmp_path: Path) -> None:
-    """The spawner freezes the workers; the agent continues it when their lease ends."""
+    """The spawner freezes the workers. From the end of their lease on, the agent continues it until
+    it has done so.
+    """
     job, agents = begin(lab, tmp_path, "2:3", 3)
     _, spawner, *_ = linux.tree(agents[1].process.pid)  # after the guard
     lab.cut("node2")
-    os.kill(spawner, signal.SIGSTOP)
+    end = time.monotonic() + 1.3  # longer than the lease
+    while time.monotonic() < end:
+        os.kill(spawner, signal.SIGSTOP)
+        time.sleep(0.01)
     job.until_says(agents[1], "workers are frozen")
     assert not job.running("node2")
     lab.mend("node2")

@@ -23,6 +23,7 @@ from functools import cache, partial
 from types import UnionType
 
 from relight.typed import Any, NoReturn
+from relight.values import MOST_SECONDS
 
 MAX_NAME = 255
 """Characters of the longest name: the longest host name of DNS (RFC 1035)."""
@@ -68,7 +69,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "join_timeout_s": _SECONDS,
     "exit_barrier_s": _SECONDS,
     "rejoin_s": _SECONDS,
-    "lost_after_s": (0.1, 1e12),
+    "lost_after_s": (0.1, MOST_SECONDS),
     "age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,

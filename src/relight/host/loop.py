@@ -16,6 +16,8 @@ from relight.host import system
 from relight.typed import Protocol
 
 Callback = Callable[[], None]
+_LONGEST_WAIT_S = 1e6
+"""epoll_wait(2) takes milliseconds as an int: three weeks."""
 
 
 class HasFileno(Protocol):
@@ -160,7 +162,7 @@ class Loop:
         while self._timers and self._timers[0].callback is None:
             heapq.heappop(self._timers)
         if self._timers:
-            left = max(0.0, self._timers[0].when - self.now())
+            left = min(max(0.0, self._timers[0].when - self.now()), _LONGEST_WAIT_S)
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):

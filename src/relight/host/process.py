@@ -23,6 +23,7 @@ Fork = Callable[[Sequence[WorkerPlan], str], tuple[int, socket.socket]]
 ProcessEvent = WorkerStarted | WorkerExited | WorkersFrozen | SpawnerLost
 _CLOSE_LIMIT_S = 30.0
 _WAKE_LIMIT_S = 1.0
+_CONTINUE_EVERY_S = 0.05
 _ORPHANS_LIMIT_S = 10.0
 
 
@@ -72,7 +73,7 @@ class Workers:
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting: Timer | None = None
-        self._expiry = Alarm(loop, self._continue_spawner)
+        self._expiry = Alarm(loop, self._on_lease_expired)
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
 
@@ -119,7 +120,7 @@ class Workers:
     def lease(self, until: float) -> None:
         """Let the workers run until this monotonic time, then freeze them; 0 is for ever.
 
-        The spawner freezes them; it is continued then, in case another program has stopped it.
+        The spawner freezes them. It is continued then, as another program may have stopped it.
         """
         self._command(f"lease {until!r}")
         self._expiry.set(until or None)
@@ -139,6 +140,7 @@ class Workers:
         if not self._spawner_exiting:
             self._loop.forget(self._spawner)
             self._spawner.close()
+        self._spawner_gone = True  # or stuck: a lease that comes now does not concern it
 
     def _reap(self) -> None:
         self._loop.forget(self._spawner)
@@ -159,6 +161,12 @@ class Workers:
         """Continue the spawner, in case it is stopped."""
         if not self._spawner_gone:
             self._spawner.send(signal.SIGCONT)
+
+    def _on_lease_expired(self) -> None:
+        """Continue the spawner again and again, until it has frozen the workers."""
+        if not (self.frozen or self._spawner_gone):
+            self._continue_spawner()
+            self._expiry.set(self._loop.now() + _CONTINUE_EVERY_S)
 
     def _kill_if_stopped_later(self) -> None:
         """Kill the spawner if it is still stopped later, as in a debugger."""
