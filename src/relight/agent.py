@@ -93,9 +93,8 @@ class Agent:
         self.signals: list[int] = []
         """The stop signals that this agent has received: after the first one it leaves the job."""
         self._state: NodeReady | GenerationFormed | WorkerGroup | None = None
-        self._workers: WorkerGroup | None = (
-            None  # the latest ones; the failure report needs their logs
-        )
+        self._workers: WorkerGroup | None = None
+        """The workers of the latest generation; the failure report reads their logs."""
         self._end: JobEnded | None = None
         self._restart = 0  # the latest restart that was reported to the user
         self._lease_until = FOR_EVER
@@ -183,7 +182,7 @@ class Agent:
         def may_begin() -> bool:
             return isinstance(self._state, GenerationFormed) and self.loop.now() < self._lease_until
 
-        self.loop.run_once(0)  # after a signal that is pending no workers start
+        self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
         self.loop.run_until(lambda: may_begin() or self._is_over())
         formed = self._state
         return (
@@ -324,7 +323,7 @@ class Agent:
                 if isinstance(self._state, WorkerGroup) and generation == self._generation:
                     self._state.succeeded = succeeded
             case GenerationFormed():
-                pass  # this node has changed its state since: it will report again
+                pass  # this node is not ready any more; it will send NodeReady again
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""

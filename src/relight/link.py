@@ -86,7 +86,7 @@ class RemoteLink(finders.Seeker):
                 lease_s=meeting.lease_s,
                 lost_after_s=settings.lost_after_s,
                 seek_s=meeting.seek_s,
-                rejoin_s=settings.join_timeout_s,
+                join_timeout_s=settings.join_timeout_s,
             ),
             loop.now(),
         )

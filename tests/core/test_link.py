@@ -228,7 +228,10 @@ def test_the_time_until_the_next_try_depends_on_how_the_last_one_ended() -> None
 
 def test_without_a_coordinator_the_job_ends_when_patience_is_over() -> None:
     """Patience is longer or shorter if the coordinator was there before or not."""
-    for played, limit_s in ((Played(), SETTINGS.seek_s), (Played().connected(), SETTINGS.rejoin_s)):
+    for played, limit_s in (
+        (Played(), SETTINGS.seek_s),
+        (Played().connected(), SETTINGS.join_timeout_s),
+    ):
         if played.link.state is LinkState.CONNECTED:
             played.lost()
         played.step(NothingFound("nobody is there", 0.3), limit_s)

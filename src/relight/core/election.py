@@ -6,8 +6,9 @@ does. If the number of hosts is even, half of them are a majority if they includ
 
     FOLLOWER     a coordinator was seen, or this elector has just started
       | none was seen for `vote_s`                              -> CANDIDATE
-    CANDIDATE    asks the others whether they would vote for it (a probe binds nobody), waits a
-                 moment for each lower-numbered host that is also a candidate, then asks for votes
+    CANDIDATE    asks the others whether they would vote for it (PROBE; the answer commits nobody).
+                 If a majority would, it waits a moment for each host with a lower number among
+                 them, then asks for votes
       | it holds the votes of a majority                        -> COORDINATOR, BecomeCoordinator
       | it hears a coordinator, or of one in an answer          -> FOLLOWER, votes are given back
       | a lower candidate asks for votes or holds one, or half of `vote_s` brought no majority:
@@ -25,8 +26,10 @@ the higher number.
 
 Invariants (`check`): a coordinator's lease is valid; a host that asks for votes or coordinates has
 its own vote; a follower holds no votes. Over all hosts, without `alone`: two leases are never valid
-at once. A process that was suspended learns of its lost lease in its next step: call `coordinates`
-before acting as the coordinator.
+at once.
+
+If this process was suspended, its lease may have expired, and it notices that only in its next
+step: call `coordinates` before acting as the coordinator.
 """
 
 from collections.abc import Sequence

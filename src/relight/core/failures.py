@@ -249,7 +249,7 @@ def _size(failure: Failure) -> int:
 
 
 def what_happened(failure: Failure, *, many: bool = False) -> str:
-    """Return in half a line what happened to one worker, or to `many` in the same way."""
+    """Return what happened to one worker, or to each of `many` workers, as half a line of text."""
     report = failure.report
     if report is not None and failure.is_explained and report.kind is not FailureKind.CRASHED:
         return cut(_exception(report), _WHAT)

@@ -1,19 +1,27 @@
 """The lease of a node's workers: until when they may run.
 
-- It counts from when the echoed heartbeat was *sent*: the coordinator received that heartbeat
-  later, and waits for longer than the lease, by a margin for clocks. So the lease is over before
-  the other nodes go on.
-- It is renewed only if the coordinator has said over this connection, or in this process, that the
-  workers' generation goes on. `StopWorkers` does not say that: the other nodes may already run the
-  next generation.
-- A refused connection renews a lease that is not over, if the finder says that no other process can
-  have become the coordinator. As a firewall may also refuse, that counts only for `REFUSALS_S`
-  after the last echo, or if the refusal comes from this machine itself. A lease that is over stays
-  over: the other nodes may have gone on before the coordinator ended. It is not renewed either if
-  this node has since reached a coordinator that did not confirm the workers here.
-- If this process becomes the host of the only endpoint, it keeps a lease that is not over, as no
-  other node can have gone on without it, unless it reached such a coordinator in between. A lease
-  that is over needs a confirmation, as in any other case.
+A lease begins when the coordinator confirms the workers' generation, over this connection or in
+this process. It is counted from when the echoed heartbeat was *sent*. The coordinator received that
+heartbeat later, and waits for longer than a lease, by a margin for clocks, before it counts the
+node as lost. So the lease is over before the other nodes go on.
+
+The lease is renewed if
+
+- a heartbeat is echoed over a connection that has confirmed the generation,
+- the coordinator is in this process, has confirmed the generation, and is certain to be the only
+  one for longer,
+- a connection to the coordinator is refused, and the refusal shows that the coordinator has ended
+  and no other process can have taken its place. A firewall may also refuse, so a refusal by another
+  machine counts only for `REFUSALS_S` after the last echo, or
+- this process becomes the host of the only endpoint: no other node can have gone on without it.
+
+It is not renewed
+
+- by `StopWorkers`, which is no confirmation: other nodes may already run the next generation,
+- by a refusal or by hosting, if the lease is over: other nodes may have gone on before the
+  coordinator ended, or
+- by a refusal or by hosting, if this node has since reached a coordinator that did not confirm the
+  workers here.
 
 Invariants (`check`): unless the coordinator is in this process, a lease never ends later than
 `lease_s` from now.

@@ -57,9 +57,9 @@ class LinkState(Enum):
 class LinkSettings(NamedTuple):
     """The settings of the job that concern the link. Times in seconds.
 
-    `where` names the endpoint for people. `interval_s` is the time between heartbeats. A
-    coordinator that is silent for `lost_after_s` is lost. The agent gives up if it finds no
-    coordinator for `seek_s` after the start, or for `rejoin_s` later.
+    `where` is the endpoint, as shown to users. `interval_s` is the time between heartbeats. A
+    coordinator that sends nothing for `lost_after_s` is lost. The agent gives up if it finds no
+    first coordinator within `seek_s`, or no new one within `join_timeout_s` of losing the last one.
     """
 
     where: str
@@ -67,7 +67,7 @@ class LinkSettings(NamedTuple):
     lease_s: float
     lost_after_s: float
     seek_s: float
-    rejoin_s: float
+    join_timeout_s: float
 
 
 class Opened(NamedTuple):
@@ -235,7 +235,7 @@ class Link:
         self.state = LinkState.SEEKING
         self.settings = settings
         self.echoed_at = float("-inf")
-        """When the last heartbeat that was echoed was sent."""
+        """Send time of the last heartbeat that has an echo."""
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
         self._search = _Search(now)
@@ -288,7 +288,7 @@ class Link:
                 if session is not None:
                     self._send_heartbeat(session, now)
                 elif self.state is LinkState.SEEKING:
-                    self._due = None  # until the finder, or the place found, answers
+                    self._due = None  # until the finder answers, or the connection opens or fails
                     self._effects.append(Seek())
         if self._lease.until != leased_until:  # before `Seek`, which may call `step` again
             self._effects.insert(0, LetWorkersRun(self._lease.until))
@@ -335,7 +335,7 @@ class Link:
             self._give_up(EXIT_USAGE, text)
             return
         ever = self.echoed_at > float("-inf")
-        if waited > (settings.rejoin_s if ever else settings.seek_s):
+        if waited > (settings.join_timeout_s if ever else settings.seek_s):
             text = f"no coordinator at {settings.where} for {duration(waited)}: {reason}"
             if search.unfit and search.unfit not in reason:
                 text += f"; the last one that answered refused this node: {search.unfit}"

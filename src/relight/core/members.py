@@ -26,7 +26,7 @@ class Member:
         self.arrived_at = arrived_at
         self.probation_s = 0.0  # how long it must stay before it is let in
         self.ready: NodeReady | None = None
-        self.idle = True  # came without workers and has not been told to start any
+        self.idle = True  # it joined without workers and was not told to start any since
 
     @property
     def may_enter_at(self) -> float:

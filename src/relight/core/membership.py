@@ -26,8 +26,8 @@ Rules:
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
   during a stop, it counts as a change of membership.
 - A node that was lost and returns in time, with its workers, gets its place back.
-- A generation's number is above all numbers that the group has heard of; the `origin` tells
-  generations of one number apart. Nodes above the maximum are spares.
+- A new generation's number is higher than all numbers that nodes have named. If two groups formed
+  generations of the same number, their `origin` differs. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own while
   workers of that generation may run.
 - A node that does not get ready although its workers must have exited is dropped: its connection
@@ -81,7 +81,7 @@ _SUCCESSES_EVERY_S = 0.5
 _TELL_AFTER_S = 0.3
 """A wait that is over sooner is not reported."""
 _MAX_NUMBER = 1 << 40
-"""No job forms so many generations: a node that claims a higher number must not spoil ours."""
+"""No job forms so many generations. Higher numbers that a node claims are ignored."""
 _TELL_STOP_AFTER_S = 5.0
 """A stop that takes longer is reported to all nodes, with the names of those it waits for."""
 _LAST_CALLS = 3
@@ -399,7 +399,7 @@ class Membership:
                     self._ending.failure_cause or f"workers ended on {member.join.host}", now
                 )
             self.roster.deactivate(node)
-        if self.generation == NO_GENERATION:  # the budget outlives a coordinator
+        if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
             self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s

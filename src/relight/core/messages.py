@@ -15,8 +15,9 @@ from relight.typed import NamedTuple
 class Announce(NamedTuple):
     """The generation of a node's workers, sent on joining, in case the coordinator is new.
 
-    `done`: the workers have succeeded. `succeeded` are the group ranks of nodes whose workers have,
-    as far as this node was told: they may be gone, and nobody else knows then.
+    `done`: the workers have succeeded. `succeeded` are the group ranks of the nodes whose workers
+    have succeeded, as far as this node was told: those nodes may have left, so that a new
+    coordinator can't ask them.
     """
 
     generation: GenerationId
@@ -150,8 +151,8 @@ class Heartbeat(NamedTuple):
 
 
 class Redirect(NamedTuple):
-    """This host coordinates no longer. `host` is the coordinator's index in the endpoint's list, -1
-    if it is not known.
+    """The sender is not the coordinator, or no longer. `host` is the index of the coordinator in
+    the endpoint's list of hosts, -1 if the sender does not know it.
     """
 
     host: int

@@ -1,9 +1,10 @@
 """Votes with a time limit: the one that a host gives, and those that it receives.
 
-A host votes for one candidate at a time, for `vote_s` after it received the request. The candidate
-counts the vote from the time at which it sent that request, and a tenth less; so no common clock is
-needed, only clocks that run equally fast. A restarted host does not know its earlier votes, so it
-votes for nobody for `vote_s`. So no two hosts hold unexpired votes of a majority at once.
+A host votes for one candidate at a time; its vote binds it for `vote_s` from when it received the
+request. The candidate counts on the vote for a tenth less, and from when it *sent* the request. So
+for the candidate the vote expires first. That needs no common clock, only clocks of about the same
+speed. A restarted host does not know its earlier votes, so it votes for nobody during its first
+`vote_s`. Therefore no two hosts hold unexpired votes of a majority at once.
 """
 
 from collections.abc import Collection

@@ -63,7 +63,7 @@ class Connection:
 
     Attributes:
         owner: receives the events.
-        opening: the hello and proof of the two sides.
+        opening: the handshake: both sides exchange a hello and prove that they know the token.
         peer: its address for people, `10.0.0.3:41234`.
         heard_at: loop time at which bytes last arrived.
         is_open: the peer has authenticated, and messages flow.

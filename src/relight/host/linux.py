@@ -70,7 +70,7 @@ class Child:
         self._fds = [os.pidfd_open(pid)]
 
     def guards(self, pid: int) -> None:
-        """Take note that the forked process is the guard of `pid`, unless it is the same one."""
+        """Note the pid of the spawner. If it is not the forked process, that one is its guard."""
         if pid == self._child:
             return
         try:

@@ -3,8 +3,8 @@
 `Preload.fork` replaces `spawner.fork`: the warm spawner forks the workers of a generation if it is
 ready; otherwise they start cold. There is at most one warm spawner.
 
-    named modules   with three workers or more for two processors, the warm spawner starts first,
-                    and the first generation waits for it. Otherwise the first worker of the first
+    named modules   with 1.5 workers or more per processor, the warm spawner starts first, and the
+                    first generation waits for it. Otherwise the first worker of the first
                     generation, which starts cold, is watched; when it imports the first of these
                     modules, the warm spawner starts beside it at the lowest priority
     auto            that worker is watched; when it has imported nothing new for a while, the

@@ -83,11 +83,11 @@ class Workers:
             self._command(f"signal {local_rank} {number}")
 
     def stop(self, local_ranks: Sequence[int], number: int) -> None:
-        """Ask workers to stop by a signal. A worker without a handler for it has nothing to save:
-        if the signal does not end it, it is killed.
+        """Send workers a signal that asks them to stop. A worker without a handler for the signal
+        has nothing to save, so it also gets SIGKILL, in case the signal does not end it.
         """
-        # Handlers are looked up before the signal, as a handler may first remove itself, and
-        # interpreter shutdown does the same; and after it, for one that was set meanwhile.
+        # Look for handlers before the signal, because a handler may remove itself first, as the
+        # shutdown of an interpreter does; look again afterwards, for a handler that was just set.
         waited_for = set(self.catching(local_ranks, number, unknown=True))
         self.signal(local_ranks, number)
         waited_for.update(self.catching(local_ranks, number, unknown=True))

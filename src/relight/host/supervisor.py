@@ -31,7 +31,7 @@ class Supervisor:
         ranks: the rank of each, in the same order.
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
-        on_event: called with each start and exit, after its consequences were executed.
+        on_event: called with each start and exit, after what core/supervision decided was done.
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
         grace_for_all: whether a process without a handler for the stop signal gets the grace time
             too. If not, it is killed at once, except where the agent itself got a stop signal.

@@ -145,7 +145,7 @@ class Candidate:
             self.register.close()
 
     def _hold_from(self, asked_at: float) -> None:
-        """Note that the register confirmed the hold, which counts from when it was asked."""
+        """Note that the register confirmed the hold, which counts from when it was asked for."""
         self._candidacy.held(asked_at)
         self._expiry.set(self._candidacy.until)
 

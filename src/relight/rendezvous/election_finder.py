@@ -36,7 +36,7 @@ _PING_S = 0.25
 _SILENT_S = 1.0
 _HEARD = Ballot | Heartbeat
 _MOST_KEYS = 64
-"""Most keys that are kept of connections from other hosts; the latest ones are."""
+"""How many keys of connections from other hosts are kept; older keys are forgotten."""
 
 
 class ElectedFinder(Finder):
@@ -270,7 +270,7 @@ class Elector:
     def take_connection(self, connection: Connection, settings: GroupSettings | None) -> None:
         """Take the connection that another elector has opened."""
         if settings is not None and settings.lost_after_s != self._settings.lost_after_s:
-            # Its votes would last for another time than ours.
+            # How long a vote lasts follows from it, and must be equal on all hosts.
             connection.fail(waiting.other_lost_after(settings.lost_after_s, self._settings))
             return
         connection.owner = self

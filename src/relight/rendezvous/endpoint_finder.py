@@ -25,7 +25,7 @@ class EndpointFinder(Finder):
 
     Args:
         loop: the loop of the process.
-        meeting: where the nodes meet; of several hosts, the first counts.
+        meeting: where the nodes meet; if it names several hosts, only the first is used.
     """
 
     def __init__(self, loop: Loop, meeting: Meeting) -> None:

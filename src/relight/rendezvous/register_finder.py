@@ -253,8 +253,10 @@ class _OwnContact:
             self._sock = None
 
     def _addresses(self) -> tuple[str, ...]:
-        """Return this machine's addresses for other nodes; the first must be right, or refuse no
-        node.
+        """Return the addresses at which other nodes may reach this machine.
+
+        A refusal at the first one counts as a sign that this process has ended (core/candidacy). So
+        the first address must belong to this machine, or be one that refuses no node.
         """
         chosen, own = self._chosen, self._register.own_address
         if chosen or (own and not is_loopback(own)):
