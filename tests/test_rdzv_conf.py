@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import RELIGHT, clean_environment
 
 from relight.errors import UsageError
 from relight.rendezvous.conf import KEYS, Conf, keys_of, parse, read_token
@@ -135,6 +136,15 @@ def test_an_unknown_key_is_noted(name: str, meant: str) -> None:
     else:
         assert "known are join_timeout, " in note
         assert "etcd_prefix" not in note
+
+
+def test_one_node_notes_an_unknown_key_too(tmp_path: Path) -> None:
+    """It meets nobody; the typing error would stay unseen until the job has two nodes."""
+    command = [*RELIGHT, "run", "--nnodes=1", "--rdzv-conf=join_timout=3", "--no-python", "true"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=True,
+                            env=clean_environment())  # fmt: skip
+    assert "join_timout has no effect" in result.stderr
+    assert "did you mean join_timeout?" in result.stderr
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

@@ -114,7 +114,7 @@ def _job(
 
         # torchrun's standalone mode is c10d.
         backend = "c10d" if spec.makes_own_id() else spec.rdzv_backend
-        conf.parse(spec.rdzv_conf, backend)  # only refuses wrong values
+        notes += conf.parse(spec.rdzv_conf, backend)[1]
     return NodeJob(
         command=command,
         nproc=nproc,
