@@ -99,7 +99,7 @@ entry()
 
 @pytest.mark.mistakes
 @pytest.mark.parametrize("verb", ["run", "coordinator"])
-@pytest.mark.parametrize("method", ["_look", "received"])
+@pytest.mark.parametrize("method", ["_check_silence", "received"])
 def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     start: Start, tmp_path: Path, verb: str, method: str
 ) -> None:
@@ -113,7 +113,7 @@ def test_an_unexpected_exception_ends_a_coordinator_with_70_and_a_line(
     flags = (verb, *where, *(nodes if verb == "run" else ()))
     broken = start(*flags, command=(sys.executable, "-c", code), text=True)
     assert broken.stderr is not None
-    if method == "_look":
+    if method == "_check_silence":
         assert broken.wait(30) == 70
         assert (
             "error: internal error in relight (a bug): KeyError: 'x' (at " in broken.stderr.read()
@@ -250,7 +250,7 @@ def test_an_elector_that_sends_nonsense_loses_its_connection() -> None:
         loop, meeting, GroupSettings(1, 2, 0), 0, [[], []], lambda _: None, said.append
     )
     finder = Finder()
-    finder.take = elector.take  # type: ignore[method-assign]
+    finder.take_connection = elector.take_connection  # type: ignore[method-assign]
     coordinator = Coordinator(loop, sock, Security(), finder, socket.socket.close, said.append)
     there = Owner(AssertionError())
     there.closed = lambda connection, reason: there.reasons.append(reason)  # type: ignore[method-assign]

@@ -149,7 +149,8 @@ def parse_port(text: str) -> int:
     try:
         port = int(text)
     except ValueError:
-        raise ValueError(f"{text!r} is not a port number") from None
+        shown = text if len(text) <= 40 else f"{text[:39]}…"
+        raise ValueError(f"{shown!r} is not a port number") from None
     if not 0 <= port <= 65535:
         raise ValueError("a port is a number from 0 to 65535")
     return port
