@@ -271,7 +271,11 @@ class RemoteLink(finders.Seeker):
             self._finder.set_enough_nodes(enough=present >= self._settings.least)
 
     def step_down(self, reason: str, again_s: float) -> None:
-        """Stop coordinating."""
+        """Stop coordinating. If the job has ended there is nothing to decide any more, and nodes
+        that are connected are still being told.
+        """
+        if self._group is not None and self._group.membership.end is not None:
+            return
         coordinator, self._group = self._coordinator, None
         if coordinator is None or self._closed:
             return
