@@ -1,0 +1,40 @@
+"""The agent's end of the socket to the spawner."""
+
+import os
+import signal
+import sys
+
+from relight.host.loop import Loop
+from relight.host.process import Workers
+from relight.host.spawner import WorkerPlan
+
+
+def test_a_spawner_that_is_stopped_at_the_end_of_a_lease_is_continued_until_it_has_frozen() -> None:
+    """Another program stops it again after the first SIGCONT."""
+    loop, null = Loop(), os.open(os.devnull, os.O_WRONLY)
+    plan = WorkerPlan(
+        local_rank=0, argv=(sys.executable, "-c", "import time; time.sleep(60)"), variables={},
+        stdout=null, stderr=os.dup(null), cpus=frozenset(), signal_group=False,
+    )  # fmt: skip
+    workers = Workers(loop, [plan], [0], "", lambda event, at: None)
+    try:
+        loop.run_until(lambda: bool(workers.pids), 30)
+        send, lost = workers._spawner.send, [signal.SIGCONT]
+
+        def stopped_again(number: int) -> None:
+            if loop.now() >= until and lost:
+                lost.pop()
+                return
+            send(number)
+
+        until = loop.now() + 0.3
+        workers._spawner.send = stopped_again  # type: ignore[method-assign]
+        workers.lease(until)
+        os.kill(workers._spawner.pid, signal.SIGSTOP)
+        loop.run_until(lambda: workers.frozen, 10)
+        assert workers.frozen and not lost
+    finally:
+        workers.close()
+        loop.close()
+        for fd in {plan.stdout, plan.stderr}:
+            os.close(fd)
