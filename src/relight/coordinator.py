@@ -127,21 +127,19 @@ class Coordinator:
             self._say(f"refused a connection from {line}")
 
     def step_down(self) -> None:
-        """Disconnect all agents and forget their groups; go on listening."""
-        for peer in list(self._peers):
-            peer.connection.close()
-        self._peers = _Peers()
-        for group in self.groups.values():
-            group.close()
-        self.groups.clear()
-        self._listener.hello = self._hello()
+        """Disconnect the nodes of all jobs that run, and forget their groups; go on listening. Of a
+        job that has ended nothing is left to decide, and its nodes are still being told.
+        """
+        self._disconnect({
+            job: group for job, group in self.groups.items() if group.membership.end is None
+        })
 
     def close(self) -> None:
         """Stop listening, and close all connections."""
         self._timer.cancel()
         self._listener.close()
         self._heartbeats.close()
-        self.step_down()
+        self._disconnect(dict(self.groups))
 
     # Called by the listener.
 
@@ -251,6 +249,17 @@ class Coordinator:
         if peer.node:
             peer.group.recipients.pop(peer.node, None)
             peer.group.step(NodeLost(peer.node, reason))
+
+    def _disconnect(self, groups: dict[str, Group]) -> None:
+        closing = set(groups.values())
+        for peer in list(self._peers):
+            if peer.group in closing:
+                self._peers.remove(peer.connection)
+                peer.connection.close()
+        for job, group in groups.items():
+            group.close()
+            del self.groups[job]
+        self._listener.hello = self._hello()
 
     def _drop(self, group: Group, node: str) -> None:
         """Disconnect a node that the group drops: without echoes, its workers' lease ends."""
