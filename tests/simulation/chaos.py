@@ -132,7 +132,7 @@ class Run:
         world.after(random.uniform(0, 5), self._trouble)
         world.run_until(self._trouble_s)
         self._calm()
-        quiet = world.now
+        quiet = max(world.now, self.service.lost_until)
         world.run_until(quiet + 2 * self.settings.lost_after_s)  # until who is lost is missed
         limit = quiet + FORMED_WITHIN_S + 4 * self.settings.lost_after_s
         limit += 2 * self._ttl_s if self.mode == "register" else 0

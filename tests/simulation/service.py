@@ -16,6 +16,8 @@ class Service:
         self.silent_for: set[int] = set()
         """Machines that it does not answer."""
         self.late_s = 0.0
+        self.lost_until = 0.0
+        """When the last of the requests that were lost times out."""
         self.holder: Client | None = None
         self.value = ""
         self.revision = 0
@@ -58,7 +60,9 @@ class Client:
         if host.number in service.silent_for:
             self._phase[f"lost {step}"] = True
             self.answer_s = 0.0
-            raise Later(world.random.choice((0.5, 2.0, 6.0)))
+            lost_s = world.random.choice((0.5, 2.0, 6.0))
+            service.lost_until = max(service.lost_until, world.now + lost_s)
+            raise Later(lost_s)
         if service.late_s and step not in self._phase:
             self._phase[step] = True
             raise Later(world.random.uniform(0, service.late_s))
