@@ -130,9 +130,9 @@ class Coordinator:
         """Disconnect the nodes of all jobs that run, and forget their groups; go on listening. Of a
         job that has ended nothing is left to decide, and its nodes are still being told.
         """
-        self._disconnect({
-            job: group for job, group in self.groups.items() if group.membership.end is None
-        })
+        self._disconnect(
+            {job: group for job, group in self.groups.items() if group.membership.end is None}
+        )
 
     def close(self) -> None:
         """Stop listening, and close all connections."""

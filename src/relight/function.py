@@ -293,7 +293,7 @@ from relight.host import system
 if not system.end_with_parent({parent}, signal.SIGTERM):
     sys.exit(143)
 sys.argv[:] = ["relight", *sys.argv[3:]]
-from relight.cli.main import entry
+from relight.__main__ import entry
 entry()
 """
 """Ends an agent with this process. It is not done after the fork: threads may have held locks."""

@@ -3,7 +3,6 @@ code.
 """
 
 import errno
-import gc
 import io
 import os
 import sys
@@ -83,8 +82,6 @@ def main(argv: list[str]) -> int:
 def entry() -> NoReturn:
     """Run this process's command line."""
     signals.exit_on_signals()
-    # Hardly any imported object is ever freed: repeated garbage collections would cost 2 ms.
-    gc.set_threshold(50_000)
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
