@@ -101,8 +101,11 @@ class Run:
         if self.mode == "endpoint" and {"reject", "reset", "one end", "all reset"} & set(kinds):
             refused_s = REFUSALS_S
         firewall = "reject" in kinds and self.mode == "endpoint"
+        evicts = "reject" in kinds and self.mode == "register"
         longest = settings._replace(lost_after_s=settings.lost_after_s * (1 + self._unequal))
-        self.watch = Watch(world, longest, strict=strict, refused_s=refused_s, firewall=firewall)
+        self.watch = Watch(
+            world, longest, strict=strict, refused_s=refused_s, firewall=firewall, evicts=evicts
+        )
         self.watch.on_coordinator = self._begins
         self.watch.on_answer = self._answered
         self._kill_who_answers = 0.0

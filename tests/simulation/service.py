@@ -46,6 +46,8 @@ class Client:
         self.process = process
         self.answer_s = 0.0
         """How long its next answer takes to come back."""
+        self.reached_at = 0.0
+        """When the register last answered it."""
         self._service = service
         self._phase: dict[str, object] = {}
 
@@ -67,6 +69,7 @@ class Client:
             self._phase[step] = True
             raise Later(world.random.uniform(0, service.late_s))
         self._phase.pop(step, None)
+        self.reached_at = world.now
         service.lapse()
 
     def hold(self, value: str, ttl_s: float) -> Record:

@@ -44,6 +44,7 @@ class Loop:
         at = host.in_world(when)
         if host.lag_s:
             at += world.random.uniform(0, host.lag_s)
+            self.process.lagging.append(timer)
         world.at(at, self.process.fire, timer)
         return timer
 

@@ -19,6 +19,8 @@ Guaranteed, and checked:
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
   refuses in its name, or the connection was broken in between just before the coordinator ended;
   and wherever it was refused after that, as the coordinator of the newer one had ended as well.
+  Nor with a register, if a firewall refuses nodes in the coordinator's name, the register does not
+  answer that coordinator later, and does not until then (docs/decisions/0012).
 
 Not guaranteed, for as long as a lease and a half:
 
@@ -61,9 +63,13 @@ class Formation:
     """A generation, as one coordinator has formed it."""
 
     def __init__(
-        self, coordinator: int, formed: GenerationFormed, nodes: dict[str, GenerationFormed]
+        self,
+        coordinator: "WatchedMembership",
+        formed: GenerationFormed,
+        nodes: dict[str, GenerationFormed],
     ) -> None:
-        self.coordinator = coordinator
+        self.coordinator = coordinator.number
+        self.process = coordinator.process
         self.number = formed.generation.number
         self.restart = formed.generation.restart
         self.nodes = nodes
@@ -93,12 +99,15 @@ class Watch:
         strict: bool,
         refused_s: float,
         firewall: bool,
+        evicts: bool,
     ) -> None:
         self.world = world
         self.settings = settings
         self.strict = strict
         """Whether a coordinator only begins when all leases of the one before are over."""
         self._firewall = firewall
+        self._evicts = evicts
+        """Whether nodes that a firewall refuses may evict a coordinator that lives."""
         self._lease_s = 0.8 * settings.lost_after_s * (1 + 2 * world.clocks) + 1e-6
         self.tolerated_s = self._lease_s + refused_s
         """How long workers may run on whose node was lost by the end of its connection."""
@@ -255,6 +264,8 @@ class Watch:
             return
         formation.running[agent.id] = workers
         for newer in self._newer(formation):
+            if self._is_unaware(formation, newer):
+                continue
             if self.world.now > newer.at + self._lease_s:  # no lease that is over is renewed
                 raise Failure(f"{agent.name} goes on in {formation} beside {newer}")
         if formation.live:
@@ -321,7 +332,7 @@ class Watch:
             same = not before.changed and forms.keys() == before.nodes.keys()
             if same and restart != before.restart + 1:
                 raise Failure(f"restart {restart} after {before.restart}, and no node came or went")
-        formation = Formation(coordinator.number, first, dict(ordered))
+        formation = Formation(coordinator, first, dict(ordered))
         self._see_older(formation)
         self.formations.append(formation)
         self._by_coordinator[coordinator.number] = formation
@@ -352,7 +363,18 @@ class Watch:
                 self.world.at(renewed_until, self._still_runs, older, node)
                 return
             for newer in self._newer(older):
+                if self._is_unaware(older, newer):
+                    self.world.after(self._lease_s, self._still_runs, older, node)
+                    return
                 raise Failure(f"{workers.node.name} runs {older} beside {newer}")
+
+    def _is_unaware(self, older: Formation, newer: Formation) -> bool:
+        """Return whether the older group's coordinator can't know that it was evicted: it has lost
+        no node since it formed this generation, and the register has not answered it.
+        """
+        register: Any = older.process.register
+        is_whole = len(older.kept) == len(older.nodes)
+        return self._evicts and is_whole and bool(register) and register.reached_at < newer.at
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         if older.coordinator == newer.coordinator or self.strict:
@@ -363,7 +385,9 @@ class Watch:
         self.world.after(overlap_s, self._still_live, older, newer, overlap_s)
 
     def _still_live(self, older: Formation, newer: Formation, seconds: float) -> None:
-        if older.live and newer.live:
+        if older.live and newer.live and self._is_unaware(older, newer):
+            self.world.after(self._lease_s, self._still_live, older, newer, seconds)
+        elif older.live and newer.live:
             raise Failure(f"two live generations for {seconds} s: {older}, and {newer}")
 
 

@@ -93,6 +93,8 @@ class Process:
         self.at_death: list[Callable[[], None]] = []
         self._inbox: deque[Call] = deque()
         self._late: list[Timer] = []
+        self.lagging: list[Timer] = []
+        """The timers of a busy machine, in the order in which they were set."""
         self._done: Callable[[], bool] | None = None
         self._program: greenlet | None = None
         host.processes.append(self)
@@ -169,7 +171,25 @@ class Process:
             self._resume()
 
     def fire(self, timer: Timer) -> None:
-        """A timer is due."""
+        """A timer is due. If the machine is busy, those before it were late as well: a loop calls
+        them first.
+        """
+        if timer.callback is None or not self.alive:
+            return
+        if self.lagging:
+            for before in self._due_before(timer):
+                self._fire(before)
+        self._fire(timer)
+
+    def _due_before(self, timer: Timer) -> list[Timer]:
+        waiting = [each for each in self.lagging if each.callback is not None]
+        place = waiting.index(timer) if timer in waiting else len(waiting)
+        before = [each for each in waiting[:place] if each.when <= timer.when]
+        before += [each for each in waiting[place:] if each.when < timer.when]
+        self.lagging = [each for each in waiting if each not in before and each is not timer]
+        return sorted(before, key=lambda each: each.when)
+
+    def _fire(self, timer: Timer) -> None:
         if timer.callback is None or not self.alive:
             return
         if not self.runs:
