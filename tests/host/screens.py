@@ -39,7 +39,7 @@ class FastLoop(Loop):
     @property
     def idle(self) -> bool:
         """Whether no timer is set."""
-        return not [timer for timer in self._timers if timer.callback is not None]
+        return not [timer for *_, timer in self._timers if timer.callback is not None]
 
 
 class Screen:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
 
@@ -40,3 +41,16 @@ def test_a_call_may_lie_further_ahead_than_the_kernel_can_wait() -> None:
     signal.setitimer(signal.ITIMER_REAL, 0.01)
     loop.run_once(None)
     loop.close()
+
+
+def test_calls_for_the_same_time_are_made_in_the_order_in_which_they_were_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A coarse clock: what an agent tells itself (a generation, then a stop) stays in order."""
+    monkeypatch.setattr(Loop, "now", staticmethod(lambda: 5.0))
+    loop, called = Loop(), list[int]()
+    for number in range(100):
+        loop.call_after(0, partial(called.append, number))
+    loop.run_once(0)
+    loop.close()
+    assert called == list(range(100))

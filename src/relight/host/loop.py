@@ -43,9 +43,6 @@ class Timer:
         """Prevent the call."""
         self.callback = None
 
-    def __lt__(self, other: "Timer") -> bool:
-        return self.when < other.when
-
 
 class Alarm:
     """A call at a time that can be changed.
@@ -88,7 +85,8 @@ class Loop:
                 hint="look at `ulimit -n`",
             ) from None
         self._callbacks: dict[int, list[Callback | None]] = {}
-        self._timers: list[Timer] = []
+        self._timers: list[tuple[float, int, Timer]] = []  # a heap; calls of one time are in order
+        self._timers_set = 0
         self._signals: dict[int, Callable[[int], None]] = {}
         self._previous: dict[int, object] = {}
         os.set_blocking(self._wake_read, False)
@@ -118,9 +116,10 @@ class Loop:
         return (fd if isinstance(fd, int) else fd.fileno()) in self._callbacks
 
     def call_at(self, when: float, callback: Callback) -> Timer:
-        """Call back once at the monotonic time `when`."""
+        """Call back once at the monotonic time `when`; calls for one time are made in order."""
         timer = Timer(when, callback)
-        heapq.heappush(self._timers, timer)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, timer))
         return timer
 
     def call_after(self, seconds: float, callback: Callback) -> Timer:
@@ -159,10 +158,10 @@ class Loop:
 
     def run_once(self, timeout_s: float | None) -> None:
         """Wait for events, at most `timeout_s` (None: without limit), and handle them."""
-        while self._timers and self._timers[0].callback is None:
+        while self._timers and self._timers[0][-1].callback is None:
             heapq.heappop(self._timers)
         if self._timers:
-            left = min(max(0.0, self._timers[0].when - self.now()), _LONGEST_WAIT_S)
+            left = min(max(0.0, self._timers[0][0] - self.now()), _LONGEST_WAIT_S)
             timeout_s = left if timeout_s is None else min(left, timeout_s)
         for key, events in self._selector.select(timeout_s):
             for bit, index in ((selectors.EVENT_READ, 0), (selectors.EVENT_WRITE, 1)):
@@ -171,8 +170,8 @@ class Loop:
                 if events & bit and pair is not None and (callback := pair[index]) is not None:
                     callback()
         now = self.now()
-        while self._timers and self._timers[0].when <= now:
-            due = heapq.heappop(self._timers).callback
+        while self._timers and self._timers[0][0] <= now:
+            due = heapq.heappop(self._timers)[-1].callback
             if due is not None:
                 due()
 
