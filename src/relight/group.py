@@ -11,7 +11,7 @@ from relight.core.group_types import Drop, GroupSettings, NodeLost, Received, Se
 from relight.core.membership import Membership
 from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
 from relight.events import Tick
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.typed import Protocol
 
 Recipient = Callable[[FromCoordinator], None]
@@ -56,7 +56,7 @@ class Group:
         self.on_drop: Callable[[str], None] = lambda *_: None
         """Called with a node that is dropped, whose messages must not be answered any more."""
         self._loop = loop
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, lambda: self.step(Tick()))
 
     def step(self, event: Received | NodeLost | Tick) -> None:
         """Take an event and carry out its effects."""
@@ -69,21 +69,13 @@ class Group:
                 case Drop(node):
                     self.on_drop(node)
         due = self.membership.deadline()
-        if self._timer is not None and self._timer.when == due:
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if due is None else self._loop.call_at(due, self._on_deadline)
+        if due != self._alarm.when:
+            self._alarm.set(due)
 
     def close(self) -> None:
-        """Cancel the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
+        """Cancel the alarm, and forget the nodes."""
+        self._alarm.set(None)
         self.recipients.clear()
-
-    def _on_deadline(self) -> None:
-        self._timer = None
-        self.step(Tick())
 
 
 class LocalLink:

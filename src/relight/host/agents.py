@@ -70,7 +70,7 @@ def arguments(words: Sequence[str]) -> list[str] | None:
         if word in ("-X", "-W"):
             next(rest, "")
         elif word == "-c":  # relight.launch has one, with -m and the rest behind it
-            if "relight.cli" not in next(rest, ""):
+            if "relight.__main__" not in next(rest, ""):
                 return None
         elif word == "-m" or not word.startswith("-"):
             name = next(rest, "") if word == "-m" else os.path.basename(word)

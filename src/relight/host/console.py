@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable
 
 from relight.host import system
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.typed import NamedTuple
 
 _PARTIAL_S = 0.1
@@ -51,7 +51,7 @@ class Console:
         self._waiting: dict[ConsoleStream, None] = {}
         self._waiting_since = 0.0
         self._serving = self._again = False
-        self._patience: Timer | None = None
+        self._patience = Alarm(loop, self._on_patience)
         may_block = self.fd == fd and not stat.S_ISREG(os.fstat(fd).st_mode)
         self._poll = select.poll() if may_block else None
         if self._poll is not None:
@@ -105,8 +105,8 @@ class Console:
         if not self._waiting:
             self._waiting_since = now
         self._waiting[stream] = None
-        if self._owner is not None and self._patience is None:
-            self._patience = self.loop.call_at(self._breaks_at(self._owner), self._on_patience)
+        if self._owner is not None and self._patience.when is None:
+            self._patience.set(self._breaks_at(self._owner))
         return False
 
     def write(self, stream: "ConsoleStream", data: bytes | bytearray) -> None:
@@ -128,13 +128,12 @@ class Console:
         return min(owner.wrote_at + _QUIET_S, self._waiting_since + _PATIENCE_S)
 
     def _on_patience(self) -> None:
-        self._patience = None
         owner = self._owner
         if owner is None or not self._waiting or self.full:
             return  # a full console serves the waiting streams once it has room
         due = self._breaks_at(owner)
         if self.loop.now() < due:
-            self._patience = self.loop.call_at(due, self._on_patience)
+            self._patience.set(due)
         else:
             self._end_line()
             self._serve()
@@ -213,7 +212,7 @@ class ConsoleStream:
         self._at_return = False
         self._ended = False
         self._was_full = False
-        self._timer: Timer | None = None
+        self._alarm = Alarm(console.loop, self._on_delay)
         console.streams.add(self)
 
     @property
@@ -261,8 +260,8 @@ class ConsoleStream:
             if size := self._presentable():
                 self._hand_over(size)
                 continue
-            if self._timer is None:
-                self._timer = self._console.loop.call_after(_PARTIAL_S, self._on_timer)
+            if self._alarm.when is None:
+                self._alarm.set_after(_PARTIAL_S)
             break
         if self.over:
             self._console.leave(self)
@@ -288,8 +287,7 @@ class ConsoleStream:
             return size
         return len(buffer)
 
-    def _on_timer(self) -> None:
-        self._timer = None
+    def _on_delay(self) -> None:
         if self._buffer and self._console.may_write(self):
             self._hand_over(len(self._buffer))
         self.flush()

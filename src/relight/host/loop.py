@@ -57,11 +57,24 @@ class Alarm:
         self._callback = callback
         self._timer: Timer | None = None
 
+    @property
+    def when(self) -> float | None:
+        """When it calls back, None if it does not."""
+        return None if self._timer is None else self._timer.when
+
     def set(self, when: float | None) -> None:
         """Call back once, at `when` instead of the time set before; None: not at all."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if when is None else self._loop.call_at(when, self._callback)
+        self._timer = None if when is None else self._loop.call_at(when, self._ring)
+
+    def set_after(self, seconds: float) -> None:
+        """Call back once, in `seconds` instead of at the time set before."""
+        self.set(self._loop.now() + seconds)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._callback()
 
 
 class Loop:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import spawner, system
-from relight.host.loop import Alarm, Loop, Timer
+from relight.host.loop import Alarm, Loop
 from relight.host.memory import OomCounters
 from relight.host.spawner import WorkerPlan
 
@@ -72,7 +72,7 @@ class Workers:
         system.become_subreaper()
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
-        self._insisting: Timer | None = None
+        self._insisting = Alarm(loop, self._end_stopped)
         self._expiry = Alarm(loop, self._on_lease_expired)
         loop.on_readable(self._socket, self._receive)
         loop.on_readable(self._spawner, self._on_spawner_exit)
@@ -133,8 +133,7 @@ class Workers:
             self._kill_if_stopped_later()
             self._loop.run_until(lambda: self._spawner_gone, _CLOSE_LIMIT_S)
         self._expiry.set(None)
-        if self._insisting is not None:
-            self._insisting.cancel()
+        self._insisting.set(None)
         self._loop.forget(self._socket)
         self._socket.close()
         if not self._spawner_exiting:
@@ -166,15 +165,14 @@ class Workers:
         """Continue the spawner again and again, until it has frozen the workers."""
         if not (self.frozen or self._spawner_gone):
             self._continue_spawner()
-            self._expiry.set(self._loop.now() + _CONTINUE_EVERY_S)
+            self._expiry.set_after(_CONTINUE_EVERY_S)
 
     def _kill_if_stopped_later(self) -> None:
         """Kill the spawner if it is still stopped later, as in a debugger."""
-        if self._insisting is None:
-            self._insisting = self._loop.call_after(_WAKE_LIMIT_S, self._end_stopped)
+        if self._insisting.when is None:
+            self._insisting.set_after(_WAKE_LIMIT_S)
 
     def _end_stopped(self) -> None:
-        self._insisting = None
         if not self._spawner_gone and self._spawner.is_stopped():
             self._spawner.send(signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from relight.host import system
 from relight.host.console import ConsoleStream
-from relight.host.loop import Loop, Timer
+from relight.host.loop import Alarm, Loop
 
 TAIL_SIZE = 64 * 1024
 """Bytes of a worker's stderr that are kept for its failure report."""
@@ -210,7 +210,7 @@ class FileTails:
         """Called when all files have been read to their ends, after `finish`."""
         self._loop = loop
         self._tails: list[FileTail] = []
-        self._timer: Timer | None = None
+        self._alarm = Alarm(loop, self._turn)
         self._finishing = self._ended = False
         self._inotify = system.inotify_open()
         self._listen()
@@ -232,8 +232,6 @@ class FileTails:
         """Show the rest as the console has room, then close each file; the workers are gone."""
         self._finishing = True
         for _ in range(_AT_ONCE):  # before other streams write to the console
-            if self._timer is not None:
-                self._timer.cancel()
             self._turn()
             if self._ended or all(tail.blocked for tail in self._tails if tail.fd >= 0):
                 break
@@ -245,22 +243,19 @@ class FileTails:
         return size
 
     def _wake(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
         if not self._ended:
             self._again(0)
 
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
-            if self._timer is not None:
-                self._timer.cancel()
+            self._alarm.set(None)
             self._close_inotify()
             self.on_end()
 
     def _again(self, seconds: float) -> None:
         self._mute()
-        self._timer = self._loop.call_after(seconds, self._turn)
+        self._alarm.set_after(seconds)
 
     def _listen(self) -> None:
         if self._inotify < 0:
@@ -273,7 +268,7 @@ class FileTails:
 
     def _turn(self, *, changed: bool = False) -> None:
         """Read from each file; then wait for the console, for a moment, or for the next change."""
-        self._timer = None
+        self._alarm.set(None)
         if self._inotify >= 0:
             try:
                 os.read(self._inotify, _CHUNK)  # all files are read, whichever changed
@@ -289,7 +284,7 @@ class FileTails:
         if self._finishing and all(tail.fd < 0 for tail in tails):
             self._end()
             return
-        if self._timer is not None:
+        if self._alarm.when is not None:
             return  # the console has called meanwhile
         if all(tail.blocked for tail in tails):
             self._mute()
