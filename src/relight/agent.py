@@ -289,7 +289,8 @@ class Agent:
                 return None
         (generation, restart, *_), place = formed
         rank, size = place.group_rank, place.group_world_size
-        return Announce(generation, restart, rank, size, done, succeeded)
+        lapsed = self.loop.now() >= self._lease_until
+        return Announce(generation, restart, rank, size, done, succeeded, lapsed)
 
     def messages_after_join(self) -> Sequence[FromAgent]:
         """Return what to send after `Join`: that this node is ready, or that a worker failed."""

@@ -127,13 +127,15 @@ class Table:
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
-            return [Received(node, self.join(node, self.announce(node, done="done" in verb)))]
+            announce = self.announce(node, done="done" in verb, lapsed="lapsed" in verb)
+            return [Received(node, self.join(node, announce))]
         return [Received(node, message) for message in messages[verb]]
 
-    def announce(self, node: str, *, done: bool = False) -> Announce:
+    def announce(self, node: str, *, done: bool = False, lapsed: bool = False) -> Announce:
         generation, place = self.last[node]
         rank, size = place.group_rank, place.group_world_size
-        return Announce(generation.id, generation.restart, rank, size, done, self.succeeded)
+        restart = generation.restart
+        return Announce(generation.id, restart, rank, size, done, self.succeeded, lapsed)
 
     def join(self, node: str, announce: Announce | None = None, **changes: object) -> Join:
         name = node.partition("/")[0]

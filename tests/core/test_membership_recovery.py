@@ -190,6 +190,69 @@ def test_a_node_is_not_taken_for_one_of_another_generation_of_its_number(
     """)
 
 
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_whole_group_whose_leases_were_over_waits_for_others_that_have_gone_on(
+    number: int,
+) -> None:
+    """A node was away, a coordinator formed a generation without it, and is gone. At the next one
+    the node that was away is the first. Its generation is complete, and not taken for the live one,
+    whatever its number is.
+    """
+    older = table(1, 2).play("""
+        0 a joins
+        7 -
+        -> form 0: a
+    """)
+    game = (
+        table(1, 2)
+        .play("""
+        0 x joins
+        7 -
+        -> form 0: x
+    """)
+        .follow()
+    )
+    formed_last = older.last["a"]
+    of_older = formed_last.generation.id._replace(number=number, origin="older")
+    game.last["a"] = formed_last._replace(generation=formed_last.generation._replace(id=of_older))
+    game.now = 9.0
+    game.play(f"""
+        9 a returns-lapsed
+        10 x returns
+        -> stop {number}: a
+        -> confirm 0: x
+    """)
+
+
+def test_a_whole_group_whose_leases_were_over_goes_on_if_no_other_comes() -> None:
+    """One node whose lease was not over is proof enough that it is the live one."""
+    running().play("""
+        9 a b c returns-lapsed
+        12 -
+        -> confirm 1: a b c
+    """)
+    running().play("""
+        9 a b returns-lapsed
+        9.1 c returns
+        -> confirm 1: a b c
+    """)
+
+
+def test_a_generation_with_a_later_number_does_not_replace_one_that_surely_runs() -> None:
+    game = running()
+    game.last["x"] = GenerationFormed(
+        game.last["a"].generation._replace(id=formed(7)),
+        game.last["a"].place._replace(group_rank=0),
+    )
+    game.play("""
+        9 a returns
+        9.1 x returns-lapsed
+        -> stop 7: x
+        9.2 b c returns-lapsed
+        -> confirm 1: a b c
+    """)
+
+
 def test_the_second_node_that_announces_a_place_is_superseded() -> None:
     game = running()
     game.last["x"] = game.last["a"]

@@ -12,7 +12,8 @@ One coordinator runs this for all agents of a job: it takes their messages and r
       | all of them have, or are lost or overdue                   -> GATHERING, and on at once
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce a generation that is live
-      | all of its nodes are here                                  -> RUNNING
+      | all of its nodes are here, and the lease of one was not over;
+      | or all are here in time, and none of another generation    -> RUNNING
       | all are, and a worker has failed; or some are not, in time -> STOPPING
     ENDED       all nodes are told; so are nodes that come late
 
@@ -26,6 +27,7 @@ Rules:
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
   during a stop, it counts as a change of membership.
 - A node that was lost and returns in time, with its workers, gets its place back.
+- A generation with a node whose lease was not over takes precedence over one without.
 - A new generation's number is higher than all numbers that nodes have named. If two groups formed
   generations of the same number, their `origin` differs. Nodes above the maximum are spares.
 - A coordinator that hears of a generation which it does not know forms none of its own while
@@ -328,12 +330,13 @@ class Membership:
         possible = 0 <= place < size <= self.settings.most and generation.number < _MAX_NUMBER
         self._numbers.hear_of(generation)
         nothing_known = self.state in (GroupState.GATHERING, GroupState.RECOVERING)
-        if possible and generation.number > self.generation.number and nothing_known:
+        if possible and nothing_known and self._outranks(announce):
             for older in list(self.roster.places):
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
             self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
+            self.roster.lapsed = announce.lapsed
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
@@ -341,6 +344,7 @@ class Membership:
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
+        self.roster.lapsed = self.roster.lapsed and announce.lapsed
         self.roster.mark_succeeded(announce.succeeded)
         if node not in self.roster.done:
             self.roster.active.add(node)
@@ -351,6 +355,13 @@ class Membership:
             self._confirm([node])
         if announce.done:
             self._succeed(node, now)
+
+    def _outranks(self, announce: Announce) -> bool:
+        """Return whether a generation may be the live one, and not the one announced before."""
+        number, before = announce.generation.number, self.generation.number
+        if self.state is GroupState.RECOVERING and announce.generation != self.generation:
+            return (not announce.lapsed, number) > (not self.roster.lapsed, before)
+        return number > before
 
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
@@ -450,7 +461,9 @@ class Membership:
 
     def _wait_for_lost(self, until: float, now: float) -> None:
         missing = self.roster.lost > 0
-        if missing and now < until:
+        # If all leases were over, other nodes may have gone on, and announce another generation.
+        unsure = self.state is GroupState.RECOVERING and self.roster.lapsed
+        if (missing or unsure) and now < until:
             return
         self._recover_until = None
         self._ending.membership_changed |= missing

@@ -17,7 +17,8 @@ class Announce(NamedTuple):
 
     `done`: the workers have succeeded. `succeeded` are the group ranks of the nodes whose workers
     have succeeded, as far as this node was told: those nodes may have left, so that a new
-    coordinator can't ask them.
+    coordinator can't ask them. `lapsed`: the lease of the workers is over, so other nodes may have
+    gone on without them.
     """
 
     generation: GenerationId
@@ -26,6 +27,7 @@ class Announce(NamedTuple):
     group_world_size: int
     done: bool
     succeeded: tuple[int, ...] = ()
+    lapsed: bool = False
 
 
 class Join(NamedTuple):

@@ -24,6 +24,8 @@ class Roster:
         self.active = set(self.places)
         self.done: dict[str, float] = {}
         """Nodes whose workers have succeeded, and when."""
+        self.lapsed = False
+        """Whether the leases of all nodes that have announced the generation were over."""
         self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:
