@@ -91,6 +91,36 @@ def test_a_node_that_two_coordinators_have_missed_is_not_taken_for_a_member(
     assert (away.wait(), stays.wait()) == (0, 0)
 
 
+def test_a_node_that_was_away_does_not_run_beside_the_one_that_went_on_without_it(
+    lab: Lab, tmp_path: Path
+) -> None:
+    """Its group was complete with one node, and it is the first to reach the next coordinator. The
+    other one runs on meanwhile, as the port was refused.
+    """
+    head = tmp_path / "first.txt"
+    first = coordinate(lab, head)
+    job = Job(lab, tmp_path, *c10d("node4", "1:2", "--rdzv-conf=last_call_timeout=1"))
+    away = job.start("node1")
+    job.until_runs([away], 1)
+    job.kill(away, signal.SIGSTOP)
+    job.until(lambda: "job test: its last node has disconnected" in head.read_text())
+    stays = job.start("node2")
+    job.until_runs([stays], 1)
+    first.kill()
+    first.wait()
+    coordinate(lab, tmp_path / "second.txt")
+    job.kill(away, signal.SIGCONT)
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        before = job.counts()
+        time.sleep(0.2)
+        after = job.counts()
+        run = [name for name, count in before.items() if after[name] > count]
+        assert len(run) < 2 or away.workers[-1].world == 2, job.report()
+    job.until_runs([away, stays], 2, generation=1)
+    assert job.stop() == [0, 0]
+
+
 def test_one_coordinator_serves_many_jobs(lab: Lab, tmp_path: Path) -> None:
     """Two jobs with ids of their own at one head, beside each other and one after the other."""
     path = tmp_path / "head.txt"
