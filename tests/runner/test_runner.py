@@ -1,4 +1,4 @@
-"""relight.job.Runner: jobs from Python, with a scheduler of somebody else's package."""
+"""relight.runner.Runner: jobs from Python, with a scheduler of somebody else's package."""
 
 import json
 import os
@@ -16,7 +16,8 @@ import pytest
 import relight.job as specs
 from relight.env import Environment
 from relight.errors import MachineError, UsageError
-from relight.job import AppState, Runner, records
+from relight.job import AppState, records
+from relight.runner import Runner
 from relight.runner.settings import ConfigFile
 from relight.schedulers.api import Listed, LogQuery, Request
 

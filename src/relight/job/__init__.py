@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         make_app_handle,
         parse_app_handle,
     )
-    from relight.runner.runner import Job, Prepared, Runner
 
 __all__ = [
     "MISSING",
@@ -50,15 +49,12 @@ __all__ = [
     "BindMount",
     "CfgVal",
     "DeviceMount",
-    "Job",
     "ParsedAppHandle",
-    "Prepared",
     "ReplicaState",
     "ReplicaStatus",
     "Resource",
     "RetryPolicy",
     "Role",
-    "Runner",
     "VolumeMount",
     "from_json",
     "get_named_resources",
@@ -84,7 +80,6 @@ _MODULES = {
         "get_named_resources", "is_started", "is_terminal", "make_app_handle", "parse_app_handle",
     ),
     "relight.job.resources": ("named_resources", "resource"),
-    "relight.runner.runner": ("Job", "Prepared", "Runner"),
     "relight.job.serial": ("from_json", "to_json"),
     "relight.job.status": ("AppStatus", "ReplicaStatus"),
 }  # fmt: skip
