@@ -102,8 +102,8 @@ class RemoteLink(finders.Seeker):
         self._heartbeats: Heartbeats | None = None
         self._datagram_address: Address = ()
         self._alarm = Alarm(loop, partial(self._step, Tick()))
-        self._others_run = False
-        """Whether this node is done while other nodes are not."""
+        self._end: JobEnded | None = None
+        """How the job has ended for this node."""
         self._closed = False
 
     def open(self, owner: LinkOwner) -> None:
@@ -134,6 +134,11 @@ class RemoteLink(finders.Seeker):
             return 0
         self._shared = store
         return self._meeting.port
+
+    @property
+    def _others_run(self) -> bool:
+        """Whether this node is done while other nodes are not."""
+        return self._end is not None and self._end.others_run
 
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
@@ -190,6 +195,8 @@ class RemoteLink(finders.Seeker):
         """Pass an event to the core and carry out its effects."""
         for effect in self.core.step(event, self._loop.now()):
             match effect:
+                case Seek() if self._end is not None and not self._others_run:
+                    pass  # the agent is about to exit: it must not join the nodes of another run
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
                 case SendHeartbeat():
@@ -223,8 +230,8 @@ class RemoteLink(finders.Seeker):
     def _deliver(self, message: FromCoordinator) -> None:
         """Pass a message to the agent; if nodes did not meet, add the command to find out why."""
         if isinstance(message, JobEnded):
-            self._others_run = message.others_run
-            if message.exit_code == EXIT_GROUP:
+            self._end = message
+            if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's own 3
                 report = message.report or (f"error: {message.reason}",)
                 if not self.core.unfit:
                     hint = f"hint: on all nodes at the same time, {self._meeting.doctor}"

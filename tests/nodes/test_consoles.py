@@ -60,3 +60,36 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         assert re.search(
             r"\d{6} bytes of worker output were not shown: the console is blocked", said
         )
+
+
+def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
+    tmp_path: Path,
+) -> None:
+    """The job has failed, and the other agents have exited. A new agent with the same id must not
+    get the stuck node into its group: no workers would ever start there.
+    """
+    meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
+    (tmp_path / "loud.py").write_text(LOUD)
+    with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
+        job = Job(here, tmp_path, *meet, "--nnodes=2")
+        agent = job.start("node1", script=("loud.py",))
+        stuck = here.start(
+            [*RELIGHT, "run", *job.flags, "loud.py"],
+            cwd=tmp_path,
+            env=clean_environment(LOUD="1", TMPDIR=str(tmp_path)),
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+        )
+        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        job.tell("fail")
+        assert agent.wait() == 3  # as its worker
+        assert "relight doctor" not in agent.text
+        late = job.start("node2", script=("loud.py",))
+        job.until_says(late, "1 of 2 nodes have joined|generation")
+        assert "generation" not in late.text
+        late.process.send_signal(signal.SIGTERM)
+        assert late.wait() == 128 + signal.SIGTERM
+        stuck.send_signal(signal.SIGTERM)
+        assert stuck.wait(30) == 3
+        assert stuck.stdout is not None
+        stuck.stdout.close()
