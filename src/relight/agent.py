@@ -1,24 +1,27 @@
 """Runs one node of a job: get ready, run a generation, react. Read this first.
 
-    get ready   bind a store for the workers; tell the group that this node is ready
-                                                                       (link, host/tcp_store)
+    get ready   bind a store for the workers; tell the group that this node is ready, and how the
+                workers of the last generation ended                   (link, host/tcp_store)
     run         the group has formed a generation: run its workers until all have exited
                                                                        (worker_group)
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
-                changed: report what is known, get ready again         (postmortem)
+                changed: get ready again. The job has ended: report    (postmortem)
 
 When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
 the failure. The group (core/membership) decides what follows: whether there is another generation,
-and who is in it. A job of one node runs it in this process. The agent itself decides to leave in
-two cases: it gets a signal; or a worker is in an uninterruptible call for longer than
+and who is in it. In a job of one node, the group is in this process too. The agent itself decides
+to leave in two cases: it gets a signal; or a worker is in an uninterruptible call for longer than
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that variable is set.
+
+Workers may run only until the end of their lease (`lease`), which answers of the coordinator renew.
+After that they are frozen until it is renewed or they are stopped.
 
 `Agent._state` is one of
 
-    NodeReady           this node waits for a generation; the last report that it sent
+    NodeReady           this node waits for a generation; this is its latest report
     GenerationFormed    this node is in this generation, whose workers have not started here
     WorkerGroup         the workers of that generation; they run, or are `done`
-    None                before the job, and after it
+    None                before the first report, and once the agent leaves
 
 In each of them the job may end (`_end`), or a signal may ask this agent to leave.
 """
@@ -158,9 +161,11 @@ class Agent:
     # A generation.
 
     def _get_ready(self, outcome: Outcome) -> None:
-        """Bind a store for the next generation and report that no workers run here.
+        """Bind a store for the next generation; report that no workers run here, and how the last
+        ones ended.
 
-        The store is bound before its port is announced. Each generation gets a fresh store.
+        The store is bound before its port is announced. One that a generation has used is not used
+        again.
         """
         job = self.job
         if self._store is None:
@@ -173,7 +178,7 @@ class Agent:
         self.link.send(self._state)
 
     def _wait_for_generation(self) -> GenerationFormed | None:
-        """Return the next generation with this node, or None if there is none.
+        """Return the next generation that includes this node, or None if the job is over.
 
         A generation whose lease has expired is not started: this machine may have been suspended,
         and the other nodes may have continued without it.
@@ -221,7 +226,7 @@ class Agent:
         return exit_code_of_signal(number), f"the {reason}"
 
     def _give_up(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
-        """Leave the job without a restart here, because the kernel can't end a worker."""
+        """Leave the job: a worker can't be killed, so none may be started again on this node."""
         from relight.core import verdict
 
         now = self.loop.now()
@@ -364,7 +369,7 @@ class Agent:
         )
 
     def _report_generation(self, formed: GenerationFormed) -> None:
-        """Print and record the new generation, and what the user does not know yet."""
+        """Print and record the new generation, and a restart that was not reported yet."""
         (number, _), restart, address, port, cause = formed.generation
         here, nodes, world_size = (
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
@@ -402,7 +407,9 @@ class Agent:
 
 
 def _stop_s(job: NodeJob) -> float | None:
-    """Return the longest time in seconds until workers have exited and other nodes know it."""
+    """Return the longest time in seconds from `StopWorkers` until the group knows that the workers
+    have exited; None for a job of one node.
+    """
     if job.meeting is None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0

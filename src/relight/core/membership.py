@@ -3,6 +3,7 @@
 One coordinator runs this for all agents of a job: it takes their messages and returns the answers.
 
     GATHERING   no workers run; nodes join
+      | a node announces a live generation                         -> RECOVERING
       | the maximum, or enough and then no newcomer for a while    -> RUNNING
       | the join timeout passes                                    -> ENDED
     RUNNING     a generation is live
@@ -12,9 +13,10 @@ One coordinator runs this for all agents of a job: it takes their messages and r
       | all of them have, or are lost or overdue                   -> GATHERING, and on at once
       | a worker had failed and no restart is left                 -> ENDED
     RECOVERING  this coordinator is new; nodes announce a generation that is live
-      | all of its nodes are here, and the lease of one was not over;
-      | or all are here in time, and none of another generation    -> RUNNING
-      | all are, and a worker has failed; or some are not, in time -> STOPPING
+      | all of its nodes are here, and the lease of at least one of
+      | them was not over; or all leases were over, and in time
+      | nobody has announced another generation                    -> RUNNING
+      | a worker has failed, or a node is missing in time          -> STOPPING
     ENDED       all nodes are told; so are nodes that come late
 
 Rules:
