@@ -377,11 +377,13 @@ class Watch:
         return self._evicts and is_whole and bool(register) and register.reached_at < newer.at
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
-        if older.coordinator == newer.coordinator or self.strict:
+        # A node that a firewall refuses may be a whole generation.
+        same = older.coordinator == newer.coordinator
+        if (same and not self._firewall) or self.strict:
             raise Failure(f"two live generations: {older}, and {newer}")
         self.overlaps += 1
         self.world.log(f"two live generations: {older}, and {newer}")
-        overlap_s = 1.5 * 0.8 * self.settings.lost_after_s
+        overlap_s = self.tolerated_s if same else 1.5 * 0.8 * self.settings.lost_after_s
         self.world.after(overlap_s, self._still_live, older, newer, overlap_s)
 
     def _still_live(self, older: Formation, newer: Formation, seconds: float) -> None:
