@@ -21,7 +21,7 @@ After that they are frozen until it is renewed or they are stopped.
     NodeReady           this node waits for a generation; this is its latest report
     GenerationFormed    this node is in this generation, whose workers have not started here
     WorkerGroup         the workers of that generation; they run, or are `done`
-    None                before the first report, and once the agent leaves
+    None                before the first report, and while the agent closes its link
 
 In each of them the job may end (`_end`), or a signal may ask this agent to leave.
 """
