@@ -187,7 +187,8 @@ class Watch:
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
             if not heard and (restart != before + 1 or self.failures == self._failures_before):
                 raise Failure(f"restart {restart} after {before} with no failure")
-            self._failures_before = self.failures
+            if not (isinstance(event, Received) and isinstance(event.message, Join)):
+                self._failures_before = self.failures  # a join only tells of earlier restarts
         self._restart[coordinator.number] = restart
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
