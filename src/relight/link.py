@@ -252,7 +252,7 @@ class RemoteLink(finders.Seeker):
 
     def found(self, result: "SearchResult") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""
-        if self._closed or self._others_run:  # then this node serves the others without joining
+        if self._closed or self._end is not None:  # it may serve others, without joining them
             return
         if isinstance(result, finders.CoordinatorHere):
             self._host(result.until)

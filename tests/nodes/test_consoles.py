@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from conftest import RELIGHT, clean_environment
@@ -32,6 +33,19 @@ def is_old(path: Path) -> bool:
     return path.exists() and time.time() - path.stat().st_mtime > 0.5
 
 
+def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
+    """Start an agent whose stdout is a pipe that nobody reads; return when the pipe is full."""
+    process = here.start(
+        [*RELIGHT, "run", *job.flags, "loud.py"],
+        cwd=job.directory,
+        env=clean_environment(LOUD="1", TMPDIR=str(job.directory)),
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+    )
+    job.until(lambda: is_old(job.directory / "written"), "a full pipe")
+    return process
+
+
 def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) -> None:
     """The job restarts when a worker of another node fails, and one signal ends the stuck node."""
     meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
@@ -39,14 +53,7 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
     with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
         job = Job(here, tmp_path, *meet, "--nnodes=2", "--max-restarts=1")
         agent = job.start("node1", script=("loud.py",))
-        stuck = here.start(
-            [*RELIGHT, "run", *job.flags, "loud.py"],
-            cwd=tmp_path,
-            env=clean_environment(LOUD="1", TMPDIR=str(tmp_path)),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        stuck = start_stuck(here, job, stderr)
         job.tell("fail")
         job.until_says(agent, "generation 1: 2 workers on 2 nodes")
         job.until(lambda: len(list(tmp_path.glob("began.1.*"))) == 2, "both workers")
@@ -73,14 +80,7 @@ def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
     with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
         job = Job(here, tmp_path, *meet, "--nnodes=2")
         agent = job.start("node1", script=("loud.py",))
-        stuck = here.start(
-            [*RELIGHT, "run", *job.flags, "loud.py"],
-            cwd=tmp_path,
-            env=clean_environment(LOUD="1", TMPDIR=str(tmp_path)),
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-        )
-        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
+        stuck = start_stuck(here, job, stderr)
         job.tell("fail")
         assert agent.wait() == 3  # as its worker
         assert "relight doctor" not in agent.text

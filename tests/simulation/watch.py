@@ -19,8 +19,8 @@ Guaranteed, and checked:
   beside another one after that. At one endpoint that may be five seconds longer, where a firewall
   refuses in its name, or the connection was broken in between just before the coordinator ended;
   and wherever it was refused after that, as the coordinator of the newer one had ended as well.
-  Nor with a register, if a firewall refuses nodes in the coordinator's name, the register does not
-  answer that coordinator later, and does not until then (docs/decisions/0012).
+  With a register, a group that has lost no node may run beside another one if a firewall refused
+  the nodes of that one before, until the register answers its coordinator (docs/decisions/0012).
 
 Not guaranteed, for as long as a lease and a half:
 
