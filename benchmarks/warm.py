@@ -6,8 +6,10 @@
     loss      two agents of `--nnodes=1:2` with a worker each; all processes of the one that does
               not host the endpoint are killed, to the first trained step of the other's next
               generation
+    spare     the same with `--nnodes=2` and a third agent, which waits until it is needed, to the
+              first trained step of both that are left
     launch    start to the first trained step of 2 and 4 workers, and the memory that all processes
-              of the 4 take then (PSS): torchrun, relight cold, relight with named modules
+              of the 4 take then (PSS); with auto, of a script that an earlier job has run
 
 The launchers take turns. Writes `warm.json`, `warm.md` and `warm.png` into `benchmarks/results/`.
 
@@ -31,6 +33,7 @@ from typing import Any, NamedTuple
 from benchmarks import results
 from benchmarks.jobs import family, pss
 from benchmarks.nodes import LAST_CALL, free_port
+from relight.host import learned
 
 WORKER = str(Path(__file__).with_name("warm_worker.py"))
 MODULES = "torch,torch.nn.parallel,torch.distributed,torch._dynamo"
@@ -57,7 +60,7 @@ COLOURS = {
     "named": results.COLOURS["relight"],
     "auto": "#8c3a12",
 }
-BENCHMARKS = ("restart", "loss", "launch")
+BENCHMARKS = ("restart", "loss", "spare", "launch")
 Samples = dict[str, dict[str, list[float]]]
 LIMIT_S = 180.0
 """After which a job is killed that does not end."""
@@ -91,15 +94,7 @@ def restart_s(launcher: str, nproc: int) -> float:
 
 def loss_s(launcher: str) -> float:
     """Seconds from the loss of one node of two to the first trained step of what is left."""
-    common = [
-        "--nproc-per-node=1",
-        "--nnodes=1:2",
-        "--max-restarts=3",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
-        "--rdzv-id=bench",
-    ]
-    flags = [[*common, f"--rdzv-conf={LAST_CALL},is_host={host}"] for host in (1, 0)]
+    flags = _meet("1:2")
     with (
         directory(),
         agent(launcher, flags[0], "stay") as stays,
@@ -118,8 +113,38 @@ def loss_s(launcher: str) -> float:
         return seconds
 
 
+def spare_s(launcher: str) -> float:
+    """Seconds from the loss of one node of two to the first trained step of the other one and of a
+    third, which has waited as a spare.
+    """
+    if launcher == "auto":
+        _learn()
+    flags = _meet("2")
+    with (
+        directory(),
+        agent(launcher, flags[0], "stay") as stays,
+        agent(launcher, flags[1], "stay", lost=True) as goes,
+    ):
+        for process in (stays, goes):
+            step(process)
+        with agent(launcher, flags[1], "stay") as spare:
+            _settle(launcher, 3)
+            time.sleep(5)  # it has been waiting for a while
+            begin = time.monotonic()
+            kill(goes)
+            for process in (stays, spare):
+                step(process)
+            seconds = time.monotonic() - begin
+            _check_warm(launcher)
+            Path("stop").touch()  # before the agent that hosts the endpoint is waited for
+            stays.wait(60)
+        return seconds
+
+
 def launch(launcher: str, nproc: int) -> tuple[float, float]:
     """Seconds from the start of a job to the first trained step of all workers, and MiB then."""
+    if launcher == "auto":
+        _learn()
     begin = time.monotonic()
     with directory(), agent(launcher, [f"--nproc-per-node={nproc}"], "stay") as process:
         for _ in range(nproc):
@@ -127,6 +152,27 @@ def launch(launcher: str, nproc: int) -> tuple[float, float]:
         seconds = time.monotonic() - begin
         time.sleep(0.5)
         return seconds, sum(map(pss, family(process.pid))) / 1024
+
+
+def _meet(nnodes: str) -> list[list[str]]:
+    """Return the flags of the node that hosts the endpoint, and those of the others."""
+    common = [
+        "--nproc-per-node=1",
+        f"--nnodes={nnodes}",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        "--rdzv-id=bench",
+    ]
+    return [[*common, f"--rdzv-conf={LAST_CALL},is_host={host}"] for host in (1, 0)]
+
+
+def _learn() -> None:
+    """Run a job with --preload=auto, unless one has been run."""
+    if not Path(learned.directory(os.environ)).exists():
+        with directory(), agent("auto", ["--nproc-per-node=1"], "stay") as process:
+            step(process)
+            _settle("auto", 1)
 
 
 def _settle(launcher: str, nodes: int) -> None:
@@ -239,6 +285,8 @@ def main() -> None:
     options = parser.parse_args()
     launchers = [name for name in LAUNCHERS if name not in options.without]
     samples: Samples = {}
+    cache = tempfile.TemporaryDirectory(prefix="relight-bench-")
+    os.environ["XDG_CACHE_HOME"] = cache.name  # what --preload=auto learns is forgotten at the end
 
     def note(row: str, launcher: str, value: float) -> None:
         samples.setdefault(row, {}).setdefault(launcher, []).append(value)
@@ -251,13 +299,16 @@ def main() -> None:
                     note(f"restart of {nproc} workers, s", launcher, restart_s(launcher, nproc))
             if "loss" in options.only:
                 note("loss of 1 node of 2, s", launcher, loss_s(launcher))
-            if "launch" in options.only and launcher != "auto":
+            if "spare" in options.only:
+                note("loss of 1 node of 2 with a spare, s", launcher, spare_s(launcher))
+            if "launch" in options.only:
                 for nproc in (2, 4):
                     seconds, mib = launch(launcher, nproc)
                     note(f"launch of {nproc} workers, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
         text = results.write(options.out, "warm", samples, _as_text(samples, launchers))
         _plot(samples, options.out)
+    cache.cleanup()
     print(text)
 
 

@@ -22,7 +22,7 @@ _FAKE = str(Path(__file__).parent / "portable" / "fake_system.py")
 RELIGHT = (sys.executable, _FAKE, "darwin") if PORTABLE else (sys.executable, "-m", "relight")
 FIRST_WARM = (
     sys.executable, "-c",
-    "from relight.host import preloading; preloading._waits = lambda program: True\n"
+    "from relight.host import preloading; preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 """The first generation waits for named modules, as it does on a machine with few processors."""
@@ -68,6 +68,12 @@ def _mistakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.getbasetemp() / "mistakes"
     os.environ["RELIGHT_MISTAKES"] = str(file)
     return file
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what relight remembers for later jobs out of the user's own cache directory."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache")
 
 
 @pytest.fixture(autouse=True)

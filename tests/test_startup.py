@@ -22,7 +22,6 @@ OWN = {
     "relight.core.members",
     "relight.core.membership",
     "relight.core.messages",
-    "relight.core.mismatches",
     "relight.core.ranks",
     "relight.core.roster",
     "relight.core.supervision",

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
 
+_IDLE_S = 1.0
+"""How long a node waits for a generation before it imports modules meanwhile (--preload)."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -152,6 +154,7 @@ class Agent:
                 if not (outcome.failures or workers.stopped_by or self.signals):
                     self._wait_for_others(workers)
             if self._end is not None and not self.signals:
+                self.link.leave()
                 self._unshown.show()  # before the report
             if self.signals:
                 return self._leave(self.signals[0])
@@ -188,7 +191,11 @@ class Agent:
             return isinstance(self._state, GenerationFormed) and self.loop.now() < self._lease_until
 
         self.loop.run_once(0)  # a signal that has already arrived must prevent the start of workers
+        preload = self._services.preload
+        idle = None if preload is None else self.loop.call_after(_IDLE_S, preload.while_idle)
         self.loop.run_until(lambda: may_begin() or self._is_over())
+        if idle is not None:
+            idle.cancel()
         formed = self._state
         return (
             formed

@@ -83,7 +83,8 @@ class PreloadReady(NamedTuple):
 
 class PreloadWithout(NamedTuple):
     """A module was left out; each worker imports it itself, if it can. `seconds` is how long the
-    import took until it failed. `asked`: the user named the modules.
+    import took until it failed, in this job or in the one that learned it. `asked`: the user named
+    the modules.
     """
 
     module: str

@@ -105,6 +105,9 @@ class LocalLink:
         del store
         return 0
 
+    def leave(self) -> None:
+        """Do nothing: no other node waits for this one."""
+
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Close the group."""
         del stop_waiting

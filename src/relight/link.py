@@ -22,6 +22,7 @@ from relight.core.link import (
     GiveUp,
     Heard,
     Hosting,
+    JobOver,
     Left,
     LetWorkersRun,
     Link,
@@ -140,6 +141,13 @@ class RemoteLink(finders.Seeker):
         """Whether this node is done while other nodes are not."""
         return self._end is not None and self._end.others_run
 
+    def leave(self) -> None:
+        """Disconnect if the job has ended for all nodes, so that the coordinator need not wait for
+        what this agent still has to do, such as writing to a console that is blocked.
+        """
+        if self._end is not None and not self._others_run and self._group is None:
+            self._step(Left())
+
     def close(self, stop_waiting: Callable[[], bool]) -> None:
         """Leave the job. A coordinator first waits until the other nodes know how the job ended; a
         host that takes part in an election goes on while other nodes need its vote.
@@ -195,8 +203,6 @@ class RemoteLink(finders.Seeker):
         """Pass an event to the core and carry out its effects."""
         for effect in self.core.step(event, self._loop.now()):
             match effect:
-                case Seek() if self._end is not None and not self._others_run:
-                    pass  # the agent is about to exit: it must not join the nodes of another run
                 case Seek():
                     self._finder.seek(may_host=not self.core.unfit)
                 case SendHeartbeat():
@@ -231,6 +237,8 @@ class RemoteLink(finders.Seeker):
         """Pass a message to the agent; if nodes did not meet, add the command to find out why."""
         if isinstance(message, JobEnded):
             self._end = message
+            if not message.others_run:
+                self._step(JobOver())
             if message.exit_code == EXIT_GROUP and message.root is None:  # not a worker's own 3
                 report = message.report or (f"error: {message.reason}",)
                 if not self.core.unfit:

@@ -17,6 +17,7 @@ from relight.core.link import (
     GiveUp,
     Heard,
     Hosting,
+    JobOver,
     Left,
     LetWorkersRun,
     Link,
@@ -87,15 +88,24 @@ def test_an_echo_renews_no_lease_before_the_coordinator_has_confirmed() -> None:
 
 
 def test_a_late_echo_makes_heartbeats_quicker_and_silence_ends_the_connection() -> None:
-    """They go every 50 ms then, as datagrams; after `lost_after_s` the coordinator is given up."""
+    """Three go at once then, as datagrams, later one every 50 ms; after `lost_after_s` the
+    coordinator is given up.
+    """
     played = Played().connected()
     played.step(Tick(), 0.25)
     late = SendHeartbeat(3, over_connection=False, as_datagram=True)
     assert played.step(Tick(), 0.25) == [late]
-    assert played.link.deadline() == pytest.approx(played.now + 0.05)
+    pauses = []
+    for _ in range(4):
+        due = played.link.deadline()
+        assert due is not None
+        pauses.append(round(due - played.now, 3))
+        (sent,) = played.step(Tick(), due - played.now)
+        assert isinstance(sent, SendHeartbeat) and sent.as_datagram
+    assert pauses == [0.01, 0.01, 0.05, 0.05]
     effects = played.step(Tick(), 1.0)
     assert effects[0] == Disconnect() and effects[-2:] == [CoordinatorLost(), Seek()]
-    assert "no heartbeat from it for 1.5 s" in str(effects[1])
+    assert "no heartbeat from it for 1.6 s" in str(effects[1])
     assert played.link.state is LinkState.SEEKING
 
 
@@ -283,3 +293,22 @@ def test_each_state_has_words_and_after_the_end_nothing_happens() -> None:
     assert played.step(Left()) == [Disconnect()]
     assert "left" in played.link.explain(played.now)
     assert played.step(Opened("x")) == played.step(Tick(), 9) == []
+
+
+@pytest.mark.parametrize("how", ["closed", "silent", "hosting"])
+def test_after_the_end_of_the_job_no_other_coordinator_is_sought(how: str) -> None:
+    """It would coordinate another run of the job, where no workers ever start on this node."""
+    played = Played().connected()
+    if how == "hosting":
+        played.step(Hosting(FOR_EVER))
+    assert played.step(JobOver()) == []
+    assert played.link.state is not LinkState.OVER  # workers may still be stopping
+    if how == "closed":
+        effects = played.lost()
+    elif how == "silent":
+        effects = played.step(Tick(), 1.5)
+    else:
+        effects = played.step(SteppedDown())
+    kinds = {type(each) for each in effects}
+    assert Disconnect in kinds and not kinds & {Seek, Say}
+    assert played.link.state is LinkState.OVER and played.link.deadline() is None

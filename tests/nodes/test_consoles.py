@@ -34,16 +34,14 @@ def is_old(path: Path) -> bool:
 
 
 def start_stuck(here: OneMachine, job: Job, stderr: BinaryIO) -> "subprocess.Popen[bytes]":
-    """Start an agent whose stdout is a pipe that nobody reads; return when the pipe is full."""
-    process = here.start(
+    """Start an agent whose stdout is a pipe that nobody reads."""
+    return here.start(
         [*RELIGHT, "run", *job.flags, "loud.py"],
         cwd=job.directory,
         env=clean_environment(LOUD="1", TMPDIR=str(job.directory)),
         stdout=subprocess.PIPE,
         stderr=stderr,
     )
-    job.until(lambda: is_old(job.directory / "written"), "a full pipe")
-    return process
 
 
 def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) -> None:
@@ -54,6 +52,7 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         job = Job(here, tmp_path, *meet, "--nnodes=2", "--max-restarts=1")
         agent = job.start("node1", script=("loud.py",))
         stuck = start_stuck(here, job, stderr)
+        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
         job.tell("fail")
         job.until_says(agent, "generation 1: 2 workers on 2 nodes")
         job.until(lambda: len(list(tmp_path.glob("began.1.*"))) == 2, "both workers")
@@ -69,29 +68,37 @@ def test_a_node_whose_console_nobody_reads_restarts_and_stops(tmp_path: Path) ->
         )
 
 
+@pytest.mark.parametrize("coordinates", ["stuck", "other"])
 def test_a_node_that_only_waits_for_its_console_joins_no_other_run_of_the_job(
-    tmp_path: Path,
+    tmp_path: Path, coordinates: str
 ) -> None:
-    """The job has failed, and the other agents have exited. A new agent with the same id must not
+    """The job has failed. The other agent exits at once, and a new agent with the same id does not
     get the stuck node into its group: no workers would ever start there.
     """
-    meet = ("--rdzv-backend=file", f"--rdzv-endpoint={tmp_path / 'meet'}", "--rdzv-id=j")
+    register = tmp_path / "meet"
+    meet = ("--rdzv-backend=file", f"--rdzv-endpoint={register}", "--rdzv-id=j")
     (tmp_path / "loud.py").write_text(LOUD)
     with OneMachine() as here, (tmp_path / "stderr").open("wb") as stderr:
         job = Job(here, tmp_path, *meet, "--nnodes=2")
-        agent = job.start("node1", script=("loud.py",))
-        stuck = start_stuck(here, job, stderr)
+        if coordinates == "other":
+            agent = job.start("node1", script=("loud.py",))
+            job.until_says(agent, "this node coordinates the group now")
+            stuck = start_stuck(here, job, stderr)
+        else:
+            stuck = start_stuck(here, job, stderr)
+            job.until((register / "j").exists, "the record of the stuck node")
+            agent = job.start("node1", script=("loud.py",))
+        job.until(lambda: is_old(tmp_path / "written"), "a full pipe")
         job.tell("fail")
-        assert agent.wait() == 3  # as its worker
+        assert agent.process.wait(15) == 3  # as its worker; it does not wait for the console
         assert "relight doctor" not in agent.text
+        job.until(lambda: not (register / "j").exists(), "no coordinator")
         late = job.start("node2", script=("loud.py",))
-        end = time.monotonic() + 90  # until the register's record of the old coordinator has lapsed
-        while not re.search("1 of 2 nodes have joined|generation", late.text):
-            assert time.monotonic() < end, job.report()
-            time.sleep(0.05)
+        job.until_says(late, "1 of 2 nodes have joined")
         assert "generation" not in late.text
         late.process.send_signal(signal.SIGTERM)
         assert late.wait() == 128 + signal.SIGTERM
+        assert "lost the coordinator" not in (tmp_path / "stderr").read_text()
         stuck.send_signal(signal.SIGTERM)
         assert stuck.wait(30) == 128 + signal.SIGTERM
         assert stuck.stdout is not None

@@ -45,7 +45,7 @@ PACKAGES = {
 FIRST_WARM = (
     sys.executable, "-c",
     "from relight.host import preloading as warm\n"
-    "warm._waits = lambda program: True\nwarm._PATIENCE_S = 3600\n"
+    "warm._waits = lambda *_: True\nwarm._PATIENCE_S = 3600\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 MOST_NAMED = 4

@@ -48,6 +48,9 @@ class Client:
         """How long its next answer takes to come back."""
         self.reached_at = 0.0
         """When the register last answered it."""
+        self.evicted_at = float("-inf")
+        """When another process last removed its record."""
+        self.ttl_s = 0.0
         self._service = service
         self._phase: dict[str, object] = {}
 
@@ -74,7 +77,7 @@ class Client:
 
     def hold(self, value: str, ttl_s: float) -> Record:
         self._reach("hold")
-        service = self._service
+        service, self.ttl_s = self._service, ttl_s
         if service.holder is None and value:
             service.take(self)
         if service.holder is self and value:
@@ -96,6 +99,7 @@ class Client:
         now = service.revision, service.renewals
         if seen != now or record.revision != str(service.revision) or service.holder is None:
             return False
+        service.holder.evicted_at = self.process.world.now
         service.take(None)
         return True
 

@@ -77,7 +77,14 @@ class Formation:
         self.running: dict[str, Workers] = {}
         self.changed = False  # whether nodes have come or gone since
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
+        self.lost_at = float("inf")  # when it lost the first one
         self.dropped: set[str] = set()
+
+    def lose(self, node: str, now: float) -> None:
+        """Note that the coordinator has lost a node."""
+        if node in self.kept:
+            del self.kept[node]
+            self.lost_at = min(self.lost_at, now)
 
     @property
     def live(self) -> bool:
@@ -171,7 +178,7 @@ class Watch:
             raise Failure(f"the deadline {due} has passed and nothing happens: a busy loop")
         formation = self._by_coordinator.get(coordinator.number)
         if formation is not None and isinstance(event, NodeLost):
-            formation.kept.pop(event.node, None)
+            formation.lose(event.node, self.world.now)
             if event.reason.startswith("no heartbeat"):
                 self._silent.add(event.node)
         if formation is not None:
@@ -180,7 +187,7 @@ class Watch:
                 if isinstance(effect, Drop):
                     self.world.log(f"C{coordinator.number} gives up {effect.node[:4]}")
                     formation.changed = True
-                    formation.kept.pop(effect.node, None)
+                    formation.lose(effect.node, self.world.now)
                     formation.dropped.add(effect.node)
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
@@ -370,12 +377,22 @@ class Watch:
                 raise Failure(f"{workers.node.name} runs {older} beside {newer}")
 
     def _is_unaware(self, older: Formation, newer: Formation) -> bool:
-        """Return whether the older group's coordinator can't know that it was evicted: it has lost
-        no node since it formed this generation, and the register has not answered it.
+        """Return whether one of the two coordinators can't know that it was evicted before the
+        other group was formed: the register has not answered it since, its record would not have
+        lapsed yet, and it has lost no node for longer than a lease.
         """
-        register: Any = older.process.register
-        is_whole = len(older.kept) == len(older.nodes)
-        return self._evicts and is_whole and bool(register) and register.reached_at < newer.at
+        now = self.world.now
+
+        def is_cut_off(group: Formation, other: Formation) -> bool:
+            register: Any = group.process.register
+            return (
+                bool(register)
+                and register.reached_at < register.evicted_at <= other.at
+                and now < register.reached_at + register.ttl_s
+                and now < group.lost_at + self._lease_s
+            )
+
+        return self._evicts and (is_cut_off(older, newer) or is_cut_off(newer, older))
 
     def _two_live(self, older: Formation, newer: Formation) -> None:
         # A node that a firewall refuses may be a whole generation.

@@ -32,7 +32,14 @@ def events(logs: Path, kind: str) -> list[dict[str, object]]:
 
 @pytest.fixture
 def run(start: Start, script: Script, tmp_path: Path) -> Callable[..., Path]:
-    def run(text: str, *, under: tuple[str, ...] = (), **variables: str) -> Path:
+    def run(
+        text: str,
+        *,
+        under: tuple[str, ...] = (),
+        launcher: tuple[str, ...] = SOON,
+        workers: int = 1,
+        **variables: str,
+    ) -> Path:
         """Run `text` in two generations, the second with a warm spawner; return the logs."""
         path = script(
             text
@@ -49,7 +56,8 @@ sys.exit(1)
         )
         logs = tmp_path / "logs"
         agent = start("run", "--preload=auto", "--max-restarts=1", f"--log-dir={logs}", "-r1",
-                      path, command=(*under, *SOON), variables=variables)  # fmt: skip
+                      f"--nproc-per-node={workers}",
+                      path, command=(*under, *launcher), variables=variables)  # fmt: skip
         deadline = time.monotonic() + 60
         while not any('"PreloadReady"' in x.read_text() for x in logs.glob("*/events.jsonl")):
             assert time.monotonic() < deadline
@@ -193,10 +201,71 @@ def test_a_package_that_is_not_fit_is_left_out(
     assert next(logs.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
 
 
+NEVER = (*SOON[:2], SOON[2].replace("0.3, 0.5", "1000, 1000"))
+"""Starts a launcher that takes too long to learn what workers import."""
+
+
+def test_the_next_job_of_a_script_knows_what_to_import(
+    run: Callable[..., Path], start: Start, tmp_path: Path, script: Script
+) -> None:
+    """It need not learn it again, nor try a module again that is not fit, but still reports it."""
+    venv.create(tmp_path / "env", symlinks=True)
+    (installed,) = (tmp_path / "env" / "lib").glob("python3*/site-packages")
+    thread = "import threading, time\n"
+    thread += "threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    script(thread + f"open({str(tmp_path / 'tried')!r}, 'a').write('x')\n",
+           str(installed / "noisy.py"))  # fmt: skip
+    script("", str(installed / "own.py"))
+    text = BEFORE + "import csv, own\nif not before & {'own'}: import noisy"
+    python = str(tmp_path / "env" / "bin" / "python")
+    first = run(text, PYTHON_EXEC=python)
+    tried = (tmp_path / "tried").read_text()
+    (tmp_path / "go").unlink()
+    for entry in first.iterdir():
+        entry.rename(tmp_path / entry.name)
+    second = run(text, PYTHON_EXEC=python, launcher=NEVER)
+    assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
+    assert next(second.glob("*/attempt_1/0/stdout.log")).read_text() == "csv own\n"
+    reasons = [str(event["reason"]) for event in events(second, "PreloadWithout")]
+    assert reasons == ["noisy starts a thread"]
+    assert (tmp_path / "tried").read_text() == tried + "x"  # by the first, cold, worker
+
+
+def test_a_module_with_an_odd_name_is_not_preloaded(
+    run: Callable[..., Path], script: Script, tmp_path: Path
+) -> None:
+    """importlib.import_module takes names that no import statement can have."""
+    folder = tmp_path / "site-packages" / "good"
+    folder.mkdir(parents=True)
+    script("", str(folder / "__init__.py"))
+    script("raise RuntimeError", str(folder / "my file.py"))
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(folder.parent)])
+    text = BEFORE + "import csv, good, importlib\ntry: importlib.import_module('good.my file')\n"
+    logs = run(text + "except RuntimeError: pass", PYTHONPATH=path)
+    assert [event["warm"] for event in events(logs, "WorkersWarm")] == [False, True]
+    assert not events(logs, "PreloadWithout")
+
+
+def test_a_script_that_was_seen_to_set_variables_starts_cold(
+    run: Callable[..., Path], start: Start, script: Script, tmp_path: Path
+) -> None:
+    """Also where the next job would wait for the modules, and nothing in its text says so."""
+    text = BEFORE + "import csv, importlib\nimportlib.import_module('own')"
+    script("import os\nos.environ['X_FLAG'] = 'set'", "own.py")
+    first = run(text)
+    (tmp_path / "go").unlink()
+    for entry in first.iterdir():
+        entry.rename(tmp_path / entry.name)
+    crowded = SOON[2].replace("watched._LEARN_S", "from relight.host import preloading\n"
+        "preloading.os.sched_getaffinity = lambda pid: {0}\nwatched._LEARN_S", 1)  # fmt: skip
+    second = run(text, launcher=(*SOON[:2], crowded), workers=2)
+    assert [event["warm"] for event in events(second, "WorkersWarm")] == [False, True]
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="others take SCHED_IDLE only with RLIMIT_NICE")
 def test_the_lowest_priority_does_not_last_for_ever() -> None:
     """On a busy machine an import at the lowest priority gets a quarter of a processor after a
-    while, also in a copy that goes on in its place; in the end it has the usual priority.
+    while, also in a copy that goes on in its place, and in the end the usual priority.
     """
     program = """
 import os, time
@@ -213,9 +282,10 @@ def wait_for(nice):
 def spoil(child):
     raise UnfitError("x", "x")
 
+priority.IDLE_S, priority.GENTLE_S = 0.2, 1.5
 usual = os.getpriority(0, 0)
 reader, writer = os.pipe()
-guard = stand_guard(writer, 0.2)
+guard = stand_guard(writer)
 restore = priority.lower()
 print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
 spoiled = attempt(spoil, guard)
@@ -223,6 +293,7 @@ assert spoiled is not None
 wait_for(5)
 assert attempt(spoil, guard) is not None
 wait_for(5)
+wait_for(0)
 guard.outlive_guard()
 restore()
 print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
@@ -235,5 +306,5 @@ print(os.sched_getscheduler(0), os.getpriority(0, 0) - usual, flush=True)
     )
     idle, usual = os.SCHED_IDLE, os.SCHED_OTHER
     assert result.stdout.decode().split() == [
-        str(word) for word in (idle, 0, usual, 5, usual, 5, usual, 0)
+        str(word) for word in (idle, 0, usual, 5, usual, 5, usual, 0, usual, 0)
     ]

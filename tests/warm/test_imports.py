@@ -25,7 +25,7 @@ IMPATIENT = (
     sys.executable, "-c",
     "from relight.host import preloading, warm_spawner\n"
     "warm_spawner.ANSWER_S = preloading.ANSWER_S = preloading._SILENT_S = 1.0\n"
-    "preloading._waits = lambda program: True\n"
+    "preloading._waits = lambda *_: True\n"
     "from relight.cli.main import entry; entry()",
 )  # fmt: skip
 ONE_PROCESSOR = f"exec taskset -c {min(os.sched_getaffinity(0))} {sys.executable}"

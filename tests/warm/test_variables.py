@@ -175,3 +175,73 @@ def test_a_variable_that_changes_in_each_attempt_starts_workers_cold(
     output, errors = agent.communicate(timeout=60)
     assert output == b"0 mode0\n1 mode1\n2 mode2\n3 mode3\n"
     assert b"sets LIBRARY_MODE before it imports, not always to the same value" in errors
+
+
+VENDOR = """
+import os, sys
+{before}
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor"))
+import other, library
+print(library.__file__.split(os.sep)[-2], library.below.WHO, flush=True)
+"""
+
+
+@pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
+def test_a_package_that_the_script_puts_first_on_its_path_is_imported(
+    launch: Launch, script: Script, library: dict[str, str], before: str, tmp_path: Path
+) -> None:
+    """Also by a script that can't be started again, and with the modules below it."""
+    for folder in ("vendor/library", "site-packages/library"):
+        (tmp_path / folder).mkdir(parents=True)
+        script("from . import below", f"{folder}/__init__.py")
+        script(f"WHO = {folder.partition('/')[0]!r}", f"{folder}/below.py")
+    (tmp_path / "site-packages" / "library.py").unlink()
+    stdout, stderr = run(launch, library, script(VENDOR.format(before=before)))
+    assert stdout == "library vendor\n"
+    assert "finds another library than the one that was preloaded" in stderr
+    assert ("restarts without preloaded modules" in stderr) == (not before)
+
+
+def test_a_directory_above_the_installed_packages_hides_no_other_one(
+    launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
+) -> None:
+    """As with a virtual environment in the project's directory."""
+    (tmp_path / "third_party").mkdir()
+    script("value, prefix = 'third', {}", "third_party/library.py")
+    folder = "os.path.join(sys.path[0], 'third_party')"
+    path = script(f"import os, sys\nsys.path.insert(1, {folder})\n{SAYS}")
+    assert run(launch, library, path)[0] == "third {}\n"
+
+
+def test_another_path_to_the_same_packages_is_no_other_package(
+    launch: Launch, script: Script, library: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "lib64").symlink_to("site-packages")
+    folder = str(tmp_path / "lib64")
+    path = script(f"import sys\nsys.path.insert(0, {folder!r})\n{SAYS}")
+    stdout, stderr = run(launch, library, path)
+    assert stdout == "unset {}\n" and "finds another" not in stderr
+
+
+STUB = """
+import os, sys, types
+{before}
+mine = types.ModuleType("library")
+mine.value = "mine"
+sys.modules["library"] = mine
+import user
+print(user.value, sys.modules["library"] is mine, flush=True)
+"""
+
+
+@pytest.mark.parametrize("before", ["", 'os.mkdir("once")'])
+def test_what_a_script_puts_into_sys_modules_stays_there(
+    launch: Launch, script: Script, library: dict[str, str], before: str
+) -> None:
+    """A script that can be started again has its own module used by others, too."""
+    script("import library\nvalue = library.value", "site-packages/user.py")
+    path = script(STUB.format(before=before))
+    result = launch("run", "--preload=user", "-v", path, **library)
+    assert "workers start with preloaded modules" in result.stderr
+    assert result.stdout == ("unset True\n" if before else "mine True\n")
+    assert "puts its own library into sys.modules" in result.stderr

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from importlib import import_module
 
+from relight.cli import warm
 from relight.cli.jobs import HELP, Page, read_arguments
 from relight.cli.main import COMMANDS, JOB_COMMANDS
 from relight.errors import EXIT_OK, UsageError, did_you_mean
@@ -118,4 +119,5 @@ _ARGUMENTS: dict[str, Callable[[], list[str]]] = {
     "components": components.names,
     "schedulers": registry.names,
     "completion": lambda: list(SHELLS),
+    "warm": lambda: list(warm.VERBS),
 }

@@ -36,12 +36,13 @@ COMMANDS = {
     "components": "list the components that can be submitted, and their flags",
     "schedulers": "list the schedulers and their options",
     "configure": "write a settings file to fill in",
+    "warm": "forget what --preload=auto has learned about scripts",
     "completion": "print completion for bash, zsh or fish",
     "version": "print the version",
 }
 
 JOB_COMMANDS = ("submit", "status", "logs", "wait", "cancel", "delete", "list", "describe",
-            "components", "schedulers", "configure", "completion")  # fmt: skip
+            "components", "schedulers", "configure", "warm", "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")

@@ -14,6 +14,10 @@ when to try again.
       | it coordinates no longer                               -> SEEKING, the lease is over
     OVER       the agent has left, or has to give up
 
+Once the coordinator has said that the job has ended, this node seeks no other one: the end of the
+connection, or of hosting, leads to OVER. Otherwise it could join another run of the job, and no
+workers would ever start here.
+
 Until when the workers may run follows from these states by the rules of `core/lease`.
 
 Invariants (`check`): there is a session in JOINING and CONNECTED, and in no other state; OVER is
@@ -42,6 +46,12 @@ LATE_INTERVALS = 1.6
 heartbeats: they are then sent as datagrams, too. A firewall may drop those, so the connection
 carries as many as before.
 """
+FIRST_DATAGRAMS = 3
+"""How many datagrams go in a row when an echo is late. Where an echo takes 0.4 s, later ones come
+back after a lease of a second is over; fewer might all be lost.
+"""
+FIRST_DATAGRAMS_S = 0.01
+"""Seconds between these."""
 
 
 class LinkState(Enum):
@@ -122,12 +132,26 @@ class SteppedDown(NamedTuple):
     again_s: float = 0.0
 
 
+class JobOver(NamedTuple):
+    """Event: the coordinator said that the job has ended, for all nodes."""
+
+
 class Left(NamedTuple):
     """Event: the agent is done with the job."""
 
 
 Event = (
-    Dialing | Opened | Heard | Echoed | Broken | NothingFound | Hosting | SteppedDown | Left | Tick
+    Dialing
+    | Opened
+    | Heard
+    | Echoed
+    | Broken
+    | NothingFound
+    | Hosting
+    | SteppedDown
+    | JobOver
+    | Left
+    | Tick
 )
 
 
@@ -181,6 +205,8 @@ class _Session:
         self.opened_at = now
         self.heard = False
         """Whether the coordinator has sent a message."""
+        self.late = 0
+        """How many heartbeats in a row were sent while the echo was late."""
         self._sent_at: dict[int, float] = {}
         self._number = 0
 
@@ -236,6 +262,7 @@ class Link:
         self.settings = settings
         self.echoed_at = float("-inf")
         """Send time of the last heartbeat that has an echo."""
+        self._job_over = False
         self._lease = Lease(settings.lease_s)
         self._session: _Session | None = None
         self._search = _Search(now)
@@ -278,12 +305,16 @@ class Link:
             case Hosting(until):
                 self._host(until, now)
             case SteppedDown(again_s) if self.state is LinkState.HOSTING:
-                self.state, self._due = LinkState.SEEKING, now + again_s
                 self._lease.stop_hosting(now)
-                self._search = _Search(now)
+                if self._job_over:
+                    self._leave()
+                else:
+                    self.state, self._due = LinkState.SEEKING, now + again_s
+                    self._search = _Search(now)
+            case JobOver():
+                self._job_over = True
             case Left():
-                self.state, self._due, self._session = LinkState.OVER, None, None
-                self._effects.append(Disconnect())
+                self._leave()
             case Tick() if self._due is not None and now >= self._due:
                 if session is not None:
                     self._send_heartbeat(session, now)
@@ -323,6 +354,8 @@ class Link:
             assert self.echoed_at <= self._last
         if self.state in (LinkState.HOSTING, LinkState.OVER):
             assert self._due is None
+        if self._job_over:
+            assert self.state is not LinkState.SEEKING
         if self.state is not LinkState.OVER:
             self._lease.check(self._last, hosting=self.state is LinkState.HOSTING)
 
@@ -350,6 +383,10 @@ class Link:
         self.state, self._due = LinkState.OVER, None
         self._effects.append(GiveUp(exit_code, reason))
 
+    def _leave(self) -> None:
+        self.state, self._due, self._session = LinkState.OVER, None, None
+        self._effects.append(Disconnect())
+
     def _open(self, peer: str, now: float) -> None:
         self.state = LinkState.JOINING
         session = self._session = _Session(peer, now)
@@ -359,6 +396,9 @@ class Link:
         self._send_heartbeat(session, now)
 
     def _break(self, event: Broken, now: float) -> None:
+        if self._job_over:
+            self._leave()
+            return
         reason, refusal, unfit, stepped_down = event
         session, self._session = self._session, None
         self.state, self._due = LinkState.SEEKING, None
@@ -392,10 +432,14 @@ class Link:
             self._break(Broken(f"no heartbeat from it for {silent_s:.1f} s"), now)
             return
         late = silent_s > settings.interval_s * LATE_INTERVALS
+        session.late = session.late + 1 if late else 0
         number = session.send(now)
         is_regular = not late or number % max(1, round(settings.interval_s / BURST_S)) == 0
         self._effects.append(SendHeartbeat(number, is_regular, as_datagram=late))
-        self._due = now + (BURST_S if late else settings.interval_s)
+        if late:
+            self._due = now + (FIRST_DATAGRAMS_S if session.late < FIRST_DATAGRAMS else BURST_S)
+        else:
+            self._due = now + settings.interval_s
 
     def _echo(self, sent_at: float | None) -> None:
         if sent_at is None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from relight.core.group_types import GroupSettings
 from relight.core.messages import Join
-from relight.core.mismatches import compare
 from relight.errors import many
 from relight.values import Nodes
 
@@ -25,7 +24,11 @@ class Differences:
         kinds = self._kinds
         if join.facts in kinds.values() or len(kinds) >= _MAX_KINDS:
             return []
-        lines = compare(kinds, join.host, join.facts)
+        lines = []
+        if kinds:  # not in a job of one node, which starts sooner without the import
+            from relight.core.mismatches import compare
+
+            lines = compare(kinds, join.host, join.facts)
         kinds[join.host] = join.facts
         return lines
 

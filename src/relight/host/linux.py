@@ -337,12 +337,12 @@ def kill_children() -> None:
             pass  # a setuid program, which we may not signal
 
 
-def end_children(limit_s: float, keep: int = 0) -> None:
-    """Kill all children but `keep`, and the orphans that we adopt, until none are left or the time
-    is up (a process in an uninterruptible call can't be ended).
+def end_children(limit_s: float, keep: Collection[int] = ()) -> None:
+    """Kill all children but those to keep, and the orphans that we adopt, until none are left or
+    the time is up (a process in an uninterruptible call can't be ended).
     """
     end = time.monotonic() + limit_s
-    while (pids := set(children()) - {keep}) and time.monotonic() < end:
+    while (pids := set(children()) - set(keep)) and time.monotonic() < end:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)

@@ -7,8 +7,11 @@ ready; otherwise they start cold. There is at most one warm spawner.
                     first generation waits for it. Otherwise the first worker of the first
                     generation, which starts cold, is watched; when it imports the first of these
                     modules, the warm spawner starts beside it at the lowest priority
-    auto            that worker is watched; when it has imported nothing new for a while, the
-                    warm spawner starts at the lowest priority
+    auto            the modules are those of an earlier job with the same script (host/learned). If
+                    there was none, that worker is watched; when it has imported nothing new for a
+                    while, the warm spawner starts at the lowest priority
+    waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
+                    its modules are known: no workers run here that it could disturb
     lost            it starts again, at the lowest priority, when the next generation has begun
 
 Environment variables that the script sets before it imports are adopted: the warm spawner imports
@@ -18,6 +21,7 @@ warm spawner imports with these.
 
 import os
 import socket
+import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from relight.core.waiting import duration
@@ -30,7 +34,8 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, spawner
+from relight.host import linux, source, spawner
+from relight.host.learned import LearnedFile
 from relight.host.loop import Loop
 from relight.host.spawner import WorkerPlan
 from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
@@ -63,24 +68,27 @@ class Preload:
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
+        self._others = linux.children()  # of a shell that has become this agent
         linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._loop = loop
         self._worker_program = worker_program
-        self._learned = tuple(modules) == (AUTO,)
-        self._modules = [] if self._learned else list(modules)
+        self._learned = LearnedFile(worker_program) if tuple(modules) == (AUTO,) else None
+        self._modules = list(modules) if self._learned is None else self._learned.known.fit
+        for unfit in self._learned.known.unfit if self._learned is not None else ():
+            record(PreloadWithout(*unfit, asked=False))
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
         self._guard = 0  # of a stopped warm spawner, which is to be waited for
         self._lent = False
         self._cold = 0
-        self._why_not = "its modules are not known yet" if self._learned else ""
+        self._why_not = "" if self._modules else "its modules are not known yet"
         self._writes: dict[str, str | None] = {}
         self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
-        if self._learned or not _waits(worker_program):
+        if not (self._modules and _waits(worker_program, self._learned)):
             try:
                 self._watched = WatchedWorker(loop)
             except OSError as error:
@@ -103,10 +111,23 @@ class Preload:
         silent = self._loop.call_after(_SILENT_S, self._tell_slow)
         self._loop.run_until(lambda: self.settled() or otherwise(), _PATIENCE_S)
         silent.cancel()
+        if not self.settled() and not otherwise():
+            self._note_endless_import()
+
+    def while_idle(self) -> None:
+        """Start the warm spawner if its modules are known: this node waits for a generation. The
+        first workers of a script that sets variables are watched instead.
+        """
+        if not self._modules or self._spawner is not None or not self._tries:
+            return
+        if self._generations or not _sets_variables(self._worker_program, self._learned):
+            self._take_leave()
+            self._start(gently=True)  # a generation may begin before it is done
 
     def variables(self, local_rank: int, variables: Mapping[str, str]) -> dict[str, str]:
         """Return the variables that make a worker report its imports, if it is to be watched."""
-        if self._watched is None or local_rank or self._generations:
+        is_ready = self._spawner is not None and self._spawner.is_ready
+        if self._watched is None or local_rank or self._generations or is_ready:
             return {}
         return self._watched.variables(variables)
 
@@ -133,10 +154,10 @@ class Preload:
         held = spawner.fork(plans, scratch)
         self._cold = held[0]
         if self._watched is not None and self._generations == 1:
-            if self._learned:
+            if not self._modules:
                 self._watched.when_quiet(lambda: self._generations == 1, self._learn)
             else:
-                self._watched.when_imports(self._modules, self._learn)
+                self._watched.when_imports(_third_party(self._modules), self._learn)
         elif self._modules:
             self._start_again()
         return held
@@ -145,10 +166,15 @@ class Preload:
         """End the warm spawner and return when it is gone. Its workers must be gone by now."""
         self._stop()
         self._take_leave()
-        linux.end_children(_END_LIMIT_S)
-        if self._watched is not None:
-            self._watched.close()
-            self._watched = None
+        linux.end_children(_END_LIMIT_S, self._others)
+        watched, self._watched = self._watched, None
+        imports, writes = list[str](), {*self._writes, *self._written}
+        if watched is not None:
+            imports = watched.imports()
+            writes |= watched.writes().keys()
+            watched.close()
+        if self._learned is not None:
+            self._learned.add(imports, sorted(writes))
 
     def ready(self, event: PreloadReady) -> None:
         """Note that the warm spawner can fork workers."""
@@ -157,7 +183,15 @@ class Preload:
 
     def without(self, module: str, reason: str, seconds: float) -> None:
         """Report a module that the warm spawner does not keep."""
-        self._record(PreloadWithout(module, reason, seconds, not self._learned))
+        if self._learned is not None:
+            self._learned.note_unfit(module, reason, seconds)
+        self._record(PreloadWithout(module, reason, seconds, self._learned is None))
+
+    def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Store, for the next job with this script, what its workers import."""
+        if self._learned is not None:
+            self._learned.write(self._modules, unfit, directories)
+            self._modules = self._learned.known.fit
 
     def wrote(self, name: str, value: str | None) -> None:
         """Note a variable that a worker's script has set before an import."""
@@ -167,13 +201,23 @@ class Preload:
     def lost(self, reason: str, *, retry: bool) -> None:
         """End a warm spawner that is unusable; the next generation starts another if `retry`."""
         self._why_not = reason
-        self._record(PreloadUnfit(reason, not self._learned))
+        self._record(PreloadUnfit(reason, self._learned is None))
         self._stop()
         if not self._lent:
             self._take_leave()
-            linux.end_children(_END_LIMIT_S, keep=self._cold)  # processes that imports have started
+            # Processes that imports have started.
+            linux.end_children(_END_LIMIT_S, [self._cold, *self._others])
         if not retry:
             self._tries = 0
+
+    def _note_endless_import(self) -> None:
+        """Note the module that has taken most of the time, if its import does not end."""
+        warm = self._spawner
+        if self._learned is not None and warm is not None and warm.importing:
+            seconds = self._loop.now() - warm.importing_since
+            if seconds > _PATIENCE_S / 2:
+                reason = f"its import did not end in {duration(seconds)}"
+                self._learned.note_endless(warm.importing, reason, seconds)
 
     def _tell_slow(self) -> None:
         if self._spawner is not None and not self.settled():
@@ -205,7 +249,7 @@ class Preload:
     def _learn(self) -> None:
         """Start the warm spawner with what the watched worker has imported."""
         assert self._watched is not None
-        if self._learned:
+        if not self._modules:
             self._modules = self._watched.imports()
         if self._modules:
             self._start_again()
@@ -231,13 +275,14 @@ class Preload:
             self._writes.update(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
-        worker = self._worker_program
+        worker, learned = self._worker_program, self._learned
         instructions = {
             "agent": os.getpid(),
             "program": worker.program,
             "argv": worker.argv,
             "modules": self._modules,
-            "learned": self._learned,
+            "learned": learned is not None,
+            "culprits": learned.known.culprits if learned is not None else (),
             "gently": gently,
             "own": worker.own,
             "writes": {n: v for n, v in self._writes.items() if n not in worker.own},
@@ -247,9 +292,9 @@ class Preload:
             self._spawner = WarmSpawner(self._loop, worker, instructions, self)
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror}"
-            self._record(PreloadUnfit(self._why_not, not self._learned))
+            self._record(PreloadUnfit(self._why_not, self._learned is None))
             return
-        names = f"{len(self._modules)} modules" if self._learned else ",".join(self._modules)
+        names = ",".join(self._modules) if learned is None else f"{len(self._modules)} modules"
         self._record(PreloadStarted(self._spawner.pid, names))
 
     def _stop(self) -> None:
@@ -269,22 +314,23 @@ class Preload:
             self._guard = 0
 
 
-def _waits(worker: WorkerProgram) -> bool:
+def _waits(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
     """Return whether waiting for the warm spawner is faster than importing in every worker.
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """
     crowded = 2 * worker.workers >= 3 * len(os.sched_getaffinity(0))
-    return crowded and not _sets_variables(worker.argv[2])
+    return crowded and not _sets_variables(worker, learned)
 
 
-def _sets_variables(script: str) -> bool:
-    """Return whether a script seems to write to its environment; the values are known later."""
-    try:
-        with open(script, "rb") as file:
-            text = file.read()
-    except OSError:
-        return False
-    ends = [part.partition(b"]")[2].lstrip()[:2] for part in text.split(b"environ[")[1:]]
-    calls = (b"environ.setdefault(", b"environ.update(", b"putenv(")
-    return any(x[:1] == b"=" != x[1:] for x in ends) or any(call in text for call in calls)
+def _sets_variables(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
+    """Return whether the script sets variables, as far as that is known before it runs."""
+    return bool(learned and learned.known.writes) or source.sets_variables(worker.argv)
+
+
+def _third_party(modules: Sequence[str]) -> Sequence[str]:
+    """Return the modules that do not belong to Python, or all if they do: a script sets variables
+    before it imports the former (torch), but often after the latter (os).
+    """
+    own = sys.stdlib_module_names
+    return [name for name in modules if name.partition(".")[0] not in own] or modules

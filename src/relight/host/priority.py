@@ -15,6 +15,10 @@ from collections.abc import Callable
 from relight.host import linux
 from relight.typed import Any
 
+IDLE_S = 15.0
+"""How long the work may get hardly any time, on a machine whose processors are all busy."""
+GENTLE_S = 45.0
+"""After so long it has the usual priority: it ends about as soon as other work would."""
 _SHARE = 4
 """Without SCHED_IDLE: one part of the time in this many is for work, the rest for others."""
 _QUARTER_NICE = 5
@@ -47,31 +51,49 @@ def lower() -> Callable[[], None]:
     return restore
 
 
-def raise_to_quarter(pid: int) -> None:
-    """Raise a process that got hardly any time at SCHED_IDLE to a quarter of a processor.
+def raise_step_by_step(pid: int, seconds: float) -> float | None:
+    """Raise the priority of a process that works at SCHED_IDLE: after `IDLE_S` to a quarter of a
+    processor, after `GENTLE_S` to that of this process.
 
-    Do nothing if it is not at SCHED_IDLE: without it, background work runs a quarter of the time.
+    Args:
+        pid: the process. Without SCHED_IDLE it works a quarter of the time, and ends that itself.
+        seconds: since it began.
+
+    Returns:
+        After how many seconds, counted from its begin, to call this again; None for never.
     """
     try:
-        if os.sched_getscheduler(pid) == os.SCHED_IDLE:
-            _set_autogroup(_QUARTER_NICE, pid)
-            nice = os.getpriority(os.PRIO_PROCESS, pid) + _QUARTER_NICE
-            os.setpriority(os.PRIO_PROCESS, pid, nice)
-            os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
+        policy, usual = os.sched_getscheduler(pid), os.getpriority(os.PRIO_PROCESS, 0)
+        if seconds >= GENTLE_S:
+            if policy == os.SCHED_IDLE or os.getpriority(os.PRIO_PROCESS, pid) > usual:
+                _raise(pid, usual, 0)
+                _set_io(0, pid)
+        elif seconds >= IDLE_S and policy == os.SCHED_IDLE:
+            _raise(pid, usual + _QUARTER_NICE, _QUARTER_NICE)
     except OSError:
-        pass  # it has ended
+        pass  # it has ended, or has lowered its priority itself, which it may not undo
+    if seconds < IDLE_S:
+        return IDLE_S
+    return GENTLE_S if seconds < GENTLE_S else None
+
+
+def _raise(pid: int, nice: int, autogroup: int) -> None:
+    _set_autogroup(autogroup, pid)
+    os.setpriority(os.PRIO_PROCESS, pid, nice)
+    os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
 class _Pacer:
-    """An import finder that delays each import; it finds no module itself."""
+    """An import finder that delays each import for a while; it finds no module itself."""
 
     def __init__(self) -> None:
         self._worked = time.process_time()
+        self._until = time.monotonic() + GENTLE_S
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         del name, path, target
         worked = time.process_time() - self._worked
-        if worked > 0.01:
+        if worked > 0.01 and time.monotonic() < self._until:
             time.sleep(worked * (_SHARE - 1))
             self._worked = time.process_time()
 
@@ -90,9 +112,9 @@ def _can_come_back() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _set_io(priority: int) -> None:
+def _set_io(priority: int, pid: int = 0) -> None:
     if _IOPRIO_SET:
-        linux.system_call(_IOPRIO_SET, 1, 0, priority)
+        linux.system_call(_IOPRIO_SET, 1, pid, priority)
 
 
 def _set_autogroup(nice: int, pid: int | str = "self") -> None:

@@ -52,6 +52,11 @@ class WarmSpawnerOwner(Protocol):
     def without(self, module: str, reason: str, seconds: float) -> None:
         """Called with a module that it does not keep, and how long the import took."""
 
+    def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Called, before `ready`, with the modules that will never fit, and for each the one that
+        made it unfit, and with the directories of installed packages.
+        """
+
     def wrote(self, name: str, value: str | None) -> None:
         """Called with a variable that a worker's script has set before an import; None: removed."""
 
@@ -72,6 +77,7 @@ class WarmSpawner:
         guard: the pid of its guard, a child of this process.
         pid: its own pid; that of the guard until it is ready.
         importing: the module that it imports now, or an empty string.
+        importing_since: when it began to, on the loop's clock.
         is_ready: it can fork workers.
         is_stopped: `stop` was called.
 
@@ -89,7 +95,7 @@ class WarmSpawner:
         self.is_ready = self.is_stopped = False
         self._loop = loop
         self._owner = owner
-        self.importing = ""
+        self.importing, self.importing_since = "", loop.now()
         self._left_out = ""
         self._buffer = b""
         self.guard, self._control = _start(worker, json.dumps(instructions).encode())
@@ -171,8 +177,10 @@ class WarmSpawner:
                 self._owner.ready(PreloadReady(self.pid, *numbers, self._left_out))
             elif word == "left_out":
                 self._left_out = rest
+            elif word == "learned":
+                self._owner.learned(**json.loads(rest))
             elif word == "importing":
-                self.importing = rest
+                self.importing, self.importing_since = rest, self._loop.now()
             elif word == "wrote":
                 self._owner.wrote(*variable(line[len(b"wrote ") :]))
             elif word == "without":

@@ -73,6 +73,10 @@ class WatchedWorker:
         if timer is None:
             return {}
         timer.cancel()
+        return self.writes()
+
+    def writes(self) -> dict[str, str | None]:
+        """Return the variables that the script has set so far, None for a removed one."""
         return dict(variable(line[1:]) for line in self._lines() if line[:1] == b"=")
 
     def close(self) -> None:

@@ -1,8 +1,9 @@
 """Hides the preloaded modules of a warm worker until its script imports them.
 
 So `sys.modules` is the same as in a cold worker, and the script's import of a module is noticed:
-the variables that it has set by then must be those with which the module was imported. If they are
-not, the worker becomes a cold one: it executes its own command line from the start.
+the variables that it has set by then must be those with which the module was imported, it must find
+the same module, and it must not have put others in the place of those that this one needs. If that
+is not so, the worker becomes a cold one: it executes its own command line from the start.
 
     import torch  -->  Deferred.find_spec  -->  _Loader.exec_module  -->  torch and what it needs
 """
@@ -11,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 
 from relight.typed import Any, NamedTuple
@@ -85,6 +86,14 @@ class Deferred:
             return None
         known = getattr(module, "__spec__", None)
         origin, loader = getattr(known, "origin", None), getattr(known, "loader", None)
+        if other := self._found_instead(name, origin):
+            self._restart_cold(
+                f"the script finds another {name} than the one that was preloaded ({other})",
+                "continues with it, but preloaded modules use the other one",
+            )
+            for each in [x for x in self._hidden if x == name or x.startswith(f"{name}.")]:
+                del self._hidden[each]
+            return None
         spec = ModuleSpec(name, _Loader(self, loader), origin=origin)  # type: ignore[arg-type]
         if known is not None:
             spec.submodule_search_locations = known.submodule_search_locations
@@ -98,7 +107,14 @@ class Deferred:
         needed = self._needed(name)
         self._check(name, needed)
         for other in [other for other in self._hidden if other in needed]:
-            sys.modules[other] = self._hidden.pop(other)
+            preloaded = self._hidden.pop(other)
+            if other != name and sys.modules.get(other, preloaded) is not preloaded:
+                self._restart_cold(
+                    f"the script puts its own {other} into sys.modules before it imports {name}",
+                    "continues, but preloaded modules use the installed one",
+                )
+                continue
+            sys.modules[other] = preloaded
         if not self._hidden:
             self._end()
         return module
@@ -149,30 +165,47 @@ class Deferred:
         origins = [str(getattr(spec, "origin", None)) for spec in specs]
         return any(origin.endswith(tuple(EXTENSION_SUFFIXES)) for origin in origins)
 
+    def _found_instead(self, name: str, origin: str | None) -> str:
+        """Return where a cold worker would find another package of this name, because the script
+        has changed `sys.path`; empty if it would find the preloaded one.
+        """
+        spec = None if "." in name or not origin else PathFinder.find_spec(name)
+        if spec is None or spec.loader is None or spec.origin == origin:
+            return ""
+        found = spec.origin or name
+        return "" if os.path.realpath(found) == os.path.realpath(str(origin)) else found
+
     def _on_changed_variable(self, variable: str, name: str, value: str | None) -> None:
-        """Restart as a cold worker, unless the script has done something that can't be repeated."""
+        self._restart_cold(
+            f"the script sets {variable} before it imports {name}, which was preloaded without "
+            "that",
+            "continues with the value at import time",
+            report=variable if value is None else f"{variable}={value}",
+        )
+        if value is None:
+            del self._expected[variable]
+        else:
+            self._expected[variable] = value
+
+    def _restart_cold(self, why: str, otherwise: str, report: str = "") -> None:
+        """Restart as a cold worker, unless the script has done something that can't be repeated.
+
+        Args:
+            why: the cause, for people.
+            otherwise: what follows if it can't be restarted.
+            report: a variable to report to the warm spawner.
+        """
         again = not self._irreversible and os.getpid() == self._pid
-        self._report(variable if value is None else f"{variable}={value}")
-        what = (
-            "restarts without preloaded modules"
-            if again
-            else "continues with the value at import time"
-        )
-        message = (
-            f"relight: the script sets {variable} before it imports {name}, which was preloaded "
-            f"without that: this worker {what}\n"
-        )
-        os.write(2, message.encode(errors="replace"))
+        if report:
+            self._report(report)  # which writes to a file
+        what = "restarts without preloaded modules" if again else otherwise
+        os.write(2, f"relight: {why}: this worker {what}\n".encode(errors="replace"))
         if again:
             argv, variables = self._restart
             for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as a program starts
                 signal.signal(number, signal.SIG_DFL)
             start = os.execve if "/" in argv[0] else os.execvpe
             start(argv[0], argv, variables)
-        if value is None:
-            del self._expected[variable]
-        else:
-            self._expected[variable] = value
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Notice actions that can't be repeated, and changes of the environment."""

@@ -68,14 +68,12 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(control: int, gentle_s: float) -> Guard:
+def stand_guard(control: int) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
     Args:
         control: the descriptor of the socket to the agent, which is the parent of this process.
-        gentle_s: how long, in seconds, the child may keep the lowest priority if it has taken that:
-            on a machine whose processors are all busy, an import would last for ever.
 
     Raises:
         OSError: no process can be forked, or no descriptor is left.
@@ -88,7 +86,7 @@ def stand_guard(control: int, gentle_s: float) -> Guard:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control, from_child, to_child, time.monotonic() + gentle_s)
+        _watch(pid, agent, control, from_child, to_child)
     os.close(from_child)
     os.close(to_child)
     guard.attach()
@@ -96,10 +94,11 @@ def stand_guard(control: int, gentle_s: float) -> Guard:
     return guard
 
 
-def _watch(
-    pid: int, agent: int, control: int, from_child: int, to_child: int, gentle_until: float
-) -> NoReturn:
-    """Kill all descendants when the agent ends; exit as the child does."""
+def _watch(pid: int, agent: int, control: int, from_child: int, to_child: int) -> NoReturn:
+    """Kill all descendants when the agent ends; exit as the child does. Raise the priority of a
+    child that has lowered it: its imports would last for ever where all processors are busy.
+    """
+    begin = time.monotonic()
     try:
         linux.rename_process(f"warm guard of {agent}")
         linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
@@ -107,25 +106,24 @@ def _watch(
         poll = select.poll()
         poll.register(child, select.POLLIN)
         poll.register(control, 0)  # its other end is closed
+        raise_at: float | None = priority.IDLE_S
         while os.getppid() == agent:
-            left = gentle_until - time.monotonic()
-            ready = dict(poll.poll(left * 1000 if left > 0 else None))
-            if time.monotonic() >= gentle_until:
-                priority.raise_to_quarter(pid)
+            left = None if raise_at is None else begin + raise_at - time.monotonic()
+            ready = dict(poll.poll(None if left is None else max(0.0, left) * 1000))
+            raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
             if control in ready:
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
                 pid, scratch = _read_requests(from_child)
-                linux.end_children(_END_LIMIT_S, keep=pid)
+                linux.end_children(_END_LIMIT_S, [pid])
                 if not _is_child(pid):
                     _leave(agent, scratch, status)
                 poll.unregister(child)
                 os.close(child)
                 child = os.pidfd_open(pid)
                 poll.register(child, select.POLLIN)
-                if left <= 0:
-                    priority.raise_to_quarter(pid)
+                raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
         linux.let_end(pid, child)
         linux.end_children(float("inf"))

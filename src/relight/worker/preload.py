@@ -6,6 +6,7 @@ interpreter still needs, and the script must get the same modules as without it.
 imported on trial (`worker/trial.py`): if it does not fit, the import is undone.
 """
 
+import json
 import os
 import signal
 import site
@@ -47,11 +48,14 @@ def preload(
     were imported by which.
 
     Sends the agent `importing MODULE`, `without MODULE SECONDS REASON` for an import that was
-    undone, and `left_out PACKAGES` for those that are not installed.
+    undone, and `left_out PACKAGES` for those that are not installed. If the modules were learned,
+    also `learned JSON`: which ones will never fit, because of which, and where packages are
+    installed.
 
     Args:
         setup: `modules`; `learned`: whether these are the imports of a watched worker, of which
-            some may have failed; `argv`: the workers' command line.
+            some may have failed; `culprits`: modules that are known to be unfit; `argv`: the
+            workers' command line.
         loaded: the modules that any worker has loaded by now.
         control: the descriptor of the socket to the agent.
         watch: finds modules that depend on a variable that differs between workers.
@@ -71,7 +75,12 @@ def preload(
     if setup["argv"][2] not in ("-m", "-"):
         # Some libraries check whether it exists.
         main.__file__ = os.path.abspath(setup["argv"][2])
-    needs = _import_all(_wanted(setup, control), baseline, outputs, control, guard)
+    imports = _DependencyFinder(dict.fromkeys(setup["culprits"], True))
+    _import_all(_wanted(setup, control), baseline, imports, outputs, control, guard)
+    if setup["learned"]:
+        directories = sorted({os.path.dirname(each) for each in _install_directories()})
+        found = {"unfit": imports.unfit, "directories": directories}
+        os.write(control, f"learned {json.dumps(found)}\n".encode())
     if hasattr(main, "__file__"):
         del main.__file__
     watch.end()
@@ -84,7 +93,7 @@ def preload(
         os.dup2(null, fd)
         os.close(output)
     os.close(null)
-    return (printed[0], printed[1]), needs
+    return (printed[0], printed[1]), imports.needs
 
 
 def _wanted(setup: dict[str, Any], control: int) -> list[str]:
@@ -98,15 +107,18 @@ def _wanted(setup: dict[str, Any], control: int) -> list[str]:
 
 
 def _import_all(
-    names: list[str], baseline: "_Baseline", outputs: list[int], control: int, guard: Guard
-) -> dict[str, set[str]]:
-    """Import the modules that fit and do not need one that does not fit; return which modules were
-    imported by which.
+    names: list[str],
+    baseline: "_Baseline",
+    imports: "_DependencyFinder",
+    outputs: list[int],
+    control: int,
+    guard: Guard,
+) -> None:
+    """Import the modules that fit and do not need one that does not fit.
 
     Modules that the user named are tried one by one, others in batches. A batch that fails is
     undone, and reports how many succeeded: these are imported next, then the failed one alone.
     """
-    imports = _DependencyFinder()
     asked, left = set(names), names
     alone = asked if baseline.is_asked else set()
     unfit: list[str] = []
@@ -135,7 +147,9 @@ def _import_all(
         name = left[0]
         unfit.append(name)
         culprit = undone.culprit or name
-        imports.culprits.add(culprit)
+        imports.culprits[culprit] = undone.lasting
+        if undone.lasting:
+            imports.unfit[name] = culprit
         if name in asked:
             line = f"without {name} {undone.seconds:.3f} {undone.reason}\n"
             os.write(control, line.encode(errors="replace"))
@@ -146,7 +160,6 @@ def _import_all(
     os.close(progress)
     if unfit and not fits and not asked & sys.modules.keys():
         raise UnfitError("", "no module is left")
-    return imports.needs
 
 
 def _import_some(
@@ -177,10 +190,15 @@ def _is_below(name: str, others: list[str]) -> bool:
 class _DependencyFinder:
     """An import finder that notes which module imports which, and rejects unfit modules and
     everything that imports them.
+
+    Args:
+        culprits: modules that are known to be unfit; True for those that will never fit.
     """
 
-    def __init__(self) -> None:
-        self.culprits: set[str] = set()
+    def __init__(self, culprits: dict[str, bool]) -> None:
+        self.culprits = culprits
+        self.unfit: dict[str, str] = {}
+        """Modules that will never fit, and for each the one that made it unfit."""
         self.wanted = ""
         self.needs: dict[str, set[str]] = {}
 
@@ -189,7 +207,7 @@ class _DependencyFinder:
         del path, target
         if name in self.culprits:
             self.wanted = name
-            raise UnfitError(name, f"it needs {name}")
+            raise UnfitError(name, f"it needs {name}", lasting=self.culprits[name])
         frame: Any = sys._getframe(1)
         while frame is not None and frame.f_code.co_name != "<module>":
             frame = frame.f_back
@@ -238,7 +256,8 @@ class _Baseline:
         if imports in sys.meta_path:
             sys.meta_path.remove(imports)
         if imports.wanted:
-            raise UnfitError(imports.wanted, f"it needs {imports.wanted}")
+            lasting = imports.culprits[imports.wanted]
+            raise UnfitError(imports.wanted, f"it needs {imports.wanted}", lasting=lasting)
         self.check(name, child)
 
     def check(self, name: str, child: int) -> None:
@@ -318,7 +337,8 @@ def _check_shadows(argv: list[str], modules: Collection[str]) -> None:
             continue  # built in: can't be shadowed
         other = PathFinder.find_spec(name, [folder])
         if other is not None and other.loader is not None and other.origin != spec.origin:
-            raise UnfitError(name, f"the script would import another {name}: {other.origin}")
+            reason = f"the script would import another {name}: {other.origin}"
+            raise UnfitError(name, reason, lasting=False)
     if not known:
         sys.path_importer_cache.pop(folder, None)
 
@@ -366,7 +386,12 @@ def _installed(names: list[str]) -> list[str]:
         top = name.partition(".")[0]
         if top not in fits:
             fits[top] = top.isidentifier() and top != "relight" and _is_installed(top, places)
-    return [name for name in names if fits[name.partition(".")[0]]]
+    # Other names are for importlib.import_module only, and may contain anything.
+    return [
+        name
+        for name in names
+        if fits[name.partition(".")[0]] and all(map(str.isidentifier, name.split(".")))
+    ]
 
 
 def _packages(names: Collection[str]) -> set[str]:
@@ -387,4 +412,5 @@ def _check_files(modules: Collection[str]) -> None:
         ours = name.partition(".")[0] in _OURS
         # Some libraries have modules without a file whose `__file__` is set (torch.ops: "_ops.py").
         if os.path.isabs(path) and not ours and not path.startswith(places):
-            raise UnfitError(name, f"{name} is not an installed module: {path}")
+            reason = f"{name} is not an installed module: {path}"
+            raise UnfitError(name, reason, lasting=False)

@@ -23,11 +23,13 @@ from relight.worker.guard import Guard
 class UndoneStep(NamedTuple):
     """The result of a step that was tried and undone.
 
-    `reason` says why, and `culprit` is the module that caused it. `modules`: those imported so far,
-    in order. `seconds` is the time that it took.
+    `reason` says why, and `culprit` is the module that caused it. `lasting`: it would be the same
+    in the next job, with the same packages. `modules`: those imported so far, in order. `seconds`
+    is the time that it took.
     """
 
     culprit: str
+    lasting: bool
     reason: str
     modules: list[str]
     seconds: float
@@ -39,11 +41,13 @@ class UnfitError(Exception):
     Args:
         culprit: the module that caused it.
         reason: why.
+        lasting: whether that depends on the installed packages only.
     """
 
-    def __init__(self, culprit: str, reason: str) -> None:
+    def __init__(self, culprit: str, reason: str, *, lasting: bool = True) -> None:
         super().__init__(reason)
         self.culprit = culprit
+        self.lasting = lasting
 
 
 def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
@@ -72,9 +76,10 @@ def attempt(step: Callable[[int], None], guard: Guard) -> UndoneStep | None:
         guard.set_heir(copy)
         step(copy)
     except BaseException as error:
-        culprit = error.culprit if isinstance(error, UnfitError) else ""
-        why = str(error) if isinstance(error, UnfitError) else repr(error)
-        lines = culprit, " ".join(why.split()), *(x for x in sys.modules if x not in before)
+        unfit = error if isinstance(error, UnfitError) else UnfitError("", repr(error))
+        lasting = "lasting" if unfit.lasting and unfit.culprit else ""
+        reason = " ".join(str(unfit).split())
+        lines = unfit.culprit, lasting, reason, *(x for x in sys.modules if x not in before)
         os.write(result, "\n".join(lines).encode(errors="replace"))
         os._exit(0)
     os.close(result)
@@ -91,5 +96,7 @@ def _take_over(process: int, result: int, guard: Guard) -> UndoneStep:
     guard.inherit()
     linux.become_subreaper()
     lines = os.pread(result, os.fstat(result).st_size, 0).decode(errors="replace").split("\n")
-    culprit, reason, *modules = lines if lines[1:] else ("", "it ends the process")
-    return UndoneStep(culprit, reason, modules, 0.0)
+    if not lines[1:]:  # also if something has killed it
+        return UndoneStep("", False, "it ends the process", [], 0.0)
+    culprit, lasting, reason, *modules = lines
+    return UndoneStep(culprit, bool(lasting), reason, modules, 0.0)

@@ -45,8 +45,6 @@ MOST_AT_ONCE = 250
 
 
 _END_LIMIT_S = 10.0
-_GENTLE_S = 15.0
-"""How long imports may get hardly any time on busy processors."""
 
 
 class _WorkerForked(BaseException):
@@ -163,7 +161,7 @@ def serve(
     # a worker's end, after all else, it must see every object, so that destructors run.
     atexit.register(gc.unfreeze)
     try:
-        guard = stand_guard(control_fd, _GENTLE_S)
+        guard = stand_guard(control_fd)
         linux.become_subreaper()
         restore = priority.lower() if setup["gently"] else None
         random_state = RandomState()

@@ -55,7 +55,8 @@ class Recorder:
         caller = sys._getframe(1).f_back
         if caller is not None and caller.f_globals.get("__name__") == "importlib.util":
             return
-        self.note(name.encode(errors="replace") + b"\n")
+        if all(map(str.isidentifier, name.split("."))):  # as in worker/preload.py
+            self.note(name.encode(errors="replace") + b"\n")
 
     def audit(self, event: str, arguments: "tuple[Any, ...]") -> None:
         """Record `=NAME=VALUE` when the script sets a variable, `=NAME` when it removes one."""

@@ -1,0 +1,98 @@
+"""What the source of a script says before it runs: whether it sets variables, and its imports.
+
+The script and the modules beside it that it imports, at most 50 files, are read, not parsed: a
+guess that does not mind a syntax error. One small file takes 0.5 ms, 50 large ones 40 ms.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Sequence
+
+from relight.host import files
+
+_MOST_FILES = 50
+_LONGEST = 1 << 20
+_IMPORT = re.compile(
+    rb"^[ \t]*(?:from[ \t]+(\.*)((?:\w[\w.]*)?)[ \t]+import\b|import\b)(.*)$", re.MULTILINE
+)
+_NAME = re.compile(rb"[A-Za-z_][\w.]*")
+_CALLS = (b"environ.setdefault(", b"environ.update(", b"putenv(")
+
+
+def sets_variables(argv: Sequence[str]) -> bool:
+    """Return whether the program of a worker seems to write to its environment.
+
+    Args:
+        argv: the command line of a worker: the interpreter, `-u`, the script or `-m` and a module.
+    """
+    return any(map(_sets_variables, _texts(argv)))
+
+
+def import_lines(argv: Sequence[str]) -> str:
+    """Return a digest of the lines of a worker's program that import something."""
+    lines = {
+        line.strip() for text in _texts(argv) for line in text.splitlines() if b"import" in line
+    }
+    return hashlib.sha256(b"\n".join(sorted(lines))).hexdigest()
+
+
+def _sets_variables(text: bytes) -> bool:
+    ends = [part.partition(b"]")[2].lstrip()[:2] for part in text.split(b"environ[")[1:]]
+    return any(x[:1] == b"=" != x[1:] for x in ends) or any(call in text for call in _CALLS)
+
+
+def _texts(argv: Sequence[str]) -> Iterator[bytes]:
+    """Yield the text of the script, and of the modules beside it that are imported."""
+    folder, left = _start(argv)
+    seen = set(left)
+    read = 0
+    while left and read < _MOST_FILES:
+        path = left.pop()
+        try:
+            with files.opened(path) as file:
+                text = file.read(_LONGEST)
+        except OSError:
+            continue
+        read += 1
+        yield text
+        for other in _imported(text, folder, os.path.dirname(path)):
+            if other not in seen:
+                seen.add(other)
+                left.append(other)
+
+
+def _start(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the directory in which modules are looked for first, and where the program may be."""
+    program = argv[2]
+    if program == "-":
+        return "", []
+    if program == "-m":
+        path = argv[3].replace(".", os.sep)
+        return "", [f"{path}.py", os.path.join(path, "__main__.py")]
+    if os.path.isdir(program):
+        return program, [os.path.join(program, "__main__.py")]
+    path = os.path.realpath(program)
+    return os.path.dirname(path), [path]
+
+
+def _imported(text: bytes, folder: str, own: str) -> Iterator[str]:
+    """Yield where the modules may be that a text imports, if they are beside the script.
+
+    Args:
+        text: the source.
+        folder: where absolute imports are looked for.
+        own: where relative ones are.
+    """
+    for match in _IMPORT.finditer(text):
+        dots, module, rest = match.groups()
+        names = [m[0] for part in rest.split(b",") if (m := _NAME.match(part.strip(b" \t()")))]
+        if module:  # from a import b: `b` may be a module, too
+            names = [module, *(module + b"." + name for name in names)]
+        base = own if dots else folder
+        for _ in (dots or b"")[1:]:
+            base = os.path.dirname(base)
+        for name in names:
+            path = os.path.join(base, *name.decode().split("."))
+            yield f"{path}.py"
+            yield os.path.join(path, "__init__.py")
