@@ -69,6 +69,24 @@ class PreloadStarted(NamedTuple):
     modules: str
 
 
+class WarmProcessTaken(NamedTuple):
+    """Workers are forked from a process that an earlier job has left, or `relight warm start`. It
+    was made `age_s` seconds ago, and `uses` jobs have used it before.
+    """
+
+    pid: int
+    modules: int
+    age_s: float
+    uses: int
+
+
+class WarmProcessUnfit(NamedTuple):
+    """A process that an earlier job has left is not used: a new one would import otherwise."""
+
+    pid: int
+    reason: str
+
+
 class PreloadReady(NamedTuple):
     """The process has imported the modules and uses `mib` MiB. `left_out` are packages on the path
     that workers import as well, but that are not installed: the user's own.
@@ -145,6 +163,8 @@ Event = (
     | GroupStopped
     | SpawnerLost
     | PreloadStarted
+    | WarmProcessTaken
+    | WarmProcessUnfit
     | PreloadReady
     | PreloadWithout
     | PreloadUnfit
@@ -180,6 +200,13 @@ def describe(event: Event) -> str:
             return f"the worker spawner {_how_it_ended(event.exitcode)}"
         case PreloadStarted():
             return f"preload: pid {event.pid} imports {event.modules}"
+        case WarmProcessTaken():
+            return (
+                f"preload: took the warm process {event.pid}: {event.modules} modules, imported "
+                f"{event.age_s:.0f} s ago; {many(event.uses, 'job')} used it before"
+            )
+        case WarmProcessUnfit():
+            return f"preload: the warm process {event.pid} does not fit: {event.reason}"
         case PreloadReady():
             return (
                 f"preload: pid {event.pid} is ready after {event.seconds:.1f} s: "

@@ -14,7 +14,7 @@ from relight.errors import UsageError
 from relight.host import files, interpreter, system
 from relight.node_job import NodeJob
 from relight.spec import DEFAULT_GRACE_S, UNSET_RUN_ID, RunSpec, check, check_ranks
-from relight.values import BACKENDS, Endpoint, parse_grace
+from relight.values import AUTO, BACKENDS, Endpoint, parse_grace
 
 _CLUSTER = {"SLURM_JOB_ID", "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "JOB_COMPLETION_INDEX",
             "MASTER_ADDR", "PET_NNODES"}  # fmt: skip
@@ -50,6 +50,8 @@ def prepare(
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
+    if spec.keep_warm is not None and "preload" not in given:
+        spec = spec._replace(preload=(AUTO,))
     spec = system.fit(spec, notes)
     python = _find_python(spec, env)
     script.check(spec, env, python)
@@ -146,7 +148,7 @@ def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":
     program = script.find_program(command.python, command.env) or command.python
     common = commands.common_variables(command)
     variables = {name: common[name] for name in common if name not in commands.OF_ONE_WORKER}
-    return WorkerProgram(program, argv, variables, own, nproc)
+    return WorkerProgram(program, argv, variables, own, nproc, spec.keep_warm)
 
 
 def _run_directory(spec: RunSpec, env: Environment, run_id: str, notes: list[str]) -> str:

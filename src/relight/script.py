@@ -10,11 +10,13 @@ from relight.core.commands import with_local_rank
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.spec import RunSpec
+from relight.values import AUTO
 
 _SHELL = (".sh", ".bash")
 _OF_THE_LAUNCHER = {
     "nnodes", "nproc-per-node", "node-rank", "max-restarts", "standalone", "tee", "redirects",
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "preload",
+    "keep-warm",
 }  # fmt: skip
 """Flags that scripts seldom have; `--log-dir` and `--master-port` are missing, as many do."""
 
@@ -110,7 +112,7 @@ def check_preload(names: "Sequence[str]", python: str) -> None:
     Raises:
         UsageError: a module certainly does not exist.
     """
-    if not names or names == ("auto",) or python != sys.executable or _hides_places():
+    if not names or names == (AUTO,) or python != sys.executable or _hides_places():
         return
     for name in names:
         lacking = _missing(name.split("."), _may_make)

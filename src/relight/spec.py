@@ -19,6 +19,7 @@ from relight.values import (
     STDERR,
     STDOUT,
     Endpoint,
+    KeepWarm,
     Nodes,
     StreamChoice,
     one_of,
@@ -30,6 +31,7 @@ from relight.values import (
     parse_grace,
     parse_host,
     parse_interval,
+    parse_keep_warm,
     parse_nodes,
     parse_nproc,
     parse_port,
@@ -75,6 +77,7 @@ class RunSpec(NamedTuple):
     worker_store: str
     membership_change: str
     preload: tuple[str, ...]
+    keep_warm: KeepWarm | None
     log_dir: str
     redirects: StreamChoice
     tee: StreamChoice
@@ -119,7 +122,8 @@ class RunSpec(NamedTuple):
 
 class Flag(NamedTuple):
     """One row of the command line. `parse` is None for a switch, and raises ValueError on a bad
-    value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`.
+    value. The default may come from `PET_<NAME>` (`from_env`) or from `variable`. A flag with an
+    `implied` value may be given without one; its value must stand behind `=`.
     """
 
     name: str
@@ -130,6 +134,7 @@ class Flag(NamedTuple):
     short: str = ""
     from_env: bool = True
     variable: str = ""
+    implied: str = ""
 
     @property
     def field(self) -> str:
@@ -182,6 +187,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("preload", parse_preload, (), "off|auto|MODULE,…",
          "import these once and fork workers from there; not with --no-python, --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),
+    Flag("keep-warm", parse_keep_warm, None, "MINUTES|while:PID",
+         "keep the process with the modules of --preload for the next job, for so long without use "
+         "[30], or while another one runs; alone, it means --preload=auto",
+         from_env=False, variable="RELIGHT_KEEP_WARM", implied="on"),
     Flag("log-dir", str, "", "DIR", "base directory of log files"),
     Flag("redirects", parse_streams, StreamChoice(0), "STREAMS", "write to files: " + _BOTH,
          short="r"),

@@ -15,6 +15,9 @@ STDOUT, STDERR = 1, 2
 MOST_SECONDS = 2e6
 """23 days; epoll can't wait much longer."""
 MOST_NODES = 1_000_000
+KEEP_WARM_S = 1800.0
+AUTO = "auto"
+"""The modules of --preload are those that the script imports."""
 
 BACKENDS = ("static", "c10d", "etcd", "etcd-v2", "file")
 
@@ -27,6 +30,15 @@ class Nodes(NamedTuple):
 
     def __str__(self) -> str:
         return str(self.most) if self.least == self.most else f"{self.least}:{self.most}"
+
+
+class KeepWarm(NamedTuple):
+    """How long a process with preloaded modules outlives its job: for `stays_s` seconds without
+    use, and not longer than the process `until`; 0 for none.
+    """
+
+    stays_s: float
+    until: int
 
 
 class Endpoint(NamedTuple):
@@ -214,17 +226,38 @@ def parse_signals(text: str) -> tuple[int, ...]:
 
 def parse_preload(text: str) -> tuple[str, ...]:
     """Parse `off`, `auto`, or modules separated by commas; empty means off."""
-    if text.lower() in ("", "off", "auto"):
-        return ("auto",) if text.lower() == "auto" else ()
+    if text.lower() in ("", "off", AUTO):
+        return (AUTO,) if text.lower() == AUTO else ()
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise ValueError(f"{name or repr('')} is not a module; expected off, auto or names")
-    if "auto" in names:
+    if AUTO in names:
         raise ValueError("auto finds the modules by itself; leave out the names or auto")
     if "off" in names:
         raise ValueError("off preloads nothing; leave out the names or off")
     return names
+
+
+def parse_keep_warm(text: str) -> KeepWarm | None:
+    """Parse `off`, `on` (30 minutes), a number of minutes, or `while:PID`."""
+    word = text.strip().lower()
+    if word in ("", "off", "0", "false", "no"):
+        return None
+    if word in ("on", "true", "yes"):
+        return KeepWarm(KEEP_WARM_S, 0)
+    kind, colon, pid = word.partition(":")
+    if colon:
+        if kind != "while" or not pid.isascii() or not pid.isdecimal() or int(pid) < 1:
+            raise ValueError("expected minutes, or while:PID with the pid of a process")
+        return KeepWarm(KEEP_WARM_S, int(pid))
+    try:
+        seconds = float(word) * 60
+    except ValueError:
+        raise ValueError("expected minutes, on, off, or while:PID") from None
+    if not 0 < seconds <= MOST_SECONDS:
+        raise ValueError(f"expected minutes, above 0 and at most {MOST_SECONDS / 60:.0f}")
+    return KeepWarm(seconds, 0)
 
 
 def parse_grace(text: str) -> float:

@@ -105,6 +105,8 @@ def _split(argv: list[str], table: Mapping[str, Flag]) -> tuple[dict[str, str], 
             texts[flag.name] = "1"
         elif equals:
             texts[flag.name] = text
+        elif flag.implied:
+            texts[flag.name] = flag.implied
         elif rest[:1] == ["="]:
             raise UsageError(
                 f"there are spaces around the = of --{flag.name}",

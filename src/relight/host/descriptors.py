@@ -22,7 +22,13 @@ def restore_limit() -> None:
     if _soft is not None:
         import resource
 
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # it may have been lowered since
-        unlimited = hard == resource.RLIM_INFINITY
-        soft = _soft if unlimited else min(_soft, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, of_workers(limits))
+
+
+def of_workers(limits: tuple[int, int]) -> tuple[int, int]:
+    """Return the soft and the hard limit of workers, given those of this process."""
+    _, hard = limits  # it may have been lowered since
+    if _soft is None:
+        return limits
+    return (_soft if hard < 0 else min(_soft, hard)), hard  # RLIM_INFINITY is -1

@@ -9,7 +9,7 @@ import select
 import selectors
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from relight.host.files import remove_tree
 from relight.typed import NoReturn
@@ -22,7 +22,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2  # linux/inotify.h
+IN_MOVED_FROM = 0x40
 IN_MOVED_TO = 0x80
+IN_DELETE = 0x200
+IN_DELETE_SELF = 0x400
+IN_MOVE_SELF = 0x800
 _ORPHANS_LIMIT_S = 10.0
 _LET_END_MS = 500
 _START_MS = 100
@@ -56,7 +60,7 @@ class Child:
     signalled.
 
     The forked process may be a guard (`stand_guard`) whose child is the spawner; the guard exits
-    as its child does.
+    as its child does. A warm process has forked its guards itself (`worker/warm_process.py`).
 
     Attributes:
         pid: the spawner.
@@ -68,6 +72,7 @@ class Child:
     def __init__(self, pid: int) -> None:
         self.pid = self._child = pid
         self._fds = [os.pidfd_open(pid)]
+        self._is_foreign = parent_of(pid) != os.getpid()
 
     def guards(self, pid: int) -> None:
         """Note the pid of the spawner. If it is not the forked process, that one is its guard."""
@@ -99,7 +104,14 @@ class Child:
         return is_stopped(self.pid) or is_stopped(self._child)
 
     def wait(self) -> int:
-        """Reap it; return its exit code, negative for a signal."""
+        """Reap it; return its exit code, negative for a signal. That of a process which another one
+        has forked can't be known: such a process has told why it ends, unless it was killed.
+
+        Raises:
+            ChildProcessError: this process has reaped it before.
+        """
+        if self._is_foreign:
+            return -signal.SIGKILL
         _, status = os.waitpid(self._child, 0)
         return os.waitstatus_to_exitcode(status)
 
@@ -262,9 +274,9 @@ def die_with_parent(number: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def become_subreaper() -> None:
-    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4)."""
-    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+def become_subreaper(is_one: bool = True) -> None:
+    """Become the parent of all descendants whose own parents die (prctl(2), Linux 3.4), or none."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, int(is_one), 0, 0, 0)
 
 
 def inotify_open() -> int:
@@ -310,13 +322,32 @@ def rename_process(name: str) -> None:
 def show_as(short: bytes, command_line: bytes) -> None:
     """Set the two names of this process; the words of a command line end with zero bytes."""
     _libc.prctl(_PR_SET_NAME, short[:15] + b"\0", 0, 0, 0)
+    _overwrite(_COMMAND_LINE, command_line)
+
+
+def show_environment(variables: Mapping[str, str]) -> None:
+    """Set what /proc/PID/environ shows of this process, as far as there is room for it: it has the
+    size of the environment that the program was started with.
+    """
+    pairs = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in variables.items())
+    _overwrite(_ENVIRONMENT, pairs)
+
+
+_COMMAND_LINE, _ENVIRONMENT = 45, 47
+"""Fields of /proc/self/stat after the name: where arg_start and env_start are (proc(5))."""
+
+
+def _overwrite(field: int, data: bytes) -> None:
+    """Overwrite the memory of this process from which proc(5) shows words; a word that does not fit
+    is cut.
+    """
     try:
         with open("/proc/self/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
+        start, end = int(fields[field]), int(fields[field + 1])
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
-            memory.write(command_line[: end - start - 1].ljust(end - start, b"\0"))
+            memory.write(data[: end - start - 1].ljust(end - start, b"\0"))
     except (OSError, ValueError, IndexError):
         return  # optional: some sandboxes hide these files
 

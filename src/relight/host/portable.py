@@ -274,8 +274,9 @@ def die_with_parent(number: int) -> None:
     del number
 
 
-def become_subreaper() -> None:
+def become_subreaper(is_one: bool = True) -> None:
     """Do nothing: the guardian does this, as far as possible."""
+    del is_one
 
 
 def end_with_parent(pid: int, number: int) -> bool:

@@ -13,6 +13,8 @@ ready; otherwise they start cold. There is at most one warm spawner.
     waiting         while this node waits, as a spare or for other nodes, the warm spawner starts if
                     its modules are known: no workers run here that it could disturb
     lost            it starts again, at the lowest priority, when the next generation has begun
+    kept            with --keep-warm it outlives the job. The next job takes it from its beginning,
+                    if it fits (`host/warm_processes.py`), whether that is to keep one or not
 
 Environment variables that the script sets before it imports are adopted: the warm spawner imports
 with them. A worker that sets other values restarts itself cold (`worker/deferred.py`), and the next
@@ -23,6 +25,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from relight.core.waiting import duration
 from relight.errors import MachineError
@@ -34,14 +37,15 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, source, spawner
+from relight.host import linux, source, spawner, warm_spawner
 from relight.host.learned import LearnedFile
 from relight.host.loop import Loop
 from relight.host.spawner import WorkerPlan
+from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
+from relight.values import AUTO
 
-AUTO = "auto"
 _END_LIMIT_S = 1.0
 _SILENT_S = 10.0
 _PATIENCE_S = 120.0
@@ -82,12 +86,15 @@ class Preload:
         self._guard = 0  # of a stopped warm spawner, which is to be waited for
         self._lent = False
         self._cold = 0
+        self._processes = WarmProcesses(worker_program)
         self._why_not = "" if self._modules else "its modules are not known yet"
         self._writes: dict[str, str | None] = {}
         self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
+        if self._take():
+            return
         if not (self._modules and _waits(worker_program, self._learned)):
             try:
                 self._watched = WatchedWorker(loop)
@@ -99,6 +106,18 @@ class Preload:
             self._why_not = self._why_not or "the first workers import as fast as it could"
         else:
             self._start(gently=False)
+
+    def _take(self) -> bool:
+        """Take a process that an earlier job has left, if one fits."""
+        asked = [] if self._learned is not None else self._modules
+        taken = self._processes.take(asked, self._record)
+        if taken is None:
+            return False
+        origin, description = taken
+        self._why_not = ""
+        self._modules = self._modules or list(description.asked)
+        self._spawner = WarmSpawner(self._loop, origin, self)
+        return True
 
     def settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
@@ -263,6 +282,7 @@ class Preload:
         if self._written:
             self._writes.update(self._written)
             self._written.clear()
+            self._processes.discard()
             values = "not always to the same value" if again else "and imports with that next time"
             self.lost(f"the script sets {names} before it imports, {values}", retry=not again)
 
@@ -287,11 +307,16 @@ class Preload:
             "own": worker.own,
             "writes": {n: v for n, v in self._writes.items() if n not in worker.own},
             "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+            "keep": None,
         }
         try:
-            self._spawner = WarmSpawner(self._loop, worker, instructions, self)
+            begin = self._processes.start if worker.keep else partial(warm_spawner.start, worker)
+            self._spawner = WarmSpawner(self._loop, begin(instructions), self)
+        except BlockingIOError:
+            self._why_not = "a warm process for another job is importing these modules"
+            return
         except OSError as error:
-            self._why_not = f"it can't be started: {error.strerror}"
+            self._why_not = f"it can't be started: {error.strerror or error}"
             self._record(PreloadUnfit(self._why_not, self._learned is None))
             return
         names = ",".join(self._modules) if learned is None else f"{len(self._modules)} modules"

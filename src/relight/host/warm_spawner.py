@@ -21,11 +21,14 @@ from relight.host.descriptors import restore_limit
 from relight.host.loop import Loop
 from relight.host.spawner import WorkerPlan
 from relight.typed import Any, NamedTuple, Protocol
+from relight.values import KeepWarm
 
 _COUNT = struct.Struct("!I")
 _MOST_AT_ONCE = 250
 ANSWER_S = 10.0
 """How long a generation waits for the warm spawner's forks before it starts cold."""
+_ROOM = " " * 16384
+"""Memory of a process that outlives the job, from which proc(5) shows later jobs' words."""
 _DO_NOTHING = "import os; os.write({fd}, b'unfit it starts without sitecustomize\\n')"
 
 
@@ -33,7 +36,8 @@ class WorkerProgram(NamedTuple):
     """The program, arguments and variables that all workers of this node share.
 
     `own` are the names of variables that differ between workers; `program` is a path; `workers` is
-    the number of workers on this node.
+    the number of workers on this node. `keep` says how long the process with the modules outlives
+    the job; None: not at all.
     """
 
     program: str
@@ -41,6 +45,17 @@ class WorkerProgram(NamedTuple):
     variables: Mapping[str, str]
     own: tuple[str, ...]
     workers: int
+    keep: KeepWarm | None
+
+
+class Origin(NamedTuple):
+    """A process that was started, or a warm process that has taken a job: the socket to it, and its
+    pid. `is_lasting`: it outlives the job, and forks the guard and the warm spawner for it.
+    """
+
+    pid: int
+    control: socket.socket
+    is_lasting: bool
 
 
 class WarmSpawnerOwner(Protocol):
@@ -69,38 +84,33 @@ class WarmSpawner:
 
     Args:
         loop: the agent's loop.
-        worker: what all workers share.
-        instructions: for `worker/warm_fork.py`.
+        origin: where it comes from (`start`, `host/warm_processes.py`).
         owner: receives its messages.
 
     Attributes:
-        guard: the pid of its guard, a child of this process.
-        pid: its own pid; that of the guard until it is ready.
+        guard: the pid of its guard; 0 while a process that is to outlive the job imports.
+        pid: its own pid; that of the process with the modules until it is ready.
         importing: the module that it imports now, or an empty string.
         importing_since: when it began to, on the loop's clock.
         is_ready: it can fork workers.
         is_stopped: `stop` was called.
 
     Raises:
-        OSError: it can't be started.
+        OSError: no descriptor is left.
     """
 
-    def __init__(
-        self,
-        loop: Loop,
-        worker: WorkerProgram,
-        instructions: Mapping[str, Any],
-        owner: WarmSpawnerOwner,
-    ) -> None:
+    def __init__(self, loop: Loop, origin: Origin, owner: WarmSpawnerOwner) -> None:
         self.is_ready = self.is_stopped = False
         self._loop = loop
         self._owner = owner
         self.importing, self.importing_since = "", loop.now()
+        self._began = loop.now()
         self._left_out = ""
         self._buffer = b""
-        self.guard, self._control = _start(worker, json.dumps(instructions).encode())
-        self.pid = self.guard
-        self._child = linux.Child(self.guard)
+        self.pid, self._control = origin.pid, origin.control
+        self.guard = 0 if origin.is_lasting else origin.pid
+        self._child = None if origin.is_lasting else linux.Child(origin.pid)
+        self._control.setblocking(False)
         loop.on_readable(self._control, self._receive)
 
     def send(self, plans: Sequence[WorkerPlan], scratch: str) -> socket.socket:
@@ -136,7 +146,7 @@ class WarmSpawner:
             except OSError:
                 words.append(b"")
 
-        self._child.send(signal.SIGCONT)  # in case it is stopped
+        self._signal(signal.SIGCONT)  # in case it is stopped
         self._loop.on_readable(connection, hear)
         # If the connection ends, the control socket has the reason.
         self._loop.run_until(lambda: any(words) or self.is_stopped, ANSWER_S)
@@ -153,8 +163,14 @@ class WarmSpawner:
         self.is_stopped = True
         self._loop.forget(self._control)
         self._control.close()
-        self._child.send(signal.SIGKILL)
-        self._child.close()
+        self._signal(signal.SIGKILL)
+        if self._child is not None:
+            self._child.close()
+
+    def _signal(self, number: int) -> None:
+        """Signal it and its guard, but no process that outlives the job."""
+        if self._child is not None:
+            self._child.send(number)
 
     def _receive(self) -> None:
         try:
@@ -167,13 +183,21 @@ class WarmSpawner:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "ready":
-                pid, modules, seconds, mib = rest.split()
+            if word == "guard":
+                try:
+                    self._child = linux.Child(int(rest))
+                except OSError as error:
+                    self._owner.lost(f"its guard has ended: {error.strerror}", retry=True)
+                    return
+                self.guard = int(rest)
+            elif word == "ready":
+                pid, modules, mib = rest.split()
                 self.pid = int(pid)
-                self._child.guards(self.pid)
+                if self._child is not None:
+                    self._child.guards(self.pid)
                 self.is_ready = True
                 self.importing = ""
-                numbers = int(modules), float(seconds), float(mib)
+                numbers = int(modules), self._loop.now() - self._began, float(mib)
                 self._owner.ready(PreloadReady(self.pid, *numbers, self._left_out))
             elif word == "left_out":
                 self._left_out = rest
@@ -192,6 +216,8 @@ class WarmSpawner:
 
     def _how_it_ended(self) -> str:
         """Describe how the warm spawner, which has closed its socket, ended; do not reap it."""
+        if self._child is None:
+            return "it has ended"
         poll = select.poll()
         poll.register(self._child, select.POLLIN)
         if not poll.poll(1000):
@@ -199,7 +225,7 @@ class WarmSpawner:
         try:
             end = os.waitid(os.P_PIDFD, self._child.fileno(), os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
-            end = None  # reaped by the generation that used it
+            end = None  # reaped by the generation that used it, or by a warm process
         if end is None:
             return "it has ended"
         if end.si_code == os.CLD_EXITED:
@@ -224,39 +250,96 @@ def hook(task: str, variables: Mapping[str, str]) -> dict[str, str]:
     return {**hook, "PYTHONPATH": both, "RELIGHT_PYTHONPATH": before}
 
 
-def _start(worker: WorkerProgram, setup: bytes) -> tuple[int, socket.socket]:
-    """Start the interpreter with only a socket and a file that has its instructions."""
+def start(worker: WorkerProgram, setup: Mapping[str, Any]) -> Origin:
+    """Start an interpreter with only a socket and a file that has its instructions.
+
+    It ends with this process, unless `setup["keep"]` says how it outlives it.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    keep = setup["keep"]
     ours, theirs = socket.socketpair()
-    ours.setblocking(False)
     described = os.memfd_create("relight-setup")
-    os.write(described, setup)
-    agent = os.getpid()
-    fds = theirs.fileno(), described
+    os.write(described, json.dumps(setup).encode())
+    parent = 0 if keep else os.getpid()
+    fds: tuple[int, ...] = (theirs.fileno(), described)
     variables = {**worker.variables, **hook("check:{},{}".format(*fds), worker.variables)}
+    if keep:
+        fds = (*fds, keep["lock"])
+        variables["RELIGHT_ROOM"] = _ROOM
     argv = (worker.argv[0], "-u", "-c", _DO_NOTHING.format(fd=theirs.fileno()))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        pid = os.fork()
+        pid = _fork_away() if keep else os.fork()
         if pid == 0:
-            _exec(agent, fds, worker.program, argv, variables, mask)
+            _exec(parent, fds, worker.program, argv, variables, mask)
+    except OSError:
+        ours.close()
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(described)
         theirs.close()
-    return pid, ours
+    return Origin(pid, ours, bool(keep))
+
+
+def lasting_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line of a process that outlives the job, given that of a worker: without
+    the script's arguments, and with room for those of other jobs in /proc/PID/cmdline.
+    """
+    return (*of_program(argv), _ROOM)
+
+
+def of_program(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the part of a worker's command line that is before the script's arguments."""
+    return tuple(argv[: 4 if argv[2] == "-m" else 3])
+
+
+def _fork_away() -> int:
+    """Fork a process that does not become this one's child, although this is a subreaper; return
+    its pid, and 0 in it.
+
+    Raises:
+        OSError: no process can be forked, or no descriptor is left.
+    """
+    reading, writing = os.pipe()
+    linux.become_subreaper(False)
+    try:
+        middle = os.fork()
+        if middle == 0:
+            number = 0
+            try:
+                number = os.fork()
+            except OSError as error:
+                number = -(error.errno or 1)
+            if number == 0:
+                return 0
+            os.write(writing, b"%d" % number)
+            os._exit(0)
+        os.waitpid(middle, 0)
+        pid = int(os.read(reading, 32))
+    finally:
+        linux.become_subreaper()
+        os.close(reading)
+        os.close(writing)
+    if pid < 0:
+        raise OSError(-pid, os.strerror(-pid))
+    return pid
 
 
 def _exec(
-    agent: int,
-    fds: tuple[int, int],
+    parent: int,
+    fds: tuple[int, ...],
     program: str,
     argv: tuple[str, ...],
     variables: Mapping[str, str],
     mask: set[int],
 ) -> None:
     try:
-        linux.die_with_parent(signal.SIGKILL)
-        if os.getppid() == agent:
+        if parent:
+            linux.die_with_parent(signal.SIGKILL)
+        if parent in (0, os.getppid()):
             os.setsid()
             restore_limit()
             null = os.open(os.devnull, os.O_RDWR)

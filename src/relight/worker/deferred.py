@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 
 from relight.typed import Any, NamedTuple
 
-_NATIVE = (
+NATIVE = (
     "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_", "TBB_",
     "MKLDNN_", "ONEDNN_", "DNNL_", "TORCH_", "PYTORCH_", "ATEN_", "KINETO_", "NPY_", "ACC_",
     "GFORTRAN_", "ARROW_", "JE_ARROW_",
@@ -25,7 +25,7 @@ _NATIVE = (
 """Variables that compiled code reads by `getenv` when it is loaded; found by interposing `getenv`
 with LD_PRELOAD while torch, numpy and others were imported.
 """
-_LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+LATER = ("TORCH_NCCL_", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 """Variables that it reads only when an accelerator or a process group is set up."""
 _IRREVERSIBLE = frozenset({
     "os.chdir", "os.fork", "os.forkpty", "os.kill", "os.link", "os.mkdir", "os.posix_spawn",
@@ -159,7 +159,7 @@ class Deferred:
 
     def _is_read_natively(self, variable: str, names: set[str]) -> bool:
         """Return whether one of these modules is compiled and reads a variable."""
-        if not variable.startswith(_NATIVE) or variable.startswith(_LATER):
+        if not variable.startswith(NATIVE) or variable.startswith(LATER):
             return False
         specs = [getattr(self._hidden[name], "__spec__", None) for name in names]
         origins = [str(getattr(spec, "origin", None)) for spec in specs]

@@ -9,6 +9,9 @@ When the agent is gone, the guard kills all its descendants. If the warm spawner
 kills its orphans and exits the same way: to the agent, the guard's exit looks like the warm
 spawner's. A warm spawner may have an heir (`worker/trial.py`): then the guard kills all other
 orphans, and guards the heir. `host/linux.py` has the guard of workers that start cold.
+
+A warm process (`worker/warm_process.py`) outlives the agent that has started it, so its guard
+watches no agent. The guards that it forks, one for each job, watch the agent of the job, and it.
 """
 
 import os
@@ -18,9 +21,39 @@ import time
 
 from relight.host import linux, priority
 from relight.host.files import remove_tree
-from relight.typed import NoReturn
+from relight.typed import NamedTuple, NoReturn
 
 _END_LIMIT_S = 10.0
+
+
+class Agent(NamedTuple):
+    """The agent that a guard watches: its pid, a descriptor of the process (pidfd), and that of the
+    socket to it.
+    """
+
+    pid: int
+    pidfd: int
+    control: int
+
+    @classmethod
+    def parent(cls, control: int) -> "Agent":
+        """Return the agent that is the parent of this process; exit if it is gone."""
+        pid = os.getppid()
+        agent = cls(pid, os.pidfd_open(pid), control)
+        if os.getppid() != pid:
+            os._exit(1)
+        return agent
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended."""
+        return has_ended(self.pidfd)
+
+
+def has_ended(pidfd: int) -> bool:
+    """Return whether a process has ended."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 class Guard:
@@ -68,17 +101,18 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(control: int) -> Guard:
+def stand_guard(agent: Agent | None, warm_process: int | None = None) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
     Args:
-        control: the descriptor of the socket to the agent, which is the parent of this process.
+        agent: the agent, whose end is the end of this process; None for a warm process.
+        warm_process: a descriptor of the warm process that has forked this one (pidfd): its end is
+            the end of this process, too.
 
     Raises:
         OSError: no process can be forked, or no descriptor is left.
     """
-    agent = os.getppid()
     linux.become_subreaper()
     from_child, to_guard = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     from_guard, to_child = os.pipe()
@@ -86,7 +120,7 @@ def stand_guard(control: int) -> Guard:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, control, from_child, to_child)
+        _watch(pid, agent, warm_process, from_child, to_child)
     os.close(from_child)
     os.close(to_child)
     guard.attach()
@@ -94,24 +128,33 @@ def stand_guard(control: int) -> Guard:
     return guard
 
 
-def _watch(pid: int, agent: int, control: int, from_child: int, to_child: int) -> NoReturn:
-    """Kill all descendants when the agent ends; exit as the child does. Raise the priority of a
-    child that has lowered it: its imports would last for ever where all processors are busy.
+def _watch(
+    pid: int, agent: Agent | None, warm_process: int | None, from_child: int, to_child: int
+) -> NoReturn:
+    """Kill all descendants when the agent or the warm process ends; exit as the child does. Raise
+    the priority of a child that has lowered it: its imports would last for ever where all
+    processors are busy.
     """
     begin = time.monotonic()
     try:
-        linux.rename_process(f"warm guard of {agent}")
-        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that the agent is gone
+        linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard")
+        if agent is None:
+            linux.show_environment({})  # the job's that has started it
+        linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that its parent is gone
         child = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(child, select.POLLIN)
-        poll.register(control, 0)  # its other end is closed
+        if agent is not None:
+            poll.register(agent.pidfd, select.POLLIN)
+            poll.register(agent.control, 0)  # its other end is closed
+        if warm_process is not None:
+            poll.register(warm_process, select.POLLIN)
         raise_at: float | None = priority.IDLE_S
-        while os.getppid() == agent:
+        while True:
             left = None if raise_at is None else begin + raise_at - time.monotonic()
             ready = dict(poll.poll(None if left is None else max(0.0, left) * 1000))
             raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
-            if control in ready:
+            if ready.keys() - {child}:
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
@@ -125,7 +168,8 @@ def _watch(pid: int, agent: int, control: int, from_child: int, to_child: int) -
                 poll.register(child, select.POLLIN)
                 raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
-        linux.let_end(pid, child)
+        if warm_process not in ready:  # the child sees the end of the agent, too, and cleans up
+            linux.let_end(pid, child)
         linux.end_children(float("inf"))
         _leave(agent, _read_requests(from_child)[1], 0)
     finally:
@@ -141,8 +185,8 @@ def _is_child(pid: int) -> bool:
     return pid > 0
 
 
-def _leave(agent: int, scratch: str, status: int) -> NoReturn:
-    if scratch and os.getppid() != agent:
+def _leave(agent: Agent | None, scratch: str, status: int) -> NoReturn:
+    if scratch and agent is not None and agent.has_ended():
         remove_tree(scratch)
     linux.end_as(status)
 

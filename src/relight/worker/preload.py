@@ -12,7 +12,7 @@ import signal
 import site
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib.machinery import PathFinder
 from itertools import takewhile
@@ -24,6 +24,12 @@ from relight.worker.temporary import Temporary
 from relight.worker.trial import UnfitError, attempt
 from relight.worker.watch import Watch
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.worker.arguments import Arguments
+
+Tell = Callable[[str], None]
+"""Sends a line to the agent."""
 _PROGRESS = b"%9d"
 _TRIAL_S = 1.0
 """How long a trial of many modules may last, which bounds the work that is repeated."""
@@ -39,10 +45,11 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 def preload(
     setup: dict[str, Any],
     loaded: set[str],
-    control: int,
+    tell: Tell,
     watch: Watch,
-    temporary: Temporary,
+    others: "Sequence[Temporary | Arguments]",
     guard: Guard,
+    descriptors: Collection[int],
 ) -> tuple[tuple[bytes, bytes], dict[str, set[str]]]:
     """Import the modules; return what they have printed to stdout and stderr, and which modules
     were imported by which.
@@ -57,17 +64,19 @@ def preload(
             some may have failed; `culprits`: modules that are known to be unfit; `argv`: the
             workers' command line.
         loaded: the modules that any worker has loaded by now.
-        control: the descriptor of the socket to the agent.
+        tell: sends the agent a line.
         watch: finds modules that depend on a variable that differs between workers.
-        temporary: finds modules that have made a temporary file that workers would share.
+        others: find modules that have made a temporary file that workers would share, and those
+            that have read the arguments of the script.
         guard: the guard of this process.
+        descriptors: those that are open, besides the guard's.
 
     Raises:
         UnfitError: the process can't be used.
     """
     outputs = [os.memfd_create("printed") for _ in range(2)]
-    descriptors = {0, 1, 2, control, *guard.descriptors, *outputs}
-    baseline = _Baseline(descriptors, setup, loaded, temporary, watch)
+    known = {0, 1, 2, *descriptors, *guard.descriptors, *outputs}
+    baseline = _Baseline(known, setup, loaded, watch, others)
     baseline.check("the start of the interpreter", 0)
     for fd, output in enumerate(outputs, 1):
         os.dup2(output, fd)
@@ -76,11 +85,11 @@ def preload(
         # Some libraries check whether it exists.
         main.__file__ = os.path.abspath(setup["argv"][2])
     imports = _DependencyFinder(dict.fromkeys(setup["culprits"], True))
-    _import_all(_wanted(setup, control), baseline, imports, outputs, control, guard)
+    _import_all(_wanted(setup, tell), baseline, imports, outputs, tell, guard)
     if setup["learned"]:
         directories = sorted({os.path.dirname(each) for each in _install_directories()})
         found = {"unfit": imports.unfit, "directories": directories}
-        os.write(control, f"learned {json.dumps(found)}\n".encode())
+        tell(f"learned {json.dumps(found)}")
     if hasattr(main, "__file__"):
         del main.__file__
     watch.end()
@@ -96,13 +105,13 @@ def preload(
     return (printed[0], printed[1]), imports.needs
 
 
-def _wanted(setup: dict[str, Any], control: int) -> list[str]:
+def _wanted(setup: dict[str, Any], tell: Tell) -> list[str]:
     names: list[str] = setup["modules"]
     if setup["learned"]:
         names = _installed(names)
         others = _packages(setup["modules"]) - _packages(names) - {"relight"}
         left_out = [n for n in sorted(others) if n.isidentifier() and PathFinder.find_spec(n)]
-        os.write(control, f"left_out {' '.join(left_out)}\n".encode(errors="replace"))
+        tell(f"left_out {' '.join(left_out)}")
     return names
 
 
@@ -111,7 +120,7 @@ def _import_all(
     baseline: "_Baseline",
     imports: "_DependencyFinder",
     outputs: list[int],
-    control: int,
+    tell: Tell,
     guard: Guard,
 ) -> None:
     """Import the modules that fit and do not need one that does not fit.
@@ -130,7 +139,7 @@ def _import_all(
         os.pwrite(progress, _PROGRESS % 1, 0)
         printed = [os.fstat(output).st_size for output in outputs]
         undone = attempt(
-            partial(_import_some, many or left[:1], baseline, imports, progress, control), guard
+            partial(_import_some, many or left[:1], baseline, imports, progress, tell), guard
         )
         tried = int(os.pread(progress, len(_PROGRESS % 0), 0))
         if undone is None:
@@ -151,8 +160,7 @@ def _import_all(
         if undone.lasting:
             imports.unfit[name] = culprit
         if name in asked:
-            line = f"without {name} {undone.seconds:.3f} {undone.reason}\n"
-            os.write(control, line.encode(errors="replace"))
+            tell(f"without {name} {undone.seconds:.3f} {undone.reason}")
             # Most of the modules that it imports may fit.
             tops = _packages([name, culprit])
             others = [x for x in _installed(undone.modules) if x.partition(".")[0] not in tops]
@@ -167,7 +175,7 @@ def _import_some(
     baseline: "_Baseline",
     imports: "_DependencyFinder",
     progress: int,
-    control: int,
+    tell: Tell,
     child: int,
 ) -> None:
     """Import modules for a limited time; write their number to the file `progress`, so that
@@ -177,7 +185,7 @@ def _import_some(
     for number, name in enumerate(names, 1):
         os.pwrite(progress, _PROGRESS % number, 0)
         if name not in sys.modules:
-            os.write(control, f"importing {name}\n".encode(errors="replace"))
+            tell(f"importing {name}")
             baseline.load(name, imports, child)
         if time.monotonic() > end:
             break
@@ -230,8 +238,8 @@ class _Baseline:
         descriptors: set[int],
         setup: dict[str, Any],
         loaded: set[str],
-        temporary: Temporary,
         watch: Watch,
+        others: "Sequence[Temporary | Arguments]",
     ) -> None:
         self._descriptors = descriptors
         self._directory = os.readlink("/proc/self/cwd")
@@ -239,8 +247,8 @@ class _Baseline:
         self._setup = setup
         self.is_asked = not setup["learned"]
         self._known = set(loaded)
-        self._temporary = temporary
         self._watch = watch
+        self._others = others
 
     def load(self, name: str, imports: _DependencyFinder, child: int) -> None:
         """Import a module; raise UnfitError if it does not fit."""
@@ -286,12 +294,12 @@ class _Baseline:
             raise UnfitError(name, f"{name} changes sys.path, not only its end")
         if signal.getsignal(signal.SIGCHLD) is None:
             raise UnfitError(name, f"{name} brings its own handler of SIGCHLD")
-        for watched in (self._temporary, self._watch):
+        for watched in (*self._others, self._watch):
             culprit, reason = watched.problem()
             if reason:
                 raise UnfitError(culprit, reason)
         new = sys.modules.keys() - self._known
-        _check_shadows(self._setup["argv"], new)
+        check_shadows(self._setup["argv"], new)
         if not self.is_asked:
             _check_files(new)
         self._known.update(new)
@@ -327,7 +335,7 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def _check_shadows(argv: list[str], modules: Collection[str]) -> None:
+def check_shadows(argv: list[str], modules: Collection[str]) -> None:
     """Check that no preloaded module is shadowed by one beside the script."""
     folder = _folder(argv)
     known = folder in sys.path_importer_cache

@@ -5,10 +5,13 @@ interpreter reaches the script (`hook/sitecustomize.py`). In a worker, and only 
 returns. The warm spawner itself never runs the user's script; it serves one generation after the
 other.
 
-Lines to the agent: those of `preload`, then `ready PID MODULES SECONDS MIB`, or `unfit REASON` as
-the last one. From the agent, for each generation: a count and that many descriptors
-(`host/warm_spawner.py`). One is a socket on which this process then acts as the spawner of
-`host/spawner.py`; when the generation is over, it sends `ended` and waits for the next one. When
+If it is to outlive the job, it becomes a warm process (`worker/warm_process.py`), and a fork of it
+is the warm spawner of this job, another one that of the next job.
+
+Lines to the agent: those of `preload`; `guard PID` from a warm process; then `ready PID MODULES
+MIB`, or `unfit REASON` as the last one. From the agent, for each generation: a count and that many
+descriptors (`host/warm_spawner.py`). One is a socket on which this process then acts as the spawner
+of `host/spawner.py`; when the generation is over, it sends `ended` and waits for the next one. When
 the agent is gone, it kills all workers and exits.
 """
 
@@ -22,7 +25,6 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Collection, Mapping
 
 from relight.errors import EXIT_INTERNAL
@@ -30,13 +32,19 @@ from relight.host import linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
-from relight.typed import Any, NoReturn
+from relight.typed import Any, NamedTuple, NoReturn
 from relight.worker.deferred import Deferred, Imports, references, third_party
-from relight.worker.guard import Guard, stand_guard
+from relight.worker.guard import Agent, Guard, stand_guard
 from relight.worker.preload import preload
 from relight.worker.random_state import RandomState
+from relight.worker.temporary import Temporary
 from relight.worker.trial import UnfitError
 from relight.worker.watch import Watch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.worker.arguments import Arguments
+    from relight.worker.lasting import Lasting
 
 COUNT = struct.Struct("!I")
 """The count of a generation's descriptors."""
@@ -137,64 +145,96 @@ class _Notes:
             self._end += size
 
 
+class _Changes(NamedTuple):
+    """The variables that the interpreter and the imports have set or changed, and removed."""
+
+    changed: Mapping[str, str]
+    removed: frozenset[str]
+
+    @classmethod
+    def since(cls, started_with: Mapping[str, str]) -> "_Changes":
+        """Return the changes of the environment that this process was started with."""
+        now = dict(os.environ)
+        changed = {name: value for name, value in now.items() if started_with.get(name) != value}
+        return cls(changed, frozenset(started_with.keys() - now.keys()))
+
+
 def serve(
     setup: dict[str, Any],
     control_fd: int,
     loaded: set[str],
-    variables: Mapping[str, str],
+    variables: dict[str, str],
     watch: Watch,
 ) -> None:
     """Import the modules, then fork workers for the agent. Returns in workers only.
 
     Args:
-        setup: the agent's instructions (`host/warm_spawner.py`).
+        setup: the agent's instructions (`host/preloading.py`).
         control_fd: the socket to the agent.
         loaded: the names of the modules that any worker has loaded by now.
-        variables: the environment that this process was started with.
+        variables: the environment that this process was started with. It is cleared.
         watch: finds modules that depend on a variable that differs between workers.
     """
     control = socket.socket(fileno=control_fd)
     short = _read("comm").rstrip(b"\n")
-    agent = os.getppid()
-    begin = time.monotonic()
     # The collector skips objects that are frozen below, or a worker would copy all shared pages. At
     # a worker's end, after all else, it must see every object, so that destructors run.
     atexit.register(gc.unfreeze)
     try:
-        guard = stand_guard(control_fd)
+        lasting = _lasting(setup, loaded)
+        agent = None if lasting else Agent.parent(control_fd)
+        guard = stand_guard(agent)
         linux.become_subreaper()
         restore = priority.lower() if setup["gently"] else None
         random_state = RandomState()
-        printed, needs = preload(setup, loaded, control_fd, watch, random_state.temporary, guard)
+        descriptors: list[int] = [control_fd]
+        watches: list[Temporary | Arguments] = [random_state.temporary]
+        if agent is not None:
+            descriptors.append(agent.pidfd)
+        if lasting is not None:
+            descriptors += (lasting.lock, *lasting.until)
+            watches.append(lasting.arguments)
+
+        def tell(line: str) -> None:
+            _send(control, line, must_arrive=lasting is None)
+
+        printed, needs = preload(setup, loaded, tell, watch, watches, guard, descriptors)
         random_state.end()
         hidden = third_party(loaded)
         for name, others in references(hidden).items():
             needs.setdefault(name, set()).update(others)
         imports = Imports(needs, watch.reads, watch.prefixes, setup["writes"])
-        notes = _Notes(control)
+        changes = _Changes.since(variables)
+        if lasting is not None:
+            lasting.end_imports(variables, watch)
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
         why = str(error) if isinstance(error, UnfitError) else repr(error)
-        control.sendall(f"unfit {why}\n".encode(errors="replace"))
+        _send(control, f"unfit {why}")
         os._exit(0)
-    linux.rename_process(f"warm spawner of {agent}")
-    seconds, modules = time.monotonic() - begin, len(sys.modules) - len(loaded)
+    modules = len(sys.modules) - len(loaded)
+    variables.clear()
     gc.freeze()
-    # From here on, this process cleans up when the guard ends, also when stopped.
-    guard.outlive_guard()
     if restore is not None:
         restore()
-    raise_limit()  # for the descriptors of all workers
-    mib = linux.memory(os.getpid()) / 2**20
-    control.sendall(f"ready {os.getpid()} {modules} {seconds:.3f} {mib:.1f}\n".encode())
     try:
+        if lasting is not None:
+            control, agent, guard = _begin_job(lasting, control, setup["agent"])
+        assert agent is not None
+        linux.rename_process(f"warm spawner of {agent.pid}")
+        # From here on, this process cleans up when the guard ends, also when stopped.
+        guard.outlive_guard()
+        raise_limit()  # for the descriptors of all workers
+        notes = _Notes(control)
+        mib = linux.memory(os.getpid()) / 2**20
+        _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        control.sendall(f"unfit {error!r}\n".encode(errors="replace"))
+        _send(control, f"unfit {error!r}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
-        _become(plan, variables, short, printed, random_state)
+        _become(plan, changes, short, printed, random_state)
         Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
@@ -202,23 +242,54 @@ def serve(
         os._exit(EXIT_INTERNAL)
 
 
+def _lasting(setup: dict[str, Any], loaded: set[str]) -> "Lasting | None":
+    if not setup["keep"]:
+        return None
+    from relight.worker.lasting import Lasting
+
+    return Lasting(setup, loaded)
+
+
+def _begin_job(
+    lasting: "Lasting", control: socket.socket, pid_of_agent: int
+) -> tuple[socket.socket, Agent, Guard]:
+    """Serve agents as the warm process; return in the warm spawner of a job."""
+    job = lasting.serve(control, pid_of_agent)
+    guard = stand_guard(job.agent, job.warm_process)
+    linux.become_subreaper()
+    _send(job.control, f"guard {guard.pid}")
+    return job.control, job.agent, guard
+
+
+def _send(control: socket.socket, line: str, *, must_arrive: bool = True) -> None:
+    """Send a line to the agent.
+
+    Raises:
+        OSError: it is gone, and the line must arrive.
+    """
+    try:
+        control.sendall(line.encode(errors="replace") + b"\n")
+    except OSError:
+        if must_arrive:
+            raise
+
+
 def _serve_generations(
-    control: socket.socket, agent: int, notes: _Notes, guard: Guard
+    control: socket.socket, agent: Agent, notes: _Notes, guard: Guard
 ) -> tuple[WorkerPlan, set[int]]:
-    parents = agent, guard.pid
     while frame := _receive(control):
         plans, (connection, stdin), scratch = frame
         guard.remove_if_orphaned(scratch)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(fileno=connection) as generation:
-            spawner = _GenerationSpawner(plans, generation, agent, stdin, notes)
+            spawner = _GenerationSpawner(plans, generation, agent.pid, stdin, notes)
             try:
                 spawner.run(mask)
             except _WorkerForked as born:
                 return born.plan, mask
             spawner.end()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if scratch and (spawner.abandoned or os.getppid() not in parents):
+        if scratch and (spawner.abandoned or agent.has_ended()):
             remove_tree(scratch)
     os._exit(0)
 
@@ -270,7 +341,7 @@ def _exactly(control: socket.socket, size: int) -> bytes | None:
 
 def _become(
     plan: WorkerPlan,
-    started_with: Mapping[str, str],
+    changes: _Changes,
     short: bytes,
     printed: tuple[bytes, bytes],
     random_state: RandomState,
@@ -279,7 +350,10 @@ def _become(
     modules.
     """
     linux.show_as(short, b"".join(os.fsencode(word) + b"\0" for word in plan.argv))
-    _set_variables(plan.variables, started_with)
+    linux.show_environment(plan.variables)
+    os.environ.clear()
+    os.environ.update((x, y) for x, y in plan.variables.items() if x not in changes.removed)
+    os.environ.update(changes.changed)
     sys.orig_argv[:] = plan.argv
     _, _, first, *rest = plan.argv
     sys.argv[:] = ["-m", *rest[1:]] if first == "-m" else [first, *rest]
@@ -292,16 +366,6 @@ def _become(
         for path in getattr(sys.modules[name], "__path__", ()):
             sys.path_importer_cache.pop(path, None)
         del sys.modules[name]
-
-
-def _set_variables(wanted: Mapping[str, str], started_with: Mapping[str, str]) -> None:
-    """Set the worker's variables; keep changes that the interpreter and imports have made."""
-    now = dict(os.environ)
-    changed = {name: value for name, value in now.items() if started_with.get(name) != value}
-    removed = started_with.keys() - now.keys()
-    os.environ.clear()
-    os.environ.update({name: wanted[name] for name in wanted if name not in removed})
-    os.environ.update(changed)
 
 
 def _reopen_streams() -> None:

@@ -47,7 +47,7 @@ class Watch:
         self._yielded = ""
         self._seen: set[Any] = set()
         self._kind: Any = type(os.environ)
-        watched = _watched(self._kind, self._note_read, self._note_iteration)
+        watched = _watched(self._kind, self._note_read, self._note_search, self._note_iteration)
         for environment in (os.environ, os.environb):
             environment.__class__ = watched
         self._had = self._set_marks()
@@ -118,6 +118,11 @@ class Watch:
             return
         self.reads.setdefault(module_of(frame), set()).add(name)
 
+    def _note_search(self, name: str) -> None:
+        """Record that someone asks whether a variable exists. Those of each worker do in all."""
+        if name not in self._marks:
+            self.reads.setdefault(module_of(_caller()), set()).add(name)
+
     def _note_iteration(self, names: Iterator[Any]) -> Iterator[Any]:
         """Record that all variables are iterated over."""
         frame = _caller()
@@ -136,7 +141,12 @@ class Watch:
             yield name
 
 
-def _watched(kind: Any, note: Callable[[str], None], note_iteration: Callable[..., Any]) -> Any:
+def _watched(
+    kind: Any,
+    note: Callable[[str], None],
+    note_search: Callable[[str], None],
+    note_iteration: Callable[..., Any],
+) -> Any:
     class Watched(kind):  # type: ignore[misc]
         def __getitem__(self, name: Any) -> Any:
             if isinstance(name, (str, bytes)):
@@ -144,7 +154,9 @@ def _watched(kind: Any, note: Callable[[str], None], note_iteration: Callable[..
             return super().__getitem__(name)
 
         def __contains__(self, name: Any) -> bool:
-            # Whether a variable exists is the same for all workers, and its value is not read.
+            # Whether a variable exists can differ between jobs, or because the script has set it.
+            if isinstance(name, (str, bytes)):
+                note_search(os.fsdecode(name))
             try:
                 return self.encodekey(name) in self._data
             except TypeError:

@@ -24,6 +24,7 @@ loaded = set(sys.modules)
 def step_aside(variables: "MutableMapping[str, str]") -> str:
     """Remove the variables that load this file from an environment, and return the task."""
     variables.pop("PYTHONPATH", None)
+    variables.pop("RELIGHT_ROOM", None)
     if "RELIGHT_PYTHONPATH" in variables:
         variables["PYTHONPATH"] = variables.pop("RELIGHT_PYTHONPATH")
     return variables.pop("RELIGHT_HOOK")
@@ -90,7 +91,8 @@ class Recorder:
 def check(setup: "dict[str, Any]") -> None:
     """Become the warm spawner, or raise."""
     program = setup["program"]
-    if os.getppid() != setup["agent"] or not os.path.samefile("/proc/self/exe", program):
+    has_parent = setup["keep"] or os.getppid() == setup["agent"]
+    if not has_parent or not os.path.samefile("/proc/self/exe", program):
         raise RuntimeError(f"{program} starts another program; only an interpreter can be forked")
     variables = passed()
     variables["RELIGHT_HOOK"] = variables["RELIGHT_HOOK"].replace("check", "serve")

@@ -1,0 +1,210 @@
+"""Finds, takes, starts and ends warm processes: those that keep imported modules between jobs.
+
+A job takes one that was made for the same program in the same directory, if a fresh process would
+have done the same imports (`host/fit.py`); the process itself looks whether their files are still
+the same (`worker/warm_process.py`).
+"""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from socket import socket
+
+from relight.core import fields
+from relight.events import Event, WarmProcessTaken, WarmProcessUnfit
+from relight.host import fit, linux, warm_sockets, warm_spawner
+from relight.host.warm_sockets import Description, Directory
+from relight.host.warm_spawner import Origin, WorkerProgram
+from relight.typed import Any, NamedTuple
+
+ANSWER_S = 1.0
+"""How long a warm process may take to describe itself. It takes milliseconds."""
+_MOST = 3
+"""Warm processes of a user; each has the memory of its modules."""
+_LONGEST = 16 << 20
+_NO_SESSION = "4294967295"
+"""What the audit subsystem shows for a process that no login has started."""
+
+
+class Found(NamedTuple):
+    """A warm process: the path of its socket, a connection to it, and what it has said."""
+
+    path: str
+    connection: socket
+    description: Description
+
+
+class WarmProcesses:
+    """Those of this user that can fork workers of one program.
+
+    Args:
+        worker: the program.
+
+    Attributes:
+        path: the socket of the one that was taken or started last; empty if there is none.
+    """
+
+    def __init__(self, worker: WorkerProgram) -> None:
+        self._worker = worker
+        self.path = ""
+
+    def take(
+        self, asked: Sequence[str], record: Callable[[Event], None]
+    ) -> tuple[Origin, Description] | None:
+        """Return the newest one that fits, which now serves this job; None if there is none.
+
+        Args:
+            asked: modules that it must have been asked for.
+            record: called with what was taken, and why others were not.
+        """
+        facts: dict[str, str] = {}
+        for path in self._paths():
+            found = ask(path)
+            if found is None:
+                continue
+            facts = facts or fit.collect()
+            description = found.description
+            reason = _difference(description, self._worker, facts, asked)
+            if not reason and _sends(found.connection, b"take\n"):
+                self.path = path
+                age_s, uses = description.age_s, description.uses
+                record(WarmProcessTaken(description.pid, description.modules, age_s, uses))
+                return Origin(description.pid, found.connection, is_lasting=True), description
+            found.connection.close()
+            record(WarmProcessUnfit(description.pid, reason or "it has just ended"))
+        return None
+
+    def start(self, setup: dict[str, Any]) -> Origin:
+        """Start one; with too many of them, the one that was not used for longest ends.
+
+        Args:
+            setup: instructions for `worker/warm_fork.py`, which are completed.
+
+        Raises:
+            BlockingIOError: another job has started one, which imports now.
+            OSError: the directory of the sockets can't be used, or no process can be forked.
+        """
+        worker, keep = self._worker, self._worker.keep
+        assert keep is not None
+        directory = Directory(worker.variables)
+        path, lock = directory.new(_name(worker))
+        _end_oldest(directory)
+        self.path = path
+        setup["argv"] = warm_spawner.lasting_argv(worker.argv)
+        setup["keep"] = {
+            "socket": path,
+            "lock": lock,
+            "script": script(worker.argv),
+            "stays_s": keep.stays_s,
+            "until": [pid for pid in (keep.until, _session()) if pid],
+            "began_ns": time.time_ns(),
+        }
+        try:
+            return warm_spawner.start(worker, setup)
+        finally:
+            os.close(lock)
+
+    def discard(self) -> None:
+        """Let the one that was taken or started last take no further job."""
+        if self.path:
+            stop(self.path)
+
+    def _paths(self) -> list[str]:
+        try:
+            return Directory(self._worker.variables).sockets(_name(self._worker))
+        except OSError:
+            return []  # nobody has made one, or it is not this user's
+
+
+def ask(path: str) -> Found | None:
+    """Return the warm process that listens on a socket; None if it does not answer."""
+    connection = warm_sockets.connect(path, ANSWER_S)
+    if connection is None:
+        return None
+    text = b""
+    try:
+        if not linux.is_stopped(warm_sockets.peer(connection).pid):
+            while not text.endswith(b"\n") and len(text) < _LONGEST:
+                if not (more := connection.recv(1 << 16)):
+                    break
+                text += more
+        return Found(path, connection, fields.record(Description, fields.decode(text)))
+    except (OSError, fields.Malformed):
+        connection.close()
+        return None
+
+
+def stop(path: str) -> bool:
+    """Ask a warm process to end, after the jobs that use it; return whether it was told."""
+    found = ask(path)
+    if found is None:
+        return False
+    with found.connection:
+        return _sends(found.connection, b"stop\n")
+
+
+def script(argv: Sequence[str]) -> str:
+    """Return what a worker runs, for people."""
+    return " ".join(warm_spawner.of_program(argv)[2:])
+
+
+def _sends(connection: socket, word: bytes) -> bool:
+    try:
+        connection.sendall(word)
+    except OSError:
+        return False
+    return True
+
+
+def _name(worker: WorkerProgram) -> str:
+    program = warm_spawner.of_program(worker.argv)
+    return warm_sockets.name(worker.program, *program, *sorted(worker.own), os.getcwd())
+
+
+def _difference(
+    description: Description, worker: WorkerProgram, facts: dict[str, str], asked: Sequence[str]
+) -> str:
+    """Return why a job can't use a warm process; empty if it can."""
+    if description.why_not:
+        return description.why_not
+    if lacking := [name for name in asked if name not in description.asked]:
+        return f"it was not asked to import {', '.join(lacking)}"
+    own = {*worker.own, *description.writes}
+    return fit.difference(description.facts, facts) or fit.variable_difference(
+        description.variables, worker.variables, own
+    )
+
+
+def _end_oldest(directory: Directory) -> None:
+    """End the processes that no job uses and that were not used for longest, so that there is room
+    for one more.
+    """
+    found = [each for path in directory.sockets() if (each := ask(path))]
+    idle = [each for each in found if not each.description.jobs]
+    idle.sort(key=lambda each: each.description.idle_s)
+    for each in found:
+        each.connection.close()
+    while len(found) >= _MOST and idle:
+        oldest = idle.pop()
+        found.remove(oldest)
+        stop(oldest.path)
+
+
+def _session() -> int:
+    """Return the topmost ancestor of this process that belongs to the same login session: when it
+    ends, the user has logged out. 0 if this process belongs to none, as in most containers.
+    """
+    mine = _identity("self")
+    top, pid = 0, os.getppid() if mine[1] not in ("", _NO_SESSION) else 0
+    while pid > 1 and _identity(pid) == mine:
+        top, pid = pid, linux.parent_of(pid)
+    return top
+
+
+def _identity(pid: int | str) -> tuple[int, str]:
+    """Return the user and the login session of a process, as the audit subsystem numbers them."""
+    try:
+        with open(f"/proc/{pid}/sessionid") as file:
+            return os.fstat(file.fileno()).st_uid, file.read()
+    except OSError:
+        return -1, ""

@@ -1,0 +1,169 @@
+"""The sockets on which warm processes listen, in a directory that only their user can enter, and
+what they say there.
+
+The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` where no session has made one. A
+socket is named after the program whose workers its process can fork (`name`). Whoever finds one
+still asks the kernel whose process it is (SO_PEERCRED, unix(7)).
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import socket
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+
+from relight.host.fit import Variables
+from relight.typed import NamedTuple
+
+_CREDENTIALS = struct.Struct("3i")
+_BACKLOG = 16
+_LOCK = "lock-"
+_RANDOM_BYTES = 6
+
+
+class Description(NamedTuple):
+    """A warm process, as it describes itself to whoever connects.
+
+    `script` is what its workers run. `asked` are the modules that it was to import; `learned`:
+    those of --preload=auto. `modules` is how many it has imported, with those that they need.
+    `writes` are the names of variables that the script sets before its imports. `facts` and
+    `variables` are what a job must have in common with it (`host/fit.py`); `why_not` is why no job
+    may use it any more, or empty. It was made `age_s` seconds ago; `jobs` run now, and `uses` have;
+    it has been idle for `idle_s` seconds, and ends after `stays_s` of that.
+    """
+
+    pid: int
+    script: str
+    asked: tuple[str, ...]
+    learned: bool
+    modules: int
+    writes: tuple[str, ...]
+    facts: dict[str, str]
+    variables: Variables
+    why_not: str
+    age_s: float
+    idle_s: float
+    stays_s: float
+    jobs: int
+    uses: int
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a socket."""
+
+    pid: int
+    user: int
+
+
+class Directory:
+    """The directory of this user's sockets.
+
+    Args:
+        variables: the environment.
+
+    Raises:
+        OSError: it can't be made, or is not this user's alone.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        base = variables.get("XDG_RUNTIME_DIR", "")
+        if os.path.isabs(base) and os.path.isdir(base):
+            self.path = os.path.join(base, "relight")
+        else:
+            self.path = f"/tmp/relight-{os.getuid()}"  # noqa: S108  # checked below
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self.path, 0o700)
+        found = os.lstat(self.path)
+        if not stat.S_ISDIR(found.st_mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
+        if found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise PermissionError(errno.EPERM, "other users can enter it", self.path)
+
+    def sockets(self, of: str = "") -> list[str]:
+        """Return the paths of the sockets with this name, or of all; the newest first."""
+        ages = []
+        for name in os.listdir(self.path):
+            if name.startswith(f"{of}." if of else "") and not name.startswith(_LOCK):
+                path = os.path.join(self.path, name)
+                with contextlib.suppress(OSError):
+                    ages.append((os.lstat(path).st_mtime_ns, path))
+        return [path for _, path in sorted(ages, reverse=True)]
+
+    def new(self, name: str) -> tuple[str, int]:
+        """Return the path of a socket that no process has, and the descriptor of a locked file: a
+        process with this name is being made as long as that is open somewhere.
+
+        Raises:
+            BlockingIOError: another process with this name is being made.
+            OSError: the file can't be made.
+        """
+        path = os.path.join(self.path, f"{name}.{secrets.token_hex(_RANDOM_BYTES)}")
+        lock = os.open(os.path.join(self.path, f"{_LOCK}{name}"), os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(lock)
+            raise
+        return path, lock
+
+
+def name(*what: str) -> str:
+    """Return the name of the sockets of all processes that can fork workers of the same program."""
+    text = "\0".join(what).encode(errors="surrogateescape")
+    return hashlib.sha256(text).hexdigest()[:24]
+
+
+def listen(path: str) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    with _short(path) as shorter:
+        listener.bind(shorter)
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
+    return listener
+
+
+def connect(path: str, timeout_s: float) -> socket.socket | None:
+    """Return a connection to the process that listens on a socket, with a time limit; None if there
+    is none. A socket that nobody listens on any more is removed.
+    """
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(timeout_s)
+    try:
+        with _short(path) as shorter:
+            connection.connect(shorter)
+        if peer(connection).user == os.getuid():
+            return connection
+    except ConnectionRefusedError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    except OSError:
+        pass  # it has just been removed, or its process does not answer
+    connection.close()
+    return None
+
+
+def peer(connection: socket.socket) -> Peer:
+    """Return who has made the other end; the pid is 0 for a process in another container."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return Peer(pid, user)
+
+
+@contextlib.contextmanager
+def _short(path: str) -> Iterator[str]:
+    """Give a path for the kernel, which takes at most 107 bytes for a socket."""
+    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
+    finally:
+        os.close(folder)

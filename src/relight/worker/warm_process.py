@@ -1,0 +1,307 @@
+"""The warm process: it keeps imported modules when its job has ended, for the next jobs that fit.
+
+It is the process that has imported the modules (`worker/warm_fork.py`). It listens on a socket in a
+directory that only its user can enter, and never runs a script itself:
+
+    agent           connects
+    warm process    sends a line of JSON (`Description`): what it was made for, and what has changed
+                    since in the files that it has imported
+    agent           compares; sends `take` or `stop`, or closes the connection
+    warm process    forks a guard and a warm spawner, which serve this agent on this connection as
+                    if it had started them. So this process sees nothing of a job, and no job sees
+                    anything of another
+
+    warm process --> guard --> warm spawner of a job --> workers
+                 --> guard --> warm spawner of another
+
+It ends after a time without a job; when memory gets scarce (PSI); when its user has logged out or
+the directory is gone; when a file that it has imported has changed; or when asked to. If a job runs
+then, it takes no other and ends after it. Between jobs it sleeps: nothing wakes it up before one of
+these happens.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+from relight.core import fields
+from relight.host import linux, warm_sockets
+from relight.host.warm_sockets import Description
+from relight.typed import NamedTuple
+from relight.worker.guard import Agent
+
+_ANSWER_S = 2.0
+"""How long an agent may take to answer."""
+_MOST_CONNECTIONS = 16
+_END_LIMIT_S = 1.0
+_PRESSURE = b"some 200000 2000000\0"
+"""Memory pressure to leave at: 0.2 s of 2 s were lost by some process (Linux, accounting/psi)."""
+
+
+class Job(NamedTuple):
+    """What a child of this process gets: a job's connection, its agent, and a descriptor of this
+    process (pidfd).
+    """
+
+    control: socket.socket
+    agent: Agent
+    warm_process: int
+
+
+class _Connection(NamedTuple):
+    socket: socket.socket
+    until: float
+
+
+class _Guard(NamedTuple):
+    pid: int
+    agent: int
+    """The descriptor of the agent (pidfd)."""
+
+
+class WarmProcess:
+    """Forks the warm spawners of jobs.
+
+    Args:
+        path: of its socket.
+        idle_s: how long it stays without a job, in seconds.
+        until: descriptors of processes that it does not outlive (pidfds).
+        describe: returns what agents are told, without the part that this object knows.
+
+    Raises:
+        OSError: the socket can't be made.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        idle_s: float,
+        until: Sequence[int],
+        describe: Callable[[], Description],
+    ) -> None:
+        self._listener = warm_sockets.listen(path)
+        self._path = path
+        self._inode = os.lstat(path).st_ino
+        self._idle_s = idle_s
+        self._describe = describe
+        self._connections: dict[int, _Connection] = {}
+        self._guards: dict[int, _Guard] = {}
+        self._began = self._idle_since = time.monotonic()
+        self._uses = 0
+        self._is_ending = False
+        self._poll = select.poll()
+        self._poll.register(self._listener, select.POLLIN)
+        self._folder, pressure = _watch(path), _pressure()
+        self._ends = {*until, pressure}
+        """Descriptors on which anything is a reason to end."""
+        for fd in {self._folder, *self._ends} - {-1}:
+            self._poll.register(fd, select.POLLPRI if fd == pressure else select.POLLIN)
+
+    def run(self, first: socket.socket, agent: int) -> Job:
+        """Serve agents; return only in a child, for one job.
+
+        Args:
+            first: the connection of the agent that has started this process.
+            agent: its pid.
+        """
+        if job := self._take(first, agent):
+            return job
+        while self._guards or not self._is_ending:
+            for fd, _ in self._poll.poll(self._wait_ms()):
+                if job := self._serve(fd):
+                    return job
+            now = time.monotonic()
+            for fd in [fd for fd, each in self._connections.items() if each.until <= now]:
+                self._close(fd)
+            if not self._guards and now >= self._idle_since + self._idle_s:
+                self._end()
+        os._exit(0)
+
+    def _serve(self, fd: int) -> Job | None:
+        if fd == self._listener.fileno():
+            self._accept()
+        elif fd in self._connections:
+            return self._obey(fd)
+        elif fd in self._guards:
+            self._on_guard_exit(fd)
+        elif fd == self._folder:
+            self._on_change()
+        elif fd in self._ends:
+            self._poll.unregister(fd)
+            self._end()
+        else:
+            self._on_agent_exit(fd)
+        return None
+
+    def _wait_ms(self) -> float | None:
+        """Return how long to sleep; None: until something happens."""
+        ends = [each.until for each in self._connections.values()]
+        if not self._guards:
+            ends.append(self._idle_since + self._idle_s)
+        # poll(2) cuts fractions of a millisecond, so it would return a bit too early.
+        return max(0.0, min(ends) - time.monotonic()) * 1000 + 1 if ends else None
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return  # the agent is gone, or no descriptor is left
+        known = warm_sockets.peer(connection)
+        if known.user != os.getuid() or len(self._connections) >= _MOST_CONNECTIONS:
+            connection.close()
+            return
+        connection.settimeout(_ANSWER_S)
+        now = time.monotonic()
+        description = self._describe()._replace(
+            age_s=now - self._began,
+            idle_s=0.0 if self._guards else now - self._idle_since,
+            stays_s=self._idle_s,
+            uses=self._uses,
+            jobs=len(self._guards),
+        )
+        try:
+            connection.sendall(json.dumps(fields.plain(description)).encode() + b"\n")
+        except OSError:
+            connection.close()
+            return
+        self._connections[connection.fileno()] = _Connection(connection, now + _ANSWER_S)
+        self._poll.register(connection, select.POLLIN)
+        if description.why_not:
+            self._end()
+
+    def _obey(self, fd: int) -> Job | None:
+        connection = self._connections[fd].socket
+        try:
+            word = connection.recv(16)
+        except OSError:
+            word = b""
+        if word == b"take\n" and not self._is_ending:
+            del self._connections[fd]
+            self._poll.unregister(fd)
+            return self._take(connection, warm_sockets.peer(connection).pid)
+        self._close(fd)
+        if word == b"stop\n":
+            self._end()
+        return None
+
+    def _close(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._connections.pop(fd).socket.close()
+
+    def _take(self, control: socket.socket, agent: int) -> Job | None:
+        """Fork the guard of a job; return what it needs, in the guard only."""
+        try:
+            control.setblocking(True)
+            agent_fd = os.pidfd_open(agent)
+        except OSError:
+            control.close()  # the agent is gone, or in another container
+            return None
+        if _is_closed(control):  # so the pid may be another process's by now
+            control.close()
+            os.close(agent_fd)
+            return None
+        this = os.pidfd_open(os.getpid())
+        try:
+            pid = os.fork()
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
+            pid = -1
+        if pid == 0:
+            for other in (self._listener, *(each.socket for each in self._connections.values())):
+                other.detach()  # or the object would close another descriptor of the same number
+            linux.close_all_but({0, 1, 2, control.fileno(), agent_fd, this})
+            return Job(control, Agent(agent, agent_fd, control.fileno()), this)
+        os.close(this)
+        control.close()
+        if pid < 0:
+            os.close(agent_fd)
+            return None
+        self._uses += 1
+        guard = os.pidfd_open(pid)
+        self._guards[guard] = _Guard(pid, agent_fd)
+        self._poll.register(guard, select.POLLIN)
+        self._poll.register(agent_fd, select.POLLIN)
+        return None
+
+    def _on_guard_exit(self, fd: int) -> None:
+        """Reap a guard; kill what it has left, if it was killed itself."""
+        self._poll.unregister(fd)
+        guard = self._guards.pop(fd)
+        os.waitpid(guard.pid, 0)
+        os.close(fd)
+        with contextlib.suppress(KeyError):  # the agent has ended before
+            self._poll.unregister(guard.agent)
+        os.close(guard.agent)
+        linux.end_children(_END_LIMIT_S, [each.pid for each in self._guards.values()])
+        self._idle_since = time.monotonic()
+
+    def _on_agent_exit(self, fd: int) -> None:
+        """Continue the guard of a job whose agent has ended, in case it is stopped."""
+        self._poll.unregister(fd)
+        for guard in self._guards.values():
+            if guard.agent == fd:
+                os.kill(guard.pid, signal.SIGCONT)
+
+    def _on_change(self) -> None:
+        """End if the socket is gone: another one in the directory is no concern of this process."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._folder, 1 << 16)
+        if not self._has_socket():
+            self._poll.unregister(self._folder)
+            self._end()
+
+    def _has_socket(self) -> bool:
+        try:
+            return os.lstat(self._path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _end(self) -> None:
+        """Take no further job, and exit when none runs."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._poll.unregister(self._listener)
+        self._listener.close()
+        if self._has_socket():
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+
+def _watch(path: str) -> int:
+    """Return a descriptor that can be read when a file is removed; -1 if none is left."""
+    fd = linux.inotify_open()
+    folder = os.path.dirname(path)
+    events = linux.IN_DELETE | linux.IN_MOVED_FROM | linux.IN_DELETE_SELF | linux.IN_MOVE_SELF
+    if fd >= 0 and linux.inotify_watch(fd, folder, events) < 0:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _pressure() -> int:
+    """Return a descriptor that has an exceptional condition when memory is scarce; -1 where the
+    system does not tell.
+    """
+    try:
+        fd = os.open("/proc/pressure/memory", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return -1
+    try:
+        os.write(fd, _PRESSURE)
+    except OSError:
+        os.close(fd)
+        return -1
+    return fd
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(0))
