@@ -122,7 +122,8 @@ def launch(
         else:
             program = [sys.executable, "-m", "relight", "run"]
             worker = ["-m", "relight.worker.call", directory]
-            command = [*program, *asked, *_meeting(nodes), *flags, *worker]
+            warm = _warm_flags(flags, variables)
+            command = [*program, *asked, *_meeting(nodes), *warm, *flags, *worker]
             exit_codes = _run([command] * nodes, variables, refusal)
         return collect(directory, _name(function), exit_codes, refusal)
 
@@ -238,6 +239,19 @@ _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_O
 _LAUNCH_PARAMETERS = tuple(p.name for p in inspect.signature(launch).parameters.values()
              if p.kind is inspect.Parameter.KEYWORD_ONLY)  # fmt: skip
 """Keyword parameters of `launch`, which are not passed to the function."""
+
+
+def _warm_flags(flags: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Return the flags that keep, for the next call, what workers import, as long as this process
+    runs; none if the caller says something about it, or where there are no warm processes.
+    """
+    names = [flag.lstrip("-").replace("_", "-").partition("=")[0] for flag in flags]
+    is_said = any(variables.get(name) for name in ("RELIGHT_PRELOAD", "RELIGHT_KEEP_WARM"))
+    if is_said or {"preload", "keep-warm"} & set(names):
+        return []
+    if sys.platform != "linux" or environment.host() == "portable":
+        return []
+    return [f"--keep-warm=while:{os.getpid()}"]
 
 
 def _meeting(nnodes: int) -> list[str]:

@@ -36,7 +36,7 @@ COMMANDS = {
     "components": "list the components that can be submitted, and their flags",
     "schedulers": "list the schedulers and their options",
     "configure": "write a settings file to fill in",
-    "warm": "forget what --preload=auto has learned about scripts",
+    "warm": "list, make and end processes that keep imported modules",
     "completion": "print completion for bash, zsh or fish",
     "version": "print the version",
 }

@@ -1,44 +1,188 @@
-"""`relight warm`: what is kept so that the next job of a script starts sooner."""
+"""`relight warm`: what is kept so that the next job of a script starts sooner.
+
+The processes with imported modules that outlive their jobs (`--keep-warm`), and what
+`--preload=auto` has learned.
+"""
+
+import os
+import select
+from collections.abc import Callable, Sequence
 
 from relight import env
-from relight.cli.jobs import HELP, Page, read_arguments, say
+from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, say, table
+from relight.core.waiting import duration
 from relight.errors import EXIT_OK, MachineError, UsageError, did_you_mean, many
-from relight.host import learned
+from relight.host import learned, system, warm_processes
+from relight.host.warm_sockets import Description, Directory
 
-VERBS = ("forget",)
 PAGE = Page(
-    "warm forget [SCRIPT]",
+    "warm [list|start|stop|forget] …",
     (
-        "Forgets which modules the workers of SCRIPT import, as --preload=auto has learned it: the",
-        "next job with this script learns it again. SCRIPT is a file, or the name of a module that",
-        "is run with -m; without it, everything is forgotten.",
+        "A process that has imported the modules of a script can stay when its job has ended",
+        "(relight run --keep-warm): the next job of that script forks its workers from it.",
+        "",
+        "  warm [list]                      your warm processes on this machine",
+        "  warm start [flags of run] [SCRIPT]",
+        "                                   make one ahead, for SCRIPT or, without it, for",
+        "                                   relight.launch; --preload=MODULE,… names the modules",
+        "                                   [those that auto has learned; torch]",
+        "  warm stop [PID …]                end these, or all; one that is used ends after that",
+        "  warm forget [SCRIPT]             forget which modules the workers of SCRIPT import, as",
+        "                                   --preload=auto has learned it, or of all scripts; a",
+        "                                   module that is run with -m is given by its name",
     ),
-    (HELP,),
-    ("relight warm forget train.py", "relight warm forget"),
-    "exit code: 0, also if nothing was known",
+    (JSON, HELP),
+    (
+        "relight warm",
+        "relight warm start --nproc-per-node=4 --preload=torch train.py",
+        "relight warm stop",
+        "relight warm forget train.py",
+    ),
+    "exit code: 0, also if there was nothing to stop or to forget",
 )
+_END_MS = 2000
 
 
 def main(argv: list[str]) -> int:
     """Run `relight warm`.
 
     Raises:
-        UsageError: the verb is unknown.
-        MachineError: a file can't be removed.
+        UsageError: the verb is unknown, or an argument is wrong.
+        MachineError: a file can't be removed, or no process can be started.
     """
-    parsed = read_arguments(argv, PAGE, 1, 2, "a verb and at most one script")
-    verb, *scripts = parsed.command
-    if verb not in VERBS:
+    if argv[:1] == ["start"] and not {"-h", "--help"} & set(argv[1:2]):
+        from relight.cli import warm_start
+
+        return warm_start.main(argv[1:])
+    parsed = read_arguments(argv, PAGE, 0, 1 << 16, "")
+    verb, *rest = parsed.command or ("list",)
+    if verb not in _VERBS:
         hint = did_you_mean(verb, VERBS, f"relight {PAGE.usage}")
         raise UsageError(f"relight warm has no verb {verb}", hint=hint)
-    if scripts == [""]:
-        raise UsageError("relight warm forget: SCRIPT is empty", hint=f"relight {PAGE.usage}")
+    if verb != "list" and parsed.values["json"]:
+        raise UsageError(f"relight warm {verb} prints no JSON")
+    return _VERBS[verb](rest, parsed.values["json"])
+
+
+def _list(words: Sequence[str], as_json: bool) -> int:
+    if words:
+        raise UsageError(f"relight warm list takes flags only, not {words[0]}")
+    found = _descriptions()
+    if as_json:
+        print_json([_as_object(each) for each in found])
+        return EXIT_OK
+    if not found:
+        say("you have no warm processes on this machine")
+        return EXIT_OK
+    rows = [
+        (
+            str(each.pid),
+            each.script,
+            "auto" if each.learned else ",".join(each.asked),
+            str(each.modules),
+            f"{system.memory(each.pid) / 2**20:.0f} MiB",
+            duration(each.age_s),
+            str(each.uses),
+            many(each.jobs, "job") if each.jobs else f"in {duration(each.stays_s - each.idle_s)}",
+        )
+        for each in found
+    ]
+    heads = ("PID", "SCRIPT", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS")
+    print("\n".join(table(rows, heads)))
+    for each in found:
+        if each.why_not:
+            say(f"{each.pid} ends: {each.why_not}")
+    return EXIT_OK
+
+
+def _as_object(each: Description) -> dict[str, object]:
+    return {
+        "pid": each.pid,
+        "script": each.script,
+        "preload": "auto" if each.learned else ",".join(each.asked),
+        "modules": each.modules,
+        "memory": system.memory(each.pid),
+        "age_s": round(each.age_s, 1),
+        "uses": each.uses,
+        "jobs": each.jobs,
+        "idle_s": round(each.idle_s, 1),
+        "stays_s": each.stays_s,
+        "why_not": each.why_not,
+    }
+
+
+def _stop(words: Sequence[str], _: bool) -> int:
+    for word in words:
+        if not (word.isascii() and word.isdecimal()):
+            raise UsageError(
+                f"relight warm stop takes pids, not {word}", hint="`relight warm` shows them"
+            )
+    wanted = {int(word) for word in words}
+    found = {each.pid: path for path in _paths() if (each := _ask(path))}
+    if unknown := wanted - found.keys():
+        raise UsageError(
+            f"{min(unknown)} is not a warm process of yours",
+            hint=f"there are {', '.join(map(str, found))}" if found else "there is none",
+        )
+    for pid in sorted(wanted or found):
+        if _ends(pid, found[pid]):
+            say(f"{pid} has ended")
+        else:
+            say(f"{pid} ends after the job that uses it")
+    if not found:
+        say("you have no warm processes on this machine")
+    return EXIT_OK
+
+
+def _ends(pid: int, path: str) -> bool:
+    """Stop a warm process; return whether it has ended, after a short time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        warm_processes.stop(path)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(_END_MS))
+    finally:
+        os.close(pidfd)
+
+
+def _descriptions() -> list[Description]:
+    return [each for path in _paths() if (each := _ask(path))]
+
+
+def _ask(path: str) -> Description | None:
+    found = warm_processes.ask(path)
+    if found is None:
+        return None
+    found.connection.close()
+    return found.description
+
+
+def _paths() -> list[str]:
+    try:
+        return Directory(env.read().variables).sockets()
+    except OSError as error:
+        raise MachineError(
+            f"can't look for warm processes in {error.filename}: {error.strerror}"
+        ) from None
+
+
+def _forget(words: Sequence[str], _: bool) -> int:
+    if len(words) > 1:
+        raise UsageError(f"relight warm forget takes at most one script, not {words[1]}")
+    if words == [""]:
+        raise UsageError(
+            "relight warm forget: SCRIPT is empty", hint="relight warm forget [SCRIPT]"
+        )
     variables = env.read().variables
     if not learned.directory(variables):
         say("nothing was known: neither XDG_CACHE_HOME nor HOME is an absolute path")
         return EXIT_OK
     try:
-        forgotten = learned.forget(variables, *scripts)
+        forgotten = learned.forget(variables, *words)
     except OSError as error:
         raise MachineError(
             f"can't remove {error.filename}: {error.strerror}",
@@ -47,8 +191,16 @@ def main(argv: list[str]) -> int:
     for script in forgotten:
         say(f"forgot {script}")
     if not forgotten:
-        of = f" about {scripts[0]}" if scripts else ""
+        of = f" about {words[0]}" if words else ""
         say(f"nothing was known{of} in {learned.directory(variables)}")
-    elif not scripts:
+    elif not words:
         say(f"{many(len(forgotten), 'script')} forgotten")
     return EXIT_OK
+
+
+_VERBS: dict[str, Callable[[Sequence[str], bool], int]] = {
+    "list": _list,
+    "stop": _stop,
+    "forget": _forget,
+}
+VERBS = ("list", "start", "stop", "forget")

@@ -25,7 +25,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from relight.core.waiting import duration
 from relight.errors import MachineError
@@ -37,14 +37,18 @@ from relight.events import (
     PreloadWithout,
     WorkersWarm,
 )
-from relight.host import linux, source, spawner, warm_spawner
-from relight.host.learned import LearnedFile
+from relight.host import linux, spawner, warm_spawner
 from relight.host.loop import Loop
 from relight.host.spawner import WorkerPlan
 from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
+from relight.typed import Any
 from relight.values import AUTO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.learned import LearnedFile
 
 _END_LIMIT_S = 1.0
 _SILENT_S = 10.0
@@ -76,10 +80,8 @@ class Preload:
         linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._loop = loop
         self._worker_program = worker_program
-        self._learned = LearnedFile(worker_program) if tuple(modules) == (AUTO,) else None
-        self._modules = list(modules) if self._learned is None else self._learned.known.fit
-        for unfit in self._learned.known.unfit if self._learned is not None else ():
-            record(PreloadWithout(*unfit, asked=False))
+        self._is_auto = tuple(modules) == (AUTO,)
+        self._modules = [] if self._is_auto else list(modules)
         self._record = record
         self._say = say
         self._spawner: WarmSpawner | None = None
@@ -87,14 +89,21 @@ class Preload:
         self._lent = False
         self._cold = 0
         self._processes = WarmProcesses(worker_program)
-        self._why_not = "" if self._modules else "its modules are not known yet"
+        self._why_not = ""
+        self._more: list[str] = []
         self._writes: dict[str, str | None] = {}
         self._written: dict[str, str | None] = {}
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
-        if self._take():
+        self._is_taken = self._take()
+        if self._is_taken:
             return
+        if self._learned is not None:
+            self._modules = self._learned.known.fit
+            for unfit in self._learned.known.unfit:
+                record(PreloadWithout(*unfit, asked=False))
+        self._why_not = "" if self._modules else "its modules are not known yet"
         if not (self._modules and _waits(worker_program, self._learned)):
             try:
                 self._watched = WatchedWorker(loop)
@@ -109,15 +118,22 @@ class Preload:
 
     def _take(self) -> bool:
         """Take a process that an earlier job has left, if one fits."""
-        asked = [] if self._learned is not None else self._modules
-        taken = self._processes.take(asked, self._record)
+        taken = self._processes.take(self._modules, self._record)
         if taken is None:
             return False
         origin, description = taken
-        self._why_not = ""
         self._modules = self._modules or list(description.asked)
         self._spawner = WarmSpawner(self._loop, origin, self)
         return True
+
+    @cached_property
+    def _learned(self) -> "LearnedFile | None":
+        """What is known about the script, with --preload=auto; read when it is needed first."""
+        if not self._is_auto:
+            return None
+        from relight.host.learned import LearnedFile
+
+        return LearnedFile(self._worker_program)
 
     def settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
@@ -182,7 +198,11 @@ class Preload:
         return held
 
     def close(self) -> None:
-        """End the warm spawner and return when it is gone. Its workers must be gone by now."""
+        """End the warm spawner and return when it is gone. Its workers must be gone by now. A warm
+        process stays for the next job, or starts now.
+        """
+        if self._worker_program.keep is not None and self._generations:
+            self._keep()
         self._stop()
         self._take_leave()
         linux.end_children(_END_LIMIT_S, self._others)
@@ -192,8 +212,18 @@ class Preload:
             imports = watched.imports()
             writes |= watched.writes().keys()
             watched.close()
-        if self._learned is not None:
+        if (writes or not self._is_taken) and self._learned is not None:
             self._learned.add(imports, sorted(writes))
+
+    def _keep(self) -> None:
+        """Start a process for the next job, if this one leaves none that has all modules."""
+        self._record = lambda _: None  # this job is over
+        if self._more and self._spawner is not None:
+            self._stop()
+            self._processes.discard()
+            self._modules = [*self._modules, *self._more]
+        if self._spawner is None:
+            self._learn(gently=False)
 
     def ready(self, event: PreloadReady) -> None:
         """Note that the warm spawner can fork workers."""
@@ -204,13 +234,19 @@ class Preload:
         """Report a module that the warm spawner does not keep."""
         if self._learned is not None:
             self._learned.note_unfit(module, reason, seconds)
-        self._record(PreloadWithout(module, reason, seconds, self._learned is None))
+        self._record(PreloadWithout(module, reason, seconds, not self._is_auto))
 
     def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
         """Store, for the next job with this script, what its workers import."""
         if self._learned is not None:
             self._learned.write(self._modules, unfit, directories)
             self._modules = self._learned.known.fit
+
+    def others(self, names: list[str]) -> None:
+        """Note modules that a worker has imported although they were not preloaded."""
+        if self._is_auto:
+            known = {*self._modules, *self._more}
+            self._more += [name for name in names if name not in known]
 
     def wrote(self, name: str, value: str | None) -> None:
         """Note a variable that a worker's script has set before an import."""
@@ -220,7 +256,7 @@ class Preload:
     def lost(self, reason: str, *, retry: bool) -> None:
         """End a warm spawner that is unusable; the next generation starts another if `retry`."""
         self._why_not = reason
-        self._record(PreloadUnfit(reason, self._learned is None))
+        self._record(PreloadUnfit(reason, not self._is_auto))
         self._stop()
         if not self._lent:
             self._take_leave()
@@ -265,13 +301,12 @@ class Preload:
         self._tries = 0
         return None
 
-    def _learn(self) -> None:
+    def _learn(self, *, gently: bool = True) -> None:
         """Start the warm spawner with what the watched worker has imported."""
-        assert self._watched is not None
-        if not self._modules:
+        if not self._modules and self._watched is not None:
             self._modules = self._watched.imports()
         if self._modules:
-            self._start_again()
+            self._start_again(gently=gently)
         else:
             self._why_not = "no worker could be watched"
 
@@ -286,9 +321,9 @@ class Preload:
             values = "not always to the same value" if again else "and imports with that next time"
             self.lost(f"the script sets {names} before it imports, {values}", retry=not again)
 
-    def _start_again(self) -> None:
+    def _start_again(self, *, gently: bool = True) -> None:
         if self._spawner is None and self._tries:
-            self._start(gently=True)
+            self._start(gently=gently)
 
     def _start(self, *, gently: bool) -> None:
         if self._watched is not None:
@@ -296,28 +331,16 @@ class Preload:
         self._tries -= 1
         self._why_not = ""
         worker, learned = self._worker_program, self._learned
-        instructions = {
-            "agent": os.getpid(),
-            "program": worker.program,
-            "argv": worker.argv,
-            "modules": self._modules,
-            "learned": learned is not None,
-            "culprits": learned.known.culprits if learned is not None else (),
-            "gently": gently,
-            "own": worker.own,
-            "writes": {n: v for n, v in self._writes.items() if n not in worker.own},
-            "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
-            "keep": None,
-        }
+        setup = instructions(worker, self._modules, learned, self._writes, gently=gently)
         try:
             begin = self._processes.start if worker.keep else partial(warm_spawner.start, worker)
-            self._spawner = WarmSpawner(self._loop, begin(instructions), self)
+            self._spawner = WarmSpawner(self._loop, begin(setup), self)
         except BlockingIOError:
             self._why_not = "a warm process for another job is importing these modules"
             return
         except OSError as error:
             self._why_not = f"it can't be started: {error.strerror or error}"
-            self._record(PreloadUnfit(self._why_not, self._learned is None))
+            self._record(PreloadUnfit(self._why_not, not self._is_auto))
             return
         names = ",".join(self._modules) if learned is None else f"{len(self._modules)} modules"
         self._record(PreloadStarted(self._spawner.pid, names))
@@ -339,7 +362,39 @@ class Preload:
             self._guard = 0
 
 
-def _waits(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
+def instructions(
+    worker: WorkerProgram,
+    modules: Sequence[str],
+    learned: "LearnedFile | None",
+    writes: Mapping[str, str | None],
+    *,
+    gently: bool,
+) -> dict[str, Any]:
+    """Return the instructions for a process that is to import modules (`worker/warm_fork.py`).
+
+    Args:
+        worker: what the workers run.
+        modules: the modules.
+        learned: where they come from, with --preload=auto.
+        writes: the variables that the script sets before it imports; None: it removes them.
+        gently: whether it works at the lowest priority.
+    """
+    return {
+        "agent": os.getpid(),
+        "program": worker.program,
+        "argv": worker.argv,
+        "modules": list(modules),
+        "learned": learned is not None,
+        "culprits": learned.known.culprits if learned is not None else (),
+        "gently": gently,
+        "own": worker.own,
+        "writes": {name: writes[name] for name in writes if name not in worker.own},
+        "relight": os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        "keep": None,
+    }
+
+
+def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     """Return whether waiting for the warm spawner is faster than importing in every worker.
 
     Checking whether modules are fit for it takes a third of the time of their import.
@@ -348,8 +403,10 @@ def _waits(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
     return crowded and not _sets_variables(worker, learned)
 
 
-def _sets_variables(worker: WorkerProgram, learned: LearnedFile | None) -> bool:
+def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
     """Return whether the script sets variables, as far as that is known before it runs."""
+    from relight.host import source
+
     return bool(learned and learned.known.writes) or source.sets_variables(worker.argv)
 
 

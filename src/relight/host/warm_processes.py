@@ -7,7 +7,7 @@ the same (`worker/warm_process.py`).
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from socket import socket
 
 from relight.core import fields
@@ -57,22 +57,32 @@ class WarmProcesses:
             asked: modules that it must have been asked for.
             record: called with what was taken, and why others were not.
         """
-        facts: dict[str, str] = {}
-        for path in self._paths():
-            found = ask(path)
-            if found is None:
-                continue
-            facts = facts or fit.collect()
-            description = found.description
-            reason = _difference(description, self._worker, facts, asked)
-            if not reason and _sends(found.connection, b"take\n"):
-                self.path = path
-                age_s, uses = description.age_s, description.uses
-                record(WarmProcessTaken(description.pid, description.modules, age_s, uses))
-                return Origin(description.pid, found.connection, is_lasting=True), description
+        for found in self._fitting(asked, record):
+            if _sends(found.connection, b"take\n"):
+                self.path, known = found.path, found.description
+                record(WarmProcessTaken(known.pid, known.modules, known.age_s, known.uses))
+                return Origin(known.pid, found.connection, is_lasting=True), known
             found.connection.close()
-            record(WarmProcessUnfit(description.pid, reason or "it has just ended"))
         return None
+
+    def find(self, asked: Sequence[str]) -> Description | None:
+        """Return the newest one that fits, without taking it; None if there is none."""
+        for found in self._fitting(asked, lambda _: None):
+            found.connection.close()
+            return found.description
+        return None
+
+    def _fitting(self, asked: Sequence[str], record: Callable[[Event], None]) -> Iterator[Found]:
+        asking = [_Question(path) for path in self._paths()]  # they look at their files meanwhile
+        facts = fit.collect() if asking else {}
+        for question in asking:
+            if (found := question.answer()) is None:
+                continue
+            if reason := _difference(found.description, self._worker, facts, asked):
+                found.connection.close()
+                record(WarmProcessUnfit(found.description.pid, reason))
+            else:
+                yield found
 
     def start(self, setup: dict[str, Any]) -> Origin:
         """Start one; with too many of them, the one that was not used for longest ends.
@@ -116,31 +126,41 @@ class WarmProcesses:
             return []  # nobody has made one, or it is not this user's
 
 
+class _Question:
+    """A connection to a warm process, which describes itself on it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._connection = warm_sockets.connect(path, ANSWER_S)
+
+    def answer(self) -> Found | None:
+        """Return the description; None if there is none in time."""
+        connection, text = self._connection, b""
+        if connection is None:
+            return None
+        try:
+            if not linux.is_stopped(warm_sockets.peer(connection).pid):
+                while not text.endswith(b"\n") and len(text) < _LONGEST:
+                    if not (more := connection.recv(1 << 16)):
+                        break
+                    text += more
+            description = fields.record(Description, fields.decode(text))
+        except (OSError, fields.Malformed):
+            connection.close()
+            return None
+        return Found(self._path, connection, description)
+
+
 def ask(path: str) -> Found | None:
     """Return the warm process that listens on a socket; None if it does not answer."""
-    connection = warm_sockets.connect(path, ANSWER_S)
-    if connection is None:
-        return None
-    text = b""
-    try:
-        if not linux.is_stopped(warm_sockets.peer(connection).pid):
-            while not text.endswith(b"\n") and len(text) < _LONGEST:
-                if not (more := connection.recv(1 << 16)):
-                    break
-                text += more
-        return Found(path, connection, fields.record(Description, fields.decode(text)))
-    except (OSError, fields.Malformed):
-        connection.close()
-        return None
+    return _Question(path).answer()
 
 
-def stop(path: str) -> bool:
-    """Ask a warm process to end, after the jobs that use it; return whether it was told."""
-    found = ask(path)
-    if found is None:
-        return False
-    with found.connection:
-        return _sends(found.connection, b"stop\n")
+def stop(path: str) -> None:
+    """Ask a warm process to end, after the jobs that use it."""
+    if found := ask(path):
+        with found.connection:
+            _sends(found.connection, b"stop\n")
 
 
 def script(argv: Sequence[str]) -> str:

@@ -75,6 +75,9 @@ class WarmSpawnerOwner(Protocol):
     def wrote(self, name: str, value: str | None) -> None:
         """Called with a variable that a worker's script has set before an import; None: removed."""
 
+    def others(self, names: list[str]) -> None:
+        """Called with modules that a worker has imported and that were not preloaded."""
+
     def lost(self, reason: str, *, retry: bool) -> None:
         """Called when it is of no use any more; the owner stops it. `retry`: another may be."""
 
@@ -207,6 +210,8 @@ class WarmSpawner:
                 self.importing, self.importing_since = rest, self._loop.now()
             elif word == "wrote":
                 self._owner.wrote(*variable(line[len(b"wrote ") :]))
+            elif word == "others":
+                self._owner.others(rest.split())
             elif word == "without":
                 name, seconds, reason = rest.split(" ", 2)
                 self._owner.without(name, reason, float(seconds))

@@ -16,6 +16,7 @@ the agent is gone, it kills all workers and exits.
 """
 
 import atexit
+import contextlib
 import errno
 import gc
 import io
@@ -27,13 +28,13 @@ import struct
 import sys
 from collections.abc import Collection, Mapping
 
-from relight.errors import EXIT_INTERNAL
+from relight.errors import EXIT_INTERNAL, mistake
 from relight.host import linux, priority
 from relight.host.descriptors import raise_limit, restore_limit
 from relight.host.files import remove_tree
 from relight.host.spawner import Spawner, WorkerPlan
 from relight.typed import Any, NamedTuple, NoReturn
-from relight.worker.deferred import Deferred, Imports, references, third_party
+from relight.worker.deferred import Deferred, Imports, installed, references, third_party
 from relight.worker.guard import Agent, Guard, stand_guard
 from relight.worker.preload import preload
 from relight.worker.random_state import RandomState
@@ -119,8 +120,8 @@ class _GenerationSpawner(Spawner):
 
 
 class _Notes:
-    """Workers' notes for the agent about variables that made the preloaded modules unusable.
-    They are messages of the type `wrote`.
+    """Workers' notes for the agent: about variables that made the preloaded modules unusable, and
+    about modules that were not preloaded. They are messages of the types `wrote` and `others`.
 
     Args:
         control: the socket to the agent.
@@ -134,9 +135,19 @@ class _Notes:
 
     def write(self, variable: str) -> None:
         """Report, in a worker, the value to which the script sets a variable before it imports."""
-        with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
-            file.write(b"wrote " + variable.encode("unicode_escape") + b"\n")
+        self._add(b"wrote " + variable.encode("unicode_escape"))
         os.kill(self._pid, signal.SIGCHLD)
+
+    def write_others(self, deferred: Deferred) -> None:
+        """Report, at the end of a worker, the installed modules that were not preloaded."""
+        names = installed(deferred.others) if deferred.is_of_this_process() else []
+        if names:
+            with contextlib.suppress(OSError):  # the job is over
+                self._add(" ".join(("others", *names)).encode(errors="replace"))
+
+    def _add(self, line: bytes) -> None:
+        with open(f"/proc/{self._pid}/fd/{self._fd}", "ab", buffering=0) as file:
+            file.write(line + b"\n")
 
     def pass_on(self) -> None:
         """Send new notes to the agent."""
@@ -217,6 +228,7 @@ def serve(
     gc.freeze()
     if restore is not None:
         restore()
+    mib = linux.memory(os.getpid()) / 2**20
     try:
         if lasting is not None:
             control, agent, guard = _begin_job(lasting, control, setup["agent"])
@@ -226,16 +238,17 @@ def serve(
         guard.outlive_guard()
         raise_limit()  # for the descriptors of all workers
         notes = _Notes(control)
-        mib = linux.memory(os.getpid()) / 2**20
         _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        _send(control, f"unfit {error!r}", must_arrive=False)
+        _send(control, f"unfit {mistake(error)}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
         _become(plan, changes, short, printed, random_state)
-        Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
+        deferred = Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
+        if setup["learned"] and plan.local_rank == 0:
+            atexit.register(notes.write_others, deferred)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())

@@ -94,6 +94,7 @@ class WarmProcess:
         self._began = self._idle_since = time.monotonic()
         self._uses = 0
         self._is_ending = False
+        self._forgotten: set[int] = set()
         self._poll = select.poll()
         self._poll.register(self._listener, select.POLLIN)
         self._folder, pressure = _watch(path), _pressure()
@@ -112,8 +113,9 @@ class WarmProcess:
         if job := self._take(first, agent):
             return job
         while self._guards or not self._is_ending:
+            self._forgotten.clear()
             for fd, _ in self._poll.poll(self._wait_ms()):
-                if job := self._serve(fd):
+                if fd not in self._forgotten and (job := self._serve(fd)):
                     return job
             now = time.monotonic()
             for fd in [fd for fd, each in self._connections.items() if each.until <= now]:
@@ -132,7 +134,7 @@ class WarmProcess:
         elif fd == self._folder:
             self._on_change()
         elif fd in self._ends:
-            self._poll.unregister(fd)
+            self._forget(fd)
             self._end()
         else:
             self._on_agent_exit(fd)
@@ -182,7 +184,7 @@ class WarmProcess:
             word = b""
         if word == b"take\n" and not self._is_ending:
             del self._connections[fd]
-            self._poll.unregister(fd)
+            self._forget(fd)
             return self._take(connection, warm_sockets.peer(connection).pid)
         self._close(fd)
         if word == b"stop\n":
@@ -190,7 +192,7 @@ class WarmProcess:
         return None
 
     def _close(self, fd: int) -> None:
-        self._poll.unregister(fd)
+        self._forget(fd)
         self._connections.pop(fd).socket.close()
 
     def _take(self, control: socket.socket, agent: int) -> Job | None:
@@ -231,19 +233,18 @@ class WarmProcess:
 
     def _on_guard_exit(self, fd: int) -> None:
         """Reap a guard; kill what it has left, if it was killed itself."""
-        self._poll.unregister(fd)
+        self._forget(fd)
         guard = self._guards.pop(fd)
         os.waitpid(guard.pid, 0)
         os.close(fd)
-        with contextlib.suppress(KeyError):  # the agent has ended before
-            self._poll.unregister(guard.agent)
+        self._forget(guard.agent)
         os.close(guard.agent)
         linux.end_children(_END_LIMIT_S, [each.pid for each in self._guards.values()])
         self._idle_since = time.monotonic()
 
     def _on_agent_exit(self, fd: int) -> None:
         """Continue the guard of a job whose agent has ended, in case it is stopped."""
-        self._poll.unregister(fd)
+        self._forget(fd)
         for guard in self._guards.values():
             if guard.agent == fd:
                 os.kill(guard.pid, signal.SIGCONT)
@@ -253,7 +254,7 @@ class WarmProcess:
         with contextlib.suppress(BlockingIOError):
             os.read(self._folder, 1 << 16)
         if not self._has_socket():
-            self._poll.unregister(self._folder)
+            self._forget(self._folder)
             self._end()
 
     def _has_socket(self) -> bool:
@@ -262,12 +263,20 @@ class WarmProcess:
         except OSError:
             return False
 
+    def _forget(self, fd: int) -> None:
+        """Wait for a descriptor no longer, if it was waited for. It may be closed and used anew
+        while events that were found before are still to be handled.
+        """
+        self._forgotten.add(fd)
+        with contextlib.suppress(KeyError):
+            self._poll.unregister(fd)
+
     def _end(self) -> None:
         """Take no further job, and exit when none runs."""
         if self._is_ending:
             return
         self._is_ending = True
-        self._poll.unregister(self._listener)
+        self._forget(self._listener.fileno())
         self._listener.close()
         if self._has_socket():
             with contextlib.suppress(OSError):

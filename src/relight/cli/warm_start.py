@@ -1,0 +1,158 @@
+"""`relight warm start`: makes a warm process before the first job that uses it."""
+
+import os
+import signal
+from types import FrameType
+from typing import NoReturn
+
+from relight import env as environment
+from relight.cli import signals
+from relight.cli.arguments import parse, to_spec
+from relight.cli.jobs import say
+from relight.core.waiting import duration
+from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError, many
+from relight.events import PreloadReady, PreloadWithout, describe
+from relight.host import preloading, system
+from relight.host.learned import LearnedFile
+from relight.host.loop import Loop
+from relight.host.warm_processes import WarmProcesses, script
+from relight.host.warm_spawner import WarmSpawner, WorkerProgram
+from relight.prepare import prepare
+from relight.spec import RunSpec
+from relight.values import AUTO, KEEP_WARM_S, KeepWarm
+
+_OF_LAUNCH = ("-m", "relight.worker.call", "ahead")
+"""What workers of `relight.launch` run; the last word stands for a directory."""
+_LIMIT_S = 600.0
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight warm start`, with the flags of `relight run`.
+
+    Raises:
+        UsageError: a flag is wrong, or no modules are known.
+        MachineError: the process can't be started or used.
+    """
+    env = environment.read()
+    parsed = parse(argv, env)
+    if not parsed.command:
+        parsed = parse([*argv, *_OF_LAUNCH], env)
+    spec, notes = _complete(to_spec(parsed)), list[str]()
+    system.require_linux("a warm process")
+    job, notes = prepare(spec, parsed.given | {"preload"}, env)
+    worker = job.worker_program
+    if worker is None:
+        raise UsageError("workers of --no-python, --run-path and --numa-binding are not forked")
+    for note in notes:
+        say(f"note: {note}")
+    learned = LearnedFile(worker) if spec.preload == (AUTO,) else None
+    modules = list(spec.preload) if learned is None else learned.known.fit
+    if not modules:
+        raise UsageError(
+            f"it is not known yet what {script(worker.argv)} imports",
+            hint="name modules, as in --preload=torch, or run the script once with --preload=auto",
+        )
+    processes = WarmProcesses(worker)
+    if known := processes.find([] if learned is not None else modules):
+        say(f"there is one already: pid {known.pid}, made {duration(known.age_s)} ago")
+        return EXIT_OK
+    _Start(processes, worker, modules, learned).wait()
+    made = processes.find([])
+    if made is None:
+        raise MachineError("the process has imported the modules, and does not answer")
+    say(
+        f"pid {made.pid} keeps {many(made.modules, 'module')} for {script(worker.argv)}, "
+        f"{duration(made.stays_s)} without use: {system.memory(made.pid) / 2**20:.0f} MiB"
+    )
+    return EXIT_OK
+
+
+def _complete(spec: RunSpec) -> RunSpec:
+    """Return the options with what is usual for a process that is made ahead."""
+    is_of_launch = spec.module and spec.script == _OF_LAUNCH[1]
+    preload = spec.preload or (("torch",) if is_of_launch else (AUTO,))
+    return spec._replace(
+        preload=preload, keep_warm=spec.keep_warm or KeepWarm(KEEP_WARM_S, 0), log_dir=os.devnull
+    )
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    del frame
+    raise SystemExit(EXIT_SIGNAL_BASE + number)
+
+
+class _Start:
+    """Starts a warm process, and tells what happens until it is ready."""
+
+    def __init__(
+        self,
+        processes: WarmProcesses,
+        worker: WorkerProgram,
+        modules: list[str],
+        learned: LearnedFile | None,
+    ) -> None:
+        self._learned = learned
+        self._modules = modules
+        self._reason: str | None = None
+        self._loop = Loop()
+        system.become_subreaper()
+        setup = preloading.instructions(worker, modules, learned, {}, gently=False)
+        try:
+            origin = processes.start(setup)
+        except BlockingIOError:
+            raise MachineError(
+                "a warm process for this script is being made already", hint="wait for it"
+            ) from None
+        except OSError as error:
+            what = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+            raise MachineError(f"a warm process can't be started: {what}") from None
+        self._pid = origin.pid
+        self._spawner = WarmSpawner(self._loop, origin, self)
+
+    def wait(self) -> None:
+        """Return when it is ready.
+
+        Raises:
+            MachineError: it can't be used, or does not get ready.
+        """
+        for number in signals.NUMBERS:
+            signal.signal(number, _interrupt)
+        try:
+            self._loop.run_until(lambda: self._reason is not None, _LIMIT_S)
+        except BaseException:
+            os.kill(self._pid, signal.SIGKILL)  # its guard, which it does not outlive
+            raise
+        self._spawner.stop()
+        self._loop.close()
+        if self._reason is None:
+            os.kill(self._pid, signal.SIGKILL)
+            self._reason = f"it has not imported its modules in {duration(_LIMIT_S)}"
+        if self._reason:
+            raise MachineError(f"the warm process can't be used: {self._reason}")
+
+    def ready(self, event: PreloadReady) -> None:
+        """Note that it can fork workers."""
+        del event
+        self._reason = ""
+
+    def without(self, module: str, reason: str, seconds: float) -> None:
+        """Report a module that it does not keep."""
+        if self._learned is not None:
+            self._learned.note_unfit(module, reason, seconds)
+        say(describe(PreloadWithout(module, reason, seconds, asked=self._learned is None)))
+
+    def learned(self, unfit: dict[str, str], directories: list[str]) -> None:
+        """Store which modules don't fit."""
+        if self._learned is not None:
+            self._learned.write(self._modules, unfit, directories)
+
+    def wrote(self, name: str, value: str | None) -> None:
+        """Do nothing: no worker runs."""
+
+    def others(self, names: list[str]) -> None:
+        """Do nothing: no worker runs."""
+
+    def lost(self, reason: str, *, retry: bool) -> None:
+        """Note that it can't be used."""
+        del retry
+        self._reason = reason or "it has ended"
