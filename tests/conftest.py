@@ -76,6 +76,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.getbasetemp() / "cache")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _warm_processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the processes that outlive jobs apart from the user's, and end them."""
+    folder = tmp_path_factory.getbasetemp() / "runtime"
+    folder.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(folder)
+    yield
+    subprocess.run([*RELIGHT, "warm", "stop"], env=clean_environment(), check=False)
+
+
 @pytest.fixture(autouse=True)
 def _no_mistakes(_mistakes: Path, request: pytest.FixtureRequest) -> Iterator[None]:
     """Each test fails in which relight makes a mistake, unless it is marked with `mistakes`."""

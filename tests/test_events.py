@@ -16,6 +16,8 @@ EXAMPLES = [
     events.GroupStopped(2, "node3 was lost"),
     events.SpawnerLost(-9),
     events.PreloadStarted(77, "torch"),
+    events.WarmProcessTaken(77, 1200, 95.0, 3),
+    events.WarmProcessUnfit(77, "umask is 0022, and was 0077"),
     events.PreloadReady(77, 1200, 1.5, 210.0, "mine yours"),
     events.PreloadWithout("wandb", "wandb starts a thread", 0.4, True),
     events.PreloadUnfit("it can't be started", False),
