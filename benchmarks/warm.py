@@ -8,8 +8,11 @@
               generation
     spare     the same with `--nnodes=2` and a third agent, which waits until it is needed, to the
               first trained step of both that are left
-    launch    start to the first trained step of 2 and 4 workers, and the memory that all processes
-              of the 4 take then (PSS); with auto, of a script that an earlier job has run
+    launch    start to the first trained step of 1, 2 and 4 workers, and the memory that all
+              processes of the 4 take then (PSS); with auto, of a script that an earlier job has
+              run; warm, of one whose earlier job has left its process (`--keep-warm`)
+    idle      what that process costs the machine without a job: memory, and how often it wakes up
+              in 10 s
 
 The launchers take turns. Writes `warm.json`, `warm.md` and `warm.png` into `benchmarks/results/`.
 
@@ -18,6 +21,7 @@ of the generation before. `--preload=auto` learns sooner here than the 20 s that
 """
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -33,6 +37,7 @@ from typing import Any, NamedTuple
 from benchmarks import results
 from benchmarks.jobs import family, pss
 from benchmarks.nodes import LAST_CALL, free_port
+from relight.errors import many
 from relight.host import learned
 
 WORKER = str(Path(__file__).with_name("warm_worker.py"))
@@ -47,20 +52,24 @@ LAUNCHERS = {
     "cold": [sys.executable, "-m", "relight", "run"],
     "named": [sys.executable, "-m", "relight", "run", f"--preload={MODULES}"],
     "auto": [sys.executable, "-c", _SOONER, "run", "--preload=auto"],
+    "warm": [sys.executable, "-m", "relight", "run", f"--preload={MODULES}", "--keep-warm"],
 }
 TITLES = {
     "torchrun": "torchrun",
     "cold": "relight",
     "named": f"relight --preload={MODULES}",
     "auto": "relight --preload=auto",
+    "warm": "relight --keep-warm, next job",
 }
 COLOURS = {
     "torchrun": results.COLOURS["torchrun"],
     "cold": "#f0b999",
     "named": results.COLOURS["relight"],
     "auto": "#8c3a12",
+    "warm": "#3f1a08",
 }
-BENCHMARKS = ("restart", "loss", "spare", "launch")
+BENCHMARKS = ("restart", "loss", "spare", "launch", "idle")
+_IDLE_S = 10
 Samples = dict[str, dict[str, list[float]]]
 LIMIT_S = 180.0
 """After which a job is killed that does not end."""
@@ -145,13 +154,66 @@ def launch(launcher: str, nproc: int) -> tuple[float, float]:
     """Seconds from the start of a job to the first trained step of all workers, and MiB then."""
     if launcher == "auto":
         _learn()
-    begin = time.monotonic()
-    with directory(), agent(launcher, [f"--nproc-per-node={nproc}"], "stay") as process:
-        for _ in range(nproc):
-            step(process)
-        seconds = time.monotonic() - begin
-        time.sleep(0.5)
-        return seconds, sum(map(pss, family(process.pid))) / 1024
+    flags = [f"--nproc-per-node={nproc}"]
+    with directory(), _warm_process(launcher, flags) as others:
+        begin = time.monotonic()
+        with agent(launcher, flags, "stay") as process:
+            for _ in range(nproc):
+                step(process)
+            seconds = time.monotonic() - begin
+            time.sleep(0.5)
+            _check_taken(launcher)
+            pids = {pid for each in (process.pid, *others) for pid in family(each)}
+            return seconds, sum(map(pss, pids)) / 1024
+
+
+def idle() -> tuple[float, float]:
+    """MiB of a warm process without a job, and how often it wakes up in 10 s."""
+    with directory(), _warm_process("warm", ["--nproc-per-node=2"]) as pids:
+        (pid,) = pids
+        before = _switches(pid)
+        time.sleep(_IDLE_S)
+        return sum(map(pss, family(pid))) / 1024, _switches(pid) - before
+
+
+@contextlib.contextmanager
+def _warm_process(launcher: str, flags: list[str]) -> Iterator[list[int]]:
+    """Make a warm process for jobs in this directory, by a first one; return its pid, if any."""
+    if launcher != "warm":
+        yield []
+        return
+    # A first job does not wait for its process where each worker has a processor.
+    _relight("warm", "start", f"--preload={MODULES}", *flags, WORKER)
+    with agent(launcher, flags, "stay") as process:
+        step(process)
+    for path in ("stop", "stderr"):
+        Path(path).unlink()
+    shutil.rmtree("logs")
+    time.sleep(1)
+    found = json.loads(_relight("warm", "list", "--json"))
+    try:
+        yield [each["pid"] for each in found]
+    finally:
+        _relight("warm", "stop")
+
+
+def _relight(*words: str) -> str:
+    command = [sys.executable, "-m", "relight", *words]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, env=variables, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+
+
+def _switches(pid: int) -> int:
+    """Return how often a process was put to sleep or interrupted (proc(5), status)."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
+def _check_taken(launcher: str) -> None:
+    if launcher == "warm" and '"WarmProcessTaken"' not in events():
+        raise RuntimeError("the job has not taken the warm process:\n" + events())
 
 
 def _meet(nnodes: str) -> list[list[str]]:
@@ -287,6 +349,7 @@ def main() -> None:
     samples: Samples = {}
     cache = tempfile.TemporaryDirectory(prefix="relight-bench-")
     os.environ["XDG_CACHE_HOME"] = cache.name  # what --preload=auto learns is forgotten at the end
+    os.environ["XDG_RUNTIME_DIR"] = cache.name  # other warm processes are not touched
 
     def note(row: str, launcher: str, value: float) -> None:
         samples.setdefault(row, {}).setdefault(launcher, []).append(value)
@@ -294,18 +357,23 @@ def main() -> None:
 
     for number in range(options.rounds):
         for launcher in launchers[:: -1 if number % 2 else 1]:
-            if "restart" in options.only:
+            is_kept = launcher == "warm"  # which differs at launch only
+            if "restart" in options.only and not is_kept:
                 for nproc in (2, 4):
                     note(f"restart of {nproc} workers, s", launcher, restart_s(launcher, nproc))
-            if "loss" in options.only:
+            if "loss" in options.only and not is_kept:
                 note("loss of 1 node of 2, s", launcher, loss_s(launcher))
-            if "spare" in options.only:
+            if "spare" in options.only and not is_kept:
                 note("loss of 1 node of 2 with a spare, s", launcher, spare_s(launcher))
             if "launch" in options.only:
-                for nproc in (2, 4):
+                for nproc in (1, 2, 4):
                     seconds, mib = launch(launcher, nproc)
-                    note(f"launch of {nproc} workers, s", launcher, seconds)
+                    note(f"launch of {many(nproc, 'worker')}, s", launcher, seconds)
                 note("memory of 4 workers and launcher, MiB", launcher, mib)
+            if "idle" in options.only and is_kept:
+                mib, switches = idle()
+                note("memory of a warm process, idle, MiB", launcher, mib)
+                note(f"its wake-ups in {_IDLE_S} s", launcher, switches)
         text = results.write(options.out, "warm", samples, _as_text(samples, launchers))
         _plot(samples, options.out)
     cache.cleanup()
@@ -327,19 +395,20 @@ def _as_text(samples: Samples, launchers: list[str]) -> list[str]:
 def _plot(samples: Samples, folder: str) -> None:
     units = [unit for unit in ("s", "MiB") if any(row.endswith(unit) for row in samples)]
     rows = [[row for row in samples if row.endswith(f", {unit}")] for unit in units]
+    rows = [[row for row in group if "idle" not in row] for group in rows]
     figure, axes = results.plots([len(group) + 0.5 for group in rows], (10, 3.6))
     bars: dict[str, Any] = {}
     for axis, unit, group in zip(axes, units, rows, strict=True):
         measured = [{name: samples[row][name] for name in LAUNCHERS if name in samples[row]}
                     for row in group]  # fmt: skip
-        bars |= results.bars(axis, measured, 0.18, COLOURS)
+        bars |= results.bars(axis, measured, 0.15, COLOURS)
         names = [row.rpartition(",")[0].replace(" and ", "\nand ") for row in group]
         axis.set_xticks(range(len(group)), names)
         axis.set_ylabel("seconds" if unit == "s" else unit, fontsize=8)
         if unit == "s":
             axis.set_yscale("log")
     titles = {**TITLES, "named": "relight --preload=torch,…"}
-    figure.legend(list(bars.values()), [titles[name] for name in bars], loc="upper center", ncol=4,
+    figure.legend(list(bars.values()), [titles[name] for name in bars], loc="upper center", ncol=5,
                   fontsize=8, frameon=False)  # fmt: skip
     results.save(figure, folder, "warm", within=(0, 0, 1, 0.93))
 
