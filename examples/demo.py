@@ -1,9 +1,10 @@
-"""See a restart: train digits.py on 4 workers, kill one of them half-way, and watch.
+"""See a restart and a warm start: train digits.py on 4 workers, kill one half-way, and watch; then
+start the same job again, and do the same with torchrun.
 
     python examples/demo.py
 
 It exits 0 if the worker was killed, the others were restarted with a new one, the training went on
-after the last saved epoch, and the network reads well in the end.
+after the last saved epoch, the network reads well in the end, and the second start was a warm one.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +26,7 @@ EPOCHS = 30
 VICTIM = 2  # the rank to kill
 KILL_AFTER = 12
 GOOD_ACCURACY = 0.95
-LIMIT_S = 300.0  # for a very busy machine; it takes about 10 s
+LIMIT_S = 300.0  # of each job, for a very busy machine; all of them take less than a minute
 
 EPOCH = re.compile(r"epoch +(\d+) of ")
 RESUMING = re.compile(r"resuming after epoch (\d+) of ")
@@ -32,15 +34,21 @@ ACCURACY = re.compile(r"test accuracy: ([\d.]+)$")
 
 
 class Story:
-    """What has happened so far, from the lines that relight and the workers print."""
+    """What has happened in a job so far, from the lines that it prints.
 
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs
+    Args:
+        find_victim: returns the pid of the worker to kill; None to kill none.
+    """
+
+    def __init__(self, find_victim: Callable[[], int] | None = None) -> None:
+        self._find_victim = find_victim
+        self._began = time.monotonic()
         self._killed_at = 0.0
+        self.start_s = 0.0
+        self.restart_s = 0.0
         self.epoch = 0
         self.pid = 0
         self.killed_after = 0
-        self.restart_s = 0.0
         self.resumed_after = 0
         self.accuracy = 0.0
 
@@ -48,28 +56,23 @@ class Story:
         """Process one line; kill the worker when the line is the one to wait for."""
         if match := EPOCH.match(line):
             self.epoch = int(match[1])
-            if self.epoch == KILL_AFTER and not self.pid:
-                self._kill()
+            if not self.start_s:
+                self.start_s = time.monotonic() - self._began
+            if self.resumed_after and not self.restart_s:
+                self.restart_s = time.monotonic() - self._killed_at
+            if self.epoch == KILL_AFTER and self._find_victim is not None and not self.pid:
+                self._kill(self._find_victim())
         elif (match := RESUMING.search(line)) and self.pid:
-            self.restart_s = time.monotonic() - self._killed_at
             self.resumed_after = int(match[1])
         elif match := ACCURACY.match(line):
             self.accuracy = float(match[1])
 
-    def _kill(self) -> None:
-        self.pid = find_pid(self._logs, VICTIM)
+    def _kill(self, pid: int) -> None:
+        self.pid = pid
         self.killed_after = self.epoch
         self._killed_at = time.monotonic()
-        os.kill(self.pid, signal.SIGKILL)
-        say(f"kill -9 {self.pid}, which is rank {VICTIM}")
-
-    def tell(self) -> None:
-        """Print what happened, in four lines."""
-        print()
-        say(f"killed     rank {VICTIM} (pid {self.pid}), after epoch {self.killed_after} was saved")
-        say(f"restarted  {WORKERS} new workers were training {self.restart_s:.1f} s after the kill")
-        say(f"resumed    after epoch {self.resumed_after} of {EPOCHS}, from the checkpoint")
-        say(f"accuracy   {self.accuracy:.4f} on images that are not in the training set")
+        os.kill(pid, signal.SIGKILL)
+        say(f"kill -9 {pid}, which is rank {VICTIM}")
 
     def flaw(self) -> str:
         """Return the step that failed, or an empty text."""
@@ -87,9 +90,9 @@ class Story:
 
 
 class Stop:
-    """What Ctrl-C, SIGTERM and SIGHUP do: they stop relight, and the demo ends when it has ended.
+    """What Ctrl-C, SIGTERM and SIGHUP do: they stop the job, and the demo ends when it has ended.
 
-    A handler that raises could leave relight running, if it came while relight is being started.
+    A handler that raises could leave the job running, if it came while the job is being started.
     """
 
     def __init__(self) -> None:
@@ -111,63 +114,157 @@ class Stop:
             self._process.terminate()
 
 
+class Jobs:
+    """Runs the training again and again, with its files in one directory.
+
+    Args:
+        folder: the directory.
+        stop: stops the job that runs.
+    """
+
+    def __init__(self, folder: Path, stop: Stop) -> None:
+        self._folder = folder
+        self._stop = stop
+        self.launcher = 0
+        self.warm = False
+
+    def relight(self, story: Story, epochs: int) -> int:
+        """Run it with relight, show what it prints, and return the exit code."""
+        logs = self._folder / "logs"
+        # The process with the modules stays for the next job, as long as this demo runs.
+        options = ["--preload=torch,torch._dynamo", f"--keep-warm=while:{os.getpid()}"]
+        # Each worker that loses its peer prints a traceback, which would bury the other lines here.
+        options += ["--max-restarts=3", "--redirects=2", f"--log-dir={logs}"]
+        say(f"relight run --nproc-per-node={WORKERS} {' '.join(options)} {os.path.relpath(DIGITS)}")
+        command = [sys.executable, "-m", "relight", "run", *options]
+        exit_code = self._run(command, story, epochs, shows=True)
+        self.warm = any('"WarmProcessTaken"' in p.read_text() for p in logs.glob("*/events.jsonl"))
+        return exit_code
+
+    def torchrun(self, story: Story) -> int:
+        """Run it with torchrun until it trains again, and return the exit code."""
+        say(f"the same with torchrun --nproc-per-node={WORKERS} --max-restarts=3 …")
+        command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts=3"]
+        return self._run(command, story, EPOCHS, shows=False)
+
+    def _run(self, command: list[str], story: Story, epochs: int, *, shows: bool) -> int:
+        checkpoint = self._folder / "digits.pt"
+        checkpoint.unlink(missing_ok=True)
+        script = [os.path.relpath(DIGITS), f"--epochs={epochs}", f"--checkpoint={checkpoint}"]
+        with subprocess.Popen(
+            [*command, f"--nproc-per-node={WORKERS}", *script],
+            # torch leaves a directory of its own among the temporary files. Without the other
+            # variable, torchrun's restarts may fail.
+            env={
+                **os.environ,
+                "TMPDIR": str(self._folder),
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if shows else subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            self.launcher = process.pid
+            self._stop.applies_to(process)
+            watchdog = threading.Timer(LIMIT_S, process.terminate)
+            watchdog.start()
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    if shows:
+                        print(line, end="", flush=True)
+                    story.read(line)
+                    if story.restart_s and not shows:
+                        break
+                else:
+                    return process.wait()
+                return 0
+            finally:
+                watchdog.cancel()
+                process.terminate()  # it still runs if the reader of stdout is gone
+
+
 def main() -> int:
     """Run the demo; return 0 if all of it happened."""
     stop = Stop()
     # The directory, with the checkpoint and the logs, is removed at the end.
-    with tempfile.TemporaryDirectory(prefix="relight-demo-") as folder:
-        story = Story(Path(folder, "logs"))
-        exit_code = train(Path(folder), story, stop)
+    with tempfile.TemporaryDirectory(prefix="relight-demo-") as name:
+        folder = Path(name)
+        jobs = Jobs(folder, stop)
+        first = Story(lambda: rank_in_logs(folder / "logs"))
+        flaw = _ended(jobs.relight(first, EPOCHS)) or first.flaw()
+        if not (flaw or stop.number):
+            print()
+            again = Story()
+            flaw = _ended(jobs.relight(again, epochs=2))
+            flaw = flaw or ("" if jobs.warm else "the second start was not a warm one")
+        other: Story | None = None
+        if not (flaw or stop.number):
+            print()
+            other = Story(lambda: rank_of(jobs.launcher))
+            jobs.torchrun(other)
     if stop.number:
         say("interrupted")
         return 128 + stop.number
-    flaw = f"relight ended with {exit_code}" if exit_code else story.flaw()
-    if flaw:
+    if flaw or other is None:
         say(f"failed: {flaw}")
         return 1
-    story.tell()
+    tell(first, again, other)
     return 0
 
 
-def train(folder: Path, story: Story, stop: Stop) -> int:
-    """Run the training with its files in `folder`, and return the exit code of relight."""
-    script = os.path.relpath(DIGITS)
-    options = [f"--nproc-per-node={WORKERS}", "--max-restarts=3", "--preload=torch,torch._dynamo"]
-    # Each worker that loses its peer prints a traceback, which would bury the other lines here.
-    options += ["--redirects=2", f"--log-dir={folder / 'logs'}"]
-    arguments = [f"--epochs={EPOCHS}", f"--checkpoint={folder / 'digits.pt'}"]
-    say(" ".join(["relight run", *options, script, *arguments]))
-    with subprocess.Popen(
-        [sys.executable, "-m", "relight", "run", *options, script, *arguments],
-        # torch leaves a directory of its own among the temporary files.
-        env={**os.environ, "TMPDIR": str(folder)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        stop.applies_to(process)
-        watchdog = threading.Timer(LIMIT_S, process.terminate)
-        watchdog.start()
-        assert process.stdout is not None
-        try:
-            for line in process.stdout:
-                print(line, end="", flush=True)
-                story.read(line)
-            return process.wait()
-        finally:
-            watchdog.cancel()
-            process.terminate()  # it still runs if the reader of stdout is gone
+def _ended(exit_code: int) -> str:
+    return f"relight ended with {exit_code}" if exit_code else ""
 
 
-def find_pid(logs: Path, rank: int) -> int:
-    """Return the pid of a worker, from the event log that relight keeps with --log-dir."""
+def tell(first: Story, again: Story, other: Story) -> None:
+    """Print what happened, and how long it took."""
+    print()
+    say(f"killed     rank {VICTIM} (pid {first.pid}), after epoch {first.killed_after} was saved")
+    say(f"resumed    after epoch {first.resumed_after} of {EPOCHS}, from the checkpoint")
+    say(f"accuracy   {first.accuracy:.4f} on images that are not in the training set")
+    print()
+    say(f"{'':42}   relight  torchrun")
+    rows = (
+        ("start to the first trained epoch", first.start_s, other.start_s),
+        ("the same job again, which is warm now", again.start_s, other.start_s),
+        ("kill -9 of a worker to the next epoch", first.restart_s, other.restart_s),
+    )
+    for what, ours, theirs in rows:
+        say(f"{what:42} {shown(ours):>9} {shown(theirs):>9}")
+
+
+def shown(seconds: float) -> str:
+    """Return a time; a job that was not seen to get so far has none."""
+    return f"{seconds:.2f} s" if seconds else "-"
+
+
+def rank_in_logs(logs: Path) -> int:
+    """Return the pid of the worker to kill, from the event log that relight keeps with --log-dir.
+
+    Raises:
+        LookupError: it is not there.
+    """
     (events,) = logs.glob("*/events.jsonl")
     for line in events.read_text().splitlines():
         event = json.loads(line)
-        if event["event"] == "WorkerStarted" and event["rank"] == rank:
+        if event["event"] == "WorkerStarted" and event["rank"] == VICTIM:
             return int(event["pid"])
-    raise LookupError(f"no rank {rank} in {events}")
+    raise LookupError(f"no rank {VICTIM} in {events}")
+
+
+def rank_of(launcher: int) -> int:
+    """Return the pid of the worker to kill, which is a child of torchrun's process.
+
+    Raises:
+        LookupError: it is not there.
+    """
+    for children in Path(f"/proc/{launcher}/task").glob("*/children"):
+        for pid in children.read_text().split():
+            if f"RANK={VICTIM}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                return int(pid)
+    raise LookupError(f"no rank {VICTIM} below {launcher}")
 
 
 def say(message: str) -> None:

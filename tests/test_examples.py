@@ -304,7 +304,9 @@ def test_a_worker_computes_on_its_accelerator_or_all_do_on_the_cpu(
     assert str(import_example(path).choose_device()) == expected
 
 
-def test_the_demo_shows_the_kill_the_restart_and_the_accuracy(start: Start, tmp_path: Path) -> None:
+def test_the_demo_shows_the_kill_the_restart_and_the_warm_start(
+    start: Start, tmp_path: Path
+) -> None:
     """It shows the resume as well, and leaves nothing."""
     process = start(
         DEMO,
@@ -316,15 +318,19 @@ def test_the_demo_shows_the_kill_the_restart_and_the_accuracy(start: Start, tmp_
     output = process.communicate(timeout=LIMIT_S)[0].decode()
     assert process.returncode == 0, output
     assert "Traceback" not in output
-    summary = output.splitlines()[-4:]
-    killed = re.fullmatch(r"demo: killed +rank 2 \(pid (\d+)\), after epoch (\d+) .*", summary[0])
+    *_, killed_line, resumed_line, accuracy_line, empty, heads, start_row, again_row, kill_row = (
+        output.splitlines()
+    )
+    killed = re.fullmatch(r"demo: killed +rank 2 \(pid (\d+)\), after epoch (\d+) .*", killed_line)
     assert killed, output
     report = rf"^relight: rank 2 was killed by SIGKILL.*\(pid {killed[1]} .*restart 1 of 3$"
     assert re.search(report, output, re.MULTILINE), output
-    assert re.fullmatch(r"demo: restarted .* (\d+\.\d) s after the kill", summary[1]), output
-    resumed = re.search(r"resumed +after epoch (\d+) of 30", summary[2])
+    resumed = re.search(r"resumed +after epoch (\d+) of 30", resumed_line)
     assert resumed and int(killed[2]) <= int(resumed[1]) < EPOCHS, output
-    assert re.search(r"accuracy +0\.9[5-9]", summary[3]), output
+    assert re.search(r"accuracy +0\.9[5-9]", accuracy_line), output
+    assert (empty, heads.split()) == ("", ["demo:", "relight", "torchrun"])
+    for row in (start_row, again_row, kill_row):
+        assert re.fullmatch(r"demo: \w.*( +\d+\.\d\d s){2}", row), output
     assert not list(tmp_path.iterdir())
     assert not processes_with(f"STARTED_BY={tmp_path}")
 
