@@ -28,7 +28,8 @@ def flag_lines(flags: Iterable[Flag]) -> list[str]:
     lines = []
     for flag in flags:
         name = f"-{flag.short}, --{flag.name}" if flag.short else f"    --{flag.name}"
-        left = f"  {name} {flag.metavar}".rstrip()
+        value = f"[={flag.metavar}]" if flag.implied else f" {flag.metavar}"
+        left = f"  {name}{value}".rstrip()
         default = shown_default(flag)
         text = f"{flag.help} [{default}]" if default else flag.help
         rows = textwrap.wrap(text, _SCREEN - _WIDTH, break_on_hyphens=False)
@@ -74,7 +75,7 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         "names and meanings; dashes and underscores are the same, and any unique",
         "beginning of a name will do. They stand before SCRIPT. In brackets: the",
         "default. PET_<FLAG> variables set other defaults, as with torchrun;",
-        "RELIGHT_PRELOAD sets that of --preload.",
+        "RELIGHT_PRELOAD and RELIGHT_KEEP_WARM those of --preload and --keep-warm.",
     ]
     lines += _grouped(flags)
     lines += [

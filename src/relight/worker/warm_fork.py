@@ -26,6 +26,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Collection, Mapping
 
 from relight.errors import EXIT_INTERNAL, mistake
@@ -375,10 +376,21 @@ def _become(
         while text:  # repeat in each worker what the imports have printed
             text = text[os.write(fd, text) :]
     random_state.renew()
+    _restart_clock()
     for name in [name for name in sys.modules if name.partition(".")[0] == "relight"]:
         for path in getattr(sys.modules[name], "__path__", ()):
             sys.path_importer_cache.pop(path, None)
         del sys.modules[name]
+
+
+def _restart_clock() -> None:
+    """Have log records count milliseconds from now on (`relativeCreated`), and not from an import
+    in an earlier job.
+    """
+    logging: Any = sys.modules.get("logging")
+    began = getattr(logging, "_startTime", None)  # nanoseconds since Python 3.13
+    if began is not None:
+        logging._startTime = time.time_ns() if isinstance(began, int) else time.time()
 
 
 def _reopen_streams() -> None:
