@@ -8,11 +8,12 @@ import os
 import select
 import selectors
 import signal
+import struct
 import time
 from collections.abc import Callable, Collection, Mapping
 
 from relight.host.files import remove_tree
-from relight.typed import NoReturn
+from relight.typed import Any, NoReturn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_NAME = 15
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
 _PR_SET_CHILD_SUBREAPER = 36
 IN_MODIFY = 0x2  # linux/inotify.h
 IN_MOVED_FROM = 0x40
@@ -333,21 +336,32 @@ def show_environment(variables: Mapping[str, str]) -> None:
     _overwrite(_ENVIRONMENT, pairs)
 
 
-_COMMAND_LINE, _ENVIRONMENT = 45, 47
-"""Fields of /proc/self/stat after the name: where arg_start and env_start are (proc(5))."""
+_COMMAND_LINE, _ENVIRONMENT = 48, 50
+"""Fields of /proc/self/stat: arg_start and env_start, each followed by the end (proc(5))."""
+_MAP = (26, 27, 45, 46, 47, 0, 28, 48, 49, 50, 51)
+"""Fields of /proc/self/stat in the order of `struct prctl_mm_map` (linux/prctl.h); 0 is the end of
+the heap, which is not there."""
+_places: dict[int, tuple[int, int]] = {}
+"""Where these words began and ended when this program was started, with the room that they have."""
 
 
 def _overwrite(field: int, data: bytes) -> None:
     """Overwrite the memory of this process from which proc(5) shows words; a word that does not fit
-    is cut.
+    is cut. Where the kernel lets a process, it then shows just these words (PR_SET_MM_MAP, Linux
+    3.18 with CONFIG_CHECKPOINT_RESTORE), and otherwise zero bytes after them.
     """
     try:
         with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[field]), int(fields[field + 1])
+            fields: list[Any] = [0, 0, 0, *file.read().rpartition(b")")[2].split()]
+        start, end = _places.setdefault(field, (int(fields[field]), int(fields[field + 1])))
         with open("/proc/self/mem", "r+b", buffering=0) as memory:
             memory.seek(start)
             memory.write(data[: end - start - 1].ljust(end - start, b"\0"))
+        fields[field + 1] = min(start + len(data), end)
+        _libc.sbrk.restype = ctypes.c_void_p
+        fields[0] = _libc.sbrk(0)
+        known = struct.pack("@11QQIi", *(int(fields[each]) for each in _MAP), 0, 0, -1)
+        _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, known, ctypes.c_ulong(len(known)), ctypes.c_ulong(0))
     except (OSError, ValueError, IndexError):
         return  # optional: some sandboxes hide these files
 
