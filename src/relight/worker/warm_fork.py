@@ -242,7 +242,8 @@ def serve(
         _send(control, f"ready {os.getpid()} {modules} {mib:.1f}")
         plan, mask = _serve_generations(control, agent, notes, guard)
     except Exception as error:
-        _send(control, f"unfit {mistake(error)}", must_arrive=False)
+        why = mistake(error) if agent is None else repr(error)  # of an import, perhaps
+        _send(control, f"unfit {why}", must_arrive=False)
         os._exit(EXIT_INTERNAL)
     try:
         control.detach()
