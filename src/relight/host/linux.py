@@ -361,7 +361,9 @@ def _overwrite(field: int, data: bytes) -> None:
         _libc.sbrk.restype = ctypes.c_void_p
         fields[0] = _libc.sbrk(0)
         known = struct.pack("@11QQIi", *(int(fields[each]) for each in _MAP), 0, 0, -1)
-        _libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, known, ctypes.c_ulong(len(known)), ctypes.c_ulong(0))
+        _libc.prctl(
+            _PR_SET_MM, _PR_SET_MM_MAP, known, ctypes.c_ulong(len(known)), ctypes.c_ulong(0)
+        )
     except (OSError, ValueError, IndexError):
         return  # optional: some sandboxes hide these files
 

@@ -1,0 +1,97 @@
+"""The pytest plugin: `@pytest.mark.distributed(world_size=2)` runs a test on several ranks.
+
+    @pytest.mark.distributed(world_size=2)
+    def test_all_reduce(tmp_path):
+        tensor = torch.ones(1)
+        torch.distributed.all_reduce(tensor)
+        assert tensor.item() == 2
+
+pytest collects the test as ever, and evaluates its marks. Instead of setting up its fixtures, the
+plugin starts a job whose workers each run this one test, fixtures and all (`rank.py`). Each phase
+of the test (setup, call, teardown) then fails, or is skipped, as it was on the ranks.
+
+This file is loaded in every run of pytest where relight is installed: it imports nothing else of
+relight until a test has the mark.
+"""
+
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from relight.pytest_plugin.reports import Outcome
+
+MARK = "distributed"
+TIMEOUT = "distributed_timeout"
+DEFAULT_TIMEOUT_S = 60.0
+_HELP = (
+    f"{MARK}(world_size=2, backend=None, init=True, timeout=None, env=None): run the test on "
+    "world_size ranks of this machine, with its own fixtures on each. The default process group of "
+    "torch.distributed is initialized with `backend` (nccl if there is a GPU for each rank, else "
+    "gloo), unless init=False. After `timeout` seconds the stacks of all ranks are reported. `env` "
+    "has more variables for the ranks."
+)
+_outcome = pytest.StashKey["Outcome"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the setting of the time limit."""
+    parser.addini(
+        TIMEOUT,
+        f"seconds that a test with the mark {MARK} may take, of those that say nothing else",
+        default=str(DEFAULT_TIMEOUT_S),
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the mark."""
+    config.addinivalue_line("markers", _HELP)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Run the test on its ranks, after its marks have been evaluated, and raise what happened in
+    their setup.
+    """
+    mark = item.get_closest_marker(MARK)
+    if mark is None:
+        return (yield)
+    from relight.pytest_plugin import job, marker
+
+    wanted = marker.read(item, mark)
+    item.fixturenames = []  # type: ignore[attr-defined]  # the ranks set them up
+    result = yield
+    item.stash[_outcome] = outcome = job.run(item, wanted)
+    outcome.replay("setup")
+    return result
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Raise what happened when the ranks called the test function, instead of calling it."""
+    outcome = pyfuncitem.stash.get(_outcome, None)
+    if outcome is None:
+        return None
+    outcome.replay("call")
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Raise what happened in the teardown on the ranks."""
+    result = yield
+    if _outcome in item.stash:
+        item.stash[_outcome].replay("teardown")
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Report what the ranks have reported."""
+    report = yield
+    if _outcome in item.stash:
+        item.stash[_outcome].complete(report, call)
+    return report

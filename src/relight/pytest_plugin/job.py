@@ -1,0 +1,184 @@
+"""Runs one test on its ranks: a job of `relight run` whose workers are `rank.py`."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from relight import env as environment
+from relight.function import start_agent
+from relight.pytest_plugin.marker import Wanted, controller
+from relight.pytest_plugin.reports import Outcome, collect
+
+_WORKER = "relight.pytest_plugin.rank"
+_LOOK_S = 0.1
+_STACKS_S = 1.0
+"""How long to wait for the stacks of the other ranks, when those of one are there."""
+_GRACE_S = 0.5
+"""How long ranks may go on when one has failed: they may be about to fail as well."""
+_PRELOADED_TOO = ("torch._dynamo", "torch.distributed")
+"""Imported later than their packages, and by many tests."""
+_OFF = {
+    "collectonly": False,
+    "deselect": None,
+    "dist": "no",
+    "distload": False,
+    "fold_skipped": True,
+    "keyword": "",
+    "markexpr": "",
+    "maxfail": 0,
+    "numprocesses": None,
+    "setuponly": False,
+    "setupplan": False,
+    "stepwise": False,
+    "trace": False,
+    "tx": [],
+    "usepdb": False,
+    "xmlpath": None,
+}
+"""Options of the run that are not for the ranks."""
+_NOT_ON_RANKS = (
+    "cacheprovider", "cov", "faulthandler", "junitxml", "pastebin", "pytest_cov", "relight",
+    "stepwise", "terminal", "timeout", "xdist", "xdist.looponfail",
+)  # fmt: skip
+
+
+def run(item: pytest.Item, wanted: Wanted) -> Outcome:
+    """Run the test on all ranks, and return what they have reported."""
+    with tempfile.TemporaryDirectory(prefix="relight-pytest-") as name:
+        folder = Path(name)
+        (folder / "request.json").write_text(json.dumps(_request(item, wanted)))
+        output = folder / "output"
+        with output.open("wb") as file:
+            shows = item.config.getoption("capture", "fd") == "no"
+            agent = start_agent(
+                _command(wanted, folder), _variables(wanted), None if shows else file
+            )
+            try:
+                _wait(agent, folder, wanted)
+            finally:
+                _end(agent)
+        return collect(folder, wanted, agent.returncode, output.read_text(errors="replace"))
+
+
+def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:
+    """Return at the end of the job, or when the ranks have left their stacks: the time is over."""
+    until = float("inf")
+    while time.monotonic() < until:
+        try:
+            agent.wait(_LOOK_S)
+        except subprocess.TimeoutExpired:
+            stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
+            if stacks == wanted.world_size:
+                return
+            if stacks:
+                until = min(until, time.monotonic() + _STACKS_S)
+        else:
+            return
+
+
+def _end(agent: "subprocess.Popen[bytes]") -> None:
+    if agent.poll() is None:
+        agent.send_signal(signal.SIGTERM)
+    try:
+        agent.wait(10 * _GRACE_S)
+    except subprocess.TimeoutExpired:
+        agent.kill()  # its workers end with it
+        agent.wait()
+
+
+def _command(wanted: Wanted, folder: Path) -> list[str]:
+    return [
+        *(sys.executable, "-m", "relight", "run", "--standalone"),
+        f"--nproc-per-node={wanted.world_size}",
+        f"--shutdown-timeout={_GRACE_S}",
+        *warm_flags(),
+        *("-m", _WORKER, str(folder)),
+    ]
+
+
+def warm_flags() -> list[str]:
+    """Return the flags that keep, for the next test, the installed modules that this process has
+    imported; none if the user says something about it in RELIGHT_PRELOAD, or on macOS.
+    """
+    variables = environment.read().variables
+    if sys.platform != "linux" or environment.host() or variables.get("RELIGHT_PRELOAD"):
+        return []
+    tops = {name.partition(".")[0] for name in list(sys.modules) if not name.startswith("_")}
+    names = [name for name in sorted(tops) if _is_installed(name)]
+    names += [name for name in _PRELOADED_TOO if name in sys.modules]
+    flags = [f"--preload={','.join(names)}"] if names else []
+    if not variables.get("RELIGHT_KEEP_WARM"):
+        flags.append(f"--keep-warm=while:{controller()}")
+    return flags
+
+
+def _is_installed(name: str) -> bool:
+    path = getattr(sys.modules[name], "__dict__", {}).get("__file__")
+    return (
+        isinstance(path, str)
+        and f"-packages{os.sep}" in path
+        and name.isidentifier()
+        and name not in ("relight", "sitecustomize", "usercustomize")
+    )
+
+
+def _variables(wanted: Wanted) -> dict[str, str]:
+    """Return the environment of the job: that of this process now, as a test may have changed it,
+    without what an outer job has set.
+    """
+    variables = {**environment.read().variables, **wanted.env}
+    for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
+        del variables[name]
+    return variables
+
+
+def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
+    """Return what the ranks need to run this test as this process would."""
+    config = item.config
+    options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
+    plugins = [each for each in options.get("plugins") or [] if each != "no:terminal"]
+    options["plugins"] = [*plugins, *(f"no:{name}" for name in _NOT_ON_RANKS)]
+    options["inifilename"] = str(config.inipath) if config.inipath else None
+    options["rootdir"] = str(config.rootpath)
+    options["basetemp"] = None
+    return {
+        "options": options,
+        "nodeid": item.nodeid,
+        "path": str(item.path),
+        "directory": str(config.invocation_params.dir),
+        "sys_path": sys.path,
+        "backend": wanted.backend,
+        "init": wanted.init,
+        "timeout_s": wanted.timeout_s,
+        "coverage": _coverage(),
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(each) for key, each in value.items())
+    return value is None or isinstance(value, (str, int, float, bool))
+
+
+def _coverage() -> Mapping[str, Any] | None:
+    """Return the settings of coverage if it measures this process; None if it does not."""
+    coverage = sys.modules.get("coverage")
+    current = coverage and coverage.Coverage.current()
+    if not current:
+        return None
+    names = ("branch", "source", "include", "omit", "data_file")
+    settings = {name: current.get_option(f"run:{name}") for name in names}
+    settings["data_file"] = os.path.abspath(current.get_data().base_filename())
+    settings["config_file"] = getattr(current.config, "config_file", None)
+    return settings

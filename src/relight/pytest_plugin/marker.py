@@ -1,0 +1,109 @@
+"""Reads and checks the mark of a test."""
+
+import os
+from collections.abc import Mapping
+from inspect import iscoroutinefunction
+from typing import Any, NamedTuple
+
+import pytest
+
+from relight.errors import did_you_mean
+from relight.pytest_plugin import MARK, TIMEOUT
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "fake")
+_KEYS = ("world_size", "backend", "init", "timeout", "env")
+_MARGIN_S = 2.0
+"""How long before pytest-timeout the time is over, so that the stacks of all ranks are reported."""
+
+
+class Wanted(NamedTuple):
+    """How a test is to be run.
+
+    `backend` is empty for the one that fits the machine. `init` is whether the process group is
+    initialized. After `timeout_s` seconds the ranks are stopped; 0 for no limit.
+    """
+
+    world_size: int
+    backend: str
+    init: bool
+    timeout_s: float
+    env: Mapping[str, str]
+
+
+def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
+    """Return what a mark says.
+
+    Raises:
+        UsageError: of pytest, if an argument is wrong, or the test is none that can run on ranks.
+    """
+    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase"):
+        raise _wrong(item, "is for test functions, and methods of classes other than TestCase")
+    if hasattr(item.parent, "_getobj") and _is_test_case(item):
+        raise _wrong(item, "is for test functions, and methods of classes other than TestCase")
+    if iscoroutinefunction(item.function):
+        raise _wrong(item, "is not for async functions; call asyncio.run in the test")
+    if len(mark.args) > 1:
+        raise _wrong(item, f"takes world_size and names, not {mark.args[1]!r}")
+    given = {**({"world_size": mark.args[0]} if mark.args else {}), **mark.kwargs}
+    for name in given:
+        if name not in _KEYS:
+            hint = did_you_mean(name, _KEYS, f"it has {', '.join(_KEYS)}")
+            raise _wrong(item, f"has no argument {name}; {hint}")
+    size = given.get("world_size", 2)
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise _wrong(item, f"world_size={size!r}: expected the number of ranks, at least 1")
+    init = given.get("init", True)
+    if not isinstance(init, bool):
+        raise _wrong(item, f"init={init!r}: expected True or False")
+    env = given.get("env") or {}
+    if not isinstance(env, dict) or not all(isinstance(x, str) for x in (*env, *env.values())):
+        raise _wrong(item, f"env={env!r}: expected texts by name")
+    backend = _backend(item, given.get("backend"))
+    return Wanted(size, backend, init, _timeout(item, given.get("timeout")), env)
+
+
+def controller() -> int:
+    """Return the pid of the pytest process that controls the run; with xdist, not a worker's."""
+    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+
+
+def _is_test_case(item: pytest.Function) -> bool:
+    from unittest import TestCase
+
+    return isinstance(item.cls, type) and issubclass(item.cls, TestCase)
+
+
+def _backend(item: pytest.Item, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise _wrong(item, f"backend={value!r}: expected a name, as gloo")
+    for part in value.lower().split(","):  # cpu:gloo,cuda:nccl
+        name = part.rpartition(":")[2]
+        if name not in BACKENDS:
+            hint = did_you_mean(name, BACKENDS, f"there are {', '.join(BACKENDS)}")
+            raise _wrong(item, f"backend={value}: unknown; {hint}")
+    return value
+
+
+def _timeout(item: pytest.Item, value: Any) -> float:
+    """Return the limit of the mark, or that of pytest-timeout, or of the settings."""
+    margin = 0.0
+    if value is None:
+        mark = item.get_closest_marker("timeout")
+        value = mark and (mark.args[0] if mark.args else mark.kwargs.get("timeout"))
+        value = value or item.config.getoption("timeout", None)
+        margin = _MARGIN_S if value else 0.0
+    if value is None:
+        value = item.config.getini(TIMEOUT)
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise _wrong(item, f"timeout={value!r}: expected seconds, 0 for no limit")
+    return max(seconds - margin, seconds / 2)
+
+
+def _wrong(item: pytest.Item, what: str) -> pytest.UsageError:
+    return pytest.UsageError(f"{item.nodeid}: the mark {MARK} {what}")
