@@ -272,7 +272,7 @@ def _run(
     readers: list[threading.Thread] = []
     try:
         for command in commands:
-            agents.append(_start(command, variables))
+            agents.append(start_agent(command, variables))
             for source, name in ((agents[-1].stdout, "stdout"), (agents[-1].stderr, "stderr")):
                 readers.append(
                     threading.Thread(target=_copy_output, args=(source, name, refusal), daemon=True)
@@ -289,14 +289,23 @@ def _run(
             reader.join()
 
 
-def _start(command: Sequence[str], variables: Mapping[str, str]) -> "subprocess.Popen[bytes]":
+def start_agent(
+    command: Sequence[str], variables: Mapping[str, str], output: Any = subprocess.PIPE
+) -> "subprocess.Popen[bytes]":
+    """Start `python -m relight run …` so that it ends with this process.
+
+    Args:
+        command: that command line.
+        variables: its environment.
+        output: where its stdout and stderr go, as in subprocess; None: to those of this process.
+    """
     guard = ("-c", _GUARD.format(parent=os.getpid()))
     return subprocess.Popen(
         [command[0], *guard, *command[1:]],
         env=dict(variables),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         start_new_session=True,  # this process forwards Ctrl-C, once
     )
 

@@ -15,14 +15,13 @@ relight until a test has the mark.
 """
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-if TYPE_CHECKING:
-    from relight.pytest_plugin.reports import Outcome
-
 MARK = "distributed"
+ON_RANK = "relight-rank"
+"""The name of the plugin that is registered only on ranks."""
 TIMEOUT = "distributed_timeout"
 DEFAULT_TIMEOUT_S = 60.0
 _HELP = (
@@ -32,7 +31,7 @@ _HELP = (
     "gloo), unless init=False. After `timeout` seconds the stacks of all ranks are reported. `env` "
     "has more variables for the ranks."
 )
-_outcome = pytest.StashKey["Outcome"]()
+_outcome = pytest.StashKey[Any]()  # of reports.Outcome, which is imported late
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -55,7 +54,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     their setup.
     """
     mark = item.get_closest_marker(MARK)
-    if mark is None:
+    if mark is None or item.config.pluginmanager.has_plugin(ON_RANK):
         return (yield)
     from relight.pytest_plugin import job, marker
 

@@ -26,7 +26,7 @@ _GRACE_S = 0.5
 """How long ranks may go on when one has failed: they may be about to fail as well."""
 _PRELOADED_TOO = ("torch._dynamo", "torch.distributed")
 """Imported later than their packages, and by many tests."""
-_OFF = {
+_OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
     "dist": "no",
@@ -46,7 +46,7 @@ _OFF = {
 }
 """Options of the run that are not for the ranks."""
 _NOT_ON_RANKS = (
-    "cacheprovider", "cov", "faulthandler", "junitxml", "pastebin", "pytest_cov", "relight",
+    "cacheprovider", "cov", "faulthandler", "junitxml", "pastebin", "pytest_cov",
     "stepwise", "terminal", "timeout", "xdist", "xdist.looponfail",
 )  # fmt: skip
 
@@ -135,7 +135,7 @@ def _variables(wanted: Wanted) -> dict[str, str]:
     """Return the environment of the job: that of this process now, as a test may have changed it,
     without what an outer job has set.
     """
-    variables = {**environment.read().variables, **wanted.env}
+    variables = {"OMP_NUM_THREADS": "1", **environment.read().variables, **wanted.env}
     for name in [name for name in variables if name.startswith(("PET_", "TORCHELASTIC_"))]:
         del variables[name]
     return variables

@@ -34,17 +34,15 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
     """Return what a mark says.
 
     Raises:
-        UsageError: of pytest, if an argument is wrong, or the test is none that can run on ranks.
+        Failed: of pytest, if an argument is wrong, or the test can't run on ranks.
     """
-    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase"):
-        raise _wrong(item, "is for test functions, and methods of classes other than TestCase")
-    if hasattr(item.parent, "_getobj") and _is_test_case(item):
+    if not isinstance(item, pytest.Function) or _is_test_case(item):
         raise _wrong(item, "is for test functions, and methods of classes other than TestCase")
     if iscoroutinefunction(item.function):
         raise _wrong(item, "is not for async functions; call asyncio.run in the test")
     if len(mark.args) > 1:
         raise _wrong(item, f"takes world_size and names, not {mark.args[1]!r}")
-    given = {**({"world_size": mark.args[0]} if mark.args else {}), **mark.kwargs}
+    given = {**dict(zip(_KEYS, mark.args, strict=False)), **mark.kwargs}
     for name in given:
         if name not in _KEYS:
             hint = did_you_mean(name, _KEYS, f"it has {', '.join(_KEYS)}")
@@ -105,5 +103,5 @@ def _timeout(item: pytest.Item, value: Any) -> float:
     return max(seconds - margin, seconds / 2)
 
 
-def _wrong(item: pytest.Item, what: str) -> pytest.UsageError:
-    return pytest.UsageError(f"{item.nodeid}: the mark {MARK} {what}")
+def _wrong(item: pytest.Item, what: str) -> BaseException:
+    return pytest.fail.Exception(f"{item.nodeid}: the mark {MARK} {what}", pytrace=False)

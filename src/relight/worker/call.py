@@ -74,10 +74,10 @@ def main(directory: str) -> None:
         hint = "return what pickle takes: numbers, texts, tensors"
         save_error(WorkersFailedError(why, hint=hint), "")
         sys.exit(EXIT_FAILED)
-    _leave()
+    leave(EXIT_OK)
 
 
-def _leave() -> NoReturn:
+def leave(exit_code: int) -> NoReturn:
     """End this process as multiprocessing ends its own: after threads and exit functions, but
     without freeing each object, which takes half a second with torch.
     """
@@ -86,7 +86,7 @@ def _leave() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
-    os._exit(EXIT_OK)
+    os._exit(exit_code)
 
 
 def _received(directory: str) -> Any:

@@ -1,0 +1,161 @@
+"""One rank of a test: `python -m relight.pytest_plugin.rank DIRECTORY`, a worker of `job.py`.
+
+It runs pytest for the one test that `request.json` names, with the options of the run, and writes
+each report as a line of JSON to `reports.RANK`. When the time is over, faulthandler writes the
+stacks of all threads to `stacks.RANK`. It exits with 1 as soon as the test has failed here: other
+ranks may wait for this one for ever, and the launcher stops them.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import pytest
+from _pytest.config import Config
+
+from relight.errors import EXIT_FAILED, EXIT_OK
+from relight.pytest_plugin import ON_RANK
+from relight.worker.call import leave
+
+
+_IMPORT_S = 120.0
+"""How long the imports of a test may take, which are not part of its time."""
+
+
+class RankPlugin:
+    """Initializes the process group before the test's fixtures, and writes its reports.
+
+    Args:
+        reports: the path of the file for the reports.
+        stacks: the file for the stacks when the time is over.
+        request: what `job.py` asks for.
+    """
+
+    def __init__(self, reports: Path, stacks: TextIO, request: Mapping[str, Any]) -> None:
+        self.is_good = True
+        self._reports = reports
+        self._stacks = stacks
+        self._timeout_s: float = request["timeout_s"]
+        self._limit(self._timeout_s + _IMPORT_S)
+        self._backend: str = request["backend"]
+        self._init: bool = request["init"]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Start the time; initialize the process group."""
+        self._limit(self._timeout_s)
+        if self._init:
+            import torch.distributed as dist
+
+            dist.init_process_group(self._backend or _backend())
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self) -> Generator[None, Any, Any]:
+        """Destroy the process group; not after a failure, as the others may not take part."""
+        result = yield
+        if self._init and self.is_good:
+            import torch.distributed as dist
+
+            if dist.is_initialized():
+                dist.destroy_process_group()
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Write the report of a phase."""
+        self.is_good &= report.passed or (report.skipped and not hasattr(report, "wasxfail"))
+        self._write({"report": self._config.hook.pytest_report_to_serializable(
+            config=self._config, report=report)})  # fmt: skip
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Write why the test could not be collected."""
+        if report.failed:
+            self.is_good = False
+            self._write({"collect": report.longreprtext})
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Note the configuration, for the format of reports."""
+        self._config = config
+
+    def _limit(self, seconds: float) -> None:
+        """Write the stacks after so many seconds from now."""
+        if self._timeout_s:
+            faulthandler.dump_traceback_later(seconds, file=self._stacks)
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with self._reports.open("a") as file:
+            file.write(json.dumps({"time": time.time(), **record}, default=str) + "\n")
+
+
+def main(directory: str) -> None:
+    """Run the test; end this process."""
+    signal.signal(signal.SIGTERM, lambda *_: None)  # it may be about to fail: job.py, _GRACE_S
+    folder, rank = Path(directory), os.environ["RANK"]
+    request = json.loads((folder / "request.json").read_text())
+    faulthandler.enable()
+    os.chdir(request["directory"])
+    sys.path[:] = request["sys_path"]
+    sys.argv[1:] = []
+    stacks = (folder / f"stacks.{rank}").open("w")
+    plugin = RankPlugin(folder / f"reports.{rank}", stacks, request)
+    coverage = _measure(request["coverage"])
+    try:
+        config = Config.fromdictargs(request["options"], _arguments(request))
+        config.pluginmanager.register(plugin, ON_RANK)
+        try:
+            config.hook.pytest_cmdline_main(config=config)
+        finally:
+            config._ensure_unconfigure()
+    finally:
+        if coverage is not None:
+            coverage.stop()
+            coverage.save()
+    leave(EXIT_OK if plugin.is_good else EXIT_FAILED)
+
+
+def _arguments(request: Mapping[str, Any]) -> list[str]:
+    """Return pytest's command line."""
+    options = request["options"]
+    words = [word for name in options["plugins"] for word in ("-p", name)]
+    words += ["--rootdir", options["rootdir"], "-c", options["inifilename"] or os.devnull]
+    _, _, rest = request["nodeid"].partition("::")
+    return [*words, f"{request['path']}::{rest}"]
+
+
+def _backend() -> str:
+    """Return nccl, and set the device of this rank, if there is a GPU for each rank; else gloo."""
+    import torch
+
+    local_rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if torch.cuda.is_available() and torch.cuda.device_count() >= size:
+        torch.cuda.set_device(local_rank)
+        return "nccl"
+    return "gloo"
+
+
+def _measure(settings: Mapping[str, Any] | None) -> Any:
+    """Start to measure coverage, into a file of this process's own beside that of the run."""
+    if settings is None:
+        return None
+    from coverage import Coverage
+
+    measured = Coverage(
+        data_file=settings["data_file"],
+        data_suffix=True,
+        config_file=settings["config_file"] or False,
+        branch=settings["branch"],
+        source=settings["source"],
+        include=settings["include"],
+        omit=settings["omit"],
+    )
+    measured.start()
+    return measured
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

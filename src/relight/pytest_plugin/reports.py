@@ -1,0 +1,210 @@
+"""What the ranks of a test have reported, as the report of one test."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+from _pytest._code.code import TerminalRepr
+from _pytest._io import TerminalWriter
+
+from relight.pytest_plugin.marker import Wanted
+
+_STRICT = "[XPASS(strict)]"
+_PHASES = ("setup", "call", "teardown")
+_MOST_LINES = 60
+_LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
+"""What gloo and NCCL say on ranks that have waited for one that has ended."""
+_FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
+
+
+class RanksFailedError(Exception):
+    """The test failed on a rank; the report says how."""
+
+
+class RankReports(NamedTuple):
+    """What a rank has left: the reports of the phases with their times, why it could not collect
+    the test, and its stacks when the time was over; empty if not.
+    """
+
+    rank: int
+    phases: dict[str, tuple[float, pytest.TestReport]]
+    collect: str
+    stacks: str
+
+
+class RanksRepr(TerminalRepr):
+    """The failures of ranks, each below a title."""
+
+    def __init__(self, parts: list[tuple[str, Any]]) -> None:
+        self.parts = parts
+        crashes = (getattr(content, "reprcrash", None) for _, content in parts)
+        self.reprcrash = next(filter(None, crashes), None) or SimpleNamespace(message=parts[0][0])
+        """Has the message for the short summary."""
+
+    def toterminal(self, tw: TerminalWriter) -> None:
+        """Print them."""
+        for title, content in self.parts:
+            if title:
+                tw.sep("-", title)
+            if hasattr(content, "toterminal"):
+                content.toterminal(tw)
+            else:
+                tw.line(str(content))
+
+
+class Outcome:
+    """What has happened to a test.
+
+    Args:
+        ranks: what each rank has left.
+        wanted: how the test was to be run.
+        exit_code: of the launcher.
+        output: of the launcher, and of ranks around pytest's capture.
+    """
+
+    def __init__(
+        self, ranks: list[RankReports], wanted: Wanted, exit_code: int, output: str
+    ) -> None:
+        self._ranks = ranks
+        self._wanted = wanted
+        self._exit_code = exit_code
+        self._output = output
+        self._failure: RanksRepr | None = None
+        self._is_told = False
+
+    def replay(self, phase: str) -> None:
+        """Raise what has happened in a phase, unless it went well.
+
+        Raises:
+            RanksFailedError: it failed on a rank.
+            Exception: of pytest: it was skipped, or failed as expected, on the ranks.
+        """
+        self._failure = self._failed(phase) or self._unexplained(phase)
+        if self._failure is not None:
+            self._is_told = True
+            title = next((title for title, _ in self._failure.parts if title), "a rank failed")
+            raise RanksFailedError(title)
+        reports = [report for _, report in self._of(phase)]
+        for report in reports:
+            if report.skipped and hasattr(report, "wasxfail"):
+                raise pytest.xfail.Exception(str(report.wasxfail))
+        if reports and all(report.skipped for report in reports):
+            reason = reports[0].longrepr
+            raise pytest.skip.Exception(
+                str(reason[2] if isinstance(reason, tuple) else reason).removeprefix("Skipped: "),
+                _use_item_location=True,
+            )
+
+    def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
+        """Put into a report what the ranks have captured, how long they took, how they failed."""
+        if call.excinfo is not None and isinstance(call.excinfo.value, RanksFailedError):
+            report.longrepr = self._failure
+        longest = {phase: self._longest(phase) for phase in _PHASES}
+        if report.when == "setup":
+            others = longest["call"] + longest["teardown"]
+            report.duration = max(longest["setup"], report.duration - others)
+        else:
+            report.duration = longest[report.when or ""]
+        for rank, theirs in self._of(report.when or ""):
+            for title, text in theirs.sections:
+                report.sections.append((f"{title} (rank {rank})", text))
+
+    def _of(self, phase: str) -> Iterator[tuple[int, pytest.TestReport]]:
+        """Yield the reports of a phase, by rank."""
+        for each in self._ranks:
+            if phase in each.phases:
+                yield each.rank, each.phases[phase][1]
+
+    def _longest(self, phase: str) -> float:
+        return max((report.duration for _, report in self._of(phase)), default=0.0)
+
+    def _failed(self, phase: str) -> RanksRepr | None:
+        """Return the failures in a phase, the first one first; equal ones are shown once."""
+        found: dict[str, tuple[list[int], Any]] = {}
+        failed = [
+            (time, each.rank, report)
+            for each in self._ranks
+            for time, report in [each.phases.get(phase, (0.0, None))]
+            if report is not None and report.failed and not _is_strict(report)
+        ]
+        for _, rank, report in sorted(failed, key=lambda each: each[:2]):
+            shown = _consequence(report) if found else ""
+            text = shown or report.longreprtext
+            found.setdefault(text, ([], shown or report.longrepr))[0].append(rank)
+        size = self._wanted.world_size
+        parts = [(f"{_named(sorted(r))} of {size}", content) for r, content in found.values()]
+        return RanksRepr(parts) if parts else None
+
+    def _unexplained(self, phase: str) -> RanksRepr | None:
+        """Return why ranks have not got to the end of this phase, if no report says so."""
+        missing = [each for each in self._ranks if phase not in each.phases]
+        if self._is_told or not missing:
+            return None
+        if collect := {each.collect: each.rank for each in missing if each.collect}:
+            return RanksRepr([(f"rank {r} can't collect it", text) for text, r in collect.items()])
+        if any(each.stacks for each in self._ranks):
+            names = _named([each.rank for each in missing])
+            parts: list[tuple[str, Any]] = [
+                (f"{names} had not ended after {self._wanted.timeout_s:g} s", "")
+            ]
+            parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
+            return RanksRepr(parts)
+        if any(self._of("teardown")) and not self._exit_code:
+            return None  # skipped in its setup, for example
+        if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
+            return None  # which has ended this one, too
+        names = _named([each.rank for each in missing])
+        lines = self._output.splitlines()[-_MOST_LINES:]
+        title = f"{names} ended without a report; the launcher's exit code is {self._exit_code}"
+        return RanksRepr([(title, "\n".join(lines))])
+
+
+def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> Outcome:
+    """Return what the ranks have left in a directory."""
+    ranks = [_read(folder, rank) for rank in range(wanted.world_size)]
+    return Outcome(ranks, wanted, exit_code, output)
+
+
+def _read(folder: Path, rank: int) -> RankReports:
+    phases: dict[str, tuple[float, pytest.TestReport]] = {}
+    why = ""
+    for line in _text(folder / f"reports.{rank}").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the rank was killed while it wrote
+        if "collect" in record:
+            why = record["collect"]
+        else:
+            report = pytest.TestReport._from_json(record["report"])
+            phases[str(report.when)] = record["time"], report
+    return RankReports(rank, phases, why, _text(folder / f"stacks.{rank}"))
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
+
+
+def _of_test(stacks: str) -> str:
+    """Return the stacks without the frames of pytest and of this plugin."""
+    return "\n".join(line for line in stacks.splitlines() if not any(x in line for x in _FRAMES))
+
+
+def _consequence(report: pytest.TestReport) -> str:
+    """Return the message of a failure that another rank's has caused; empty if it is another one."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = str(getattr(crash, "message", ""))
+    return f"what followed: {message}" if _LOST.search(message) else ""
+
+
+def _is_strict(report: pytest.TestReport) -> bool:
+    """Return whether it failed because it passed: this process evaluates that mark as well."""
+    return isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT)
+
+
+def _named(ranks: list[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
