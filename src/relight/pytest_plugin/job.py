@@ -122,7 +122,7 @@ def warm_flags() -> list[str]:
 
 
 def _is_installed(name: str) -> bool:
-    path = getattr(sys.modules[name], "__dict__", {}).get("__file__")
+    path = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
     return (
         isinstance(path, str)
         and f"-packages{os.sep}" in path

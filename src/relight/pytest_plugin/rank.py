@@ -23,7 +23,6 @@ from relight.errors import EXIT_FAILED, EXIT_OK
 from relight.pytest_plugin import ON_RANK
 from relight.worker.call import leave
 
-
 _IMPORT_S = 120.0
 """How long the imports of a test may take, which are not part of its time."""
 

@@ -141,7 +141,7 @@ class Outcome:
 
     def _unexplained(self, phase: str) -> RanksRepr | None:
         """Return why ranks have not got to the end of this phase, if no report says so."""
-        missing = [each for each in self._ranks if phase not in each.phases]
+        missing = [each for each in self._ranks if not _has_ended(each, phase)]
         if self._is_told or not missing:
             return None
         if collect := {each.collect: each.rank for each in missing if each.collect}:
@@ -153,8 +153,6 @@ class Outcome:
             ]
             parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
             return RanksRepr(parts)
-        if any(self._of("teardown")) and not self._exit_code:
-            return None  # skipped in its setup, for example
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
             return None  # which has ended this one, too
         names = _named([each.rank for each in missing])
@@ -189,13 +187,21 @@ def _text(path: Path) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+def _has_ended(rank: RankReports, phase: str) -> bool:
+    """Return whether a rank has got to the end of a phase; a test that was skipped or failed in its
+    setup is not called.
+    """
+    is_set_up = "setup" not in rank.phases or rank.phases["setup"][1].passed
+    return phase in rank.phases or (phase == "call" and not is_set_up)
+
+
 def _of_test(stacks: str) -> str:
     """Return the stacks without the frames of pytest and of this plugin."""
     return "\n".join(line for line in stacks.splitlines() if not any(x in line for x in _FRAMES))
 
 
 def _consequence(report: pytest.TestReport) -> str:
-    """Return the message of a failure that another rank's has caused; empty if it is another one."""
+    """Return the message of a failure that another rank has caused; else an empty text."""
     crash = getattr(report.longrepr, "reprcrash", None)
     message = str(getattr(crash, "message", ""))
     return f"what followed: {message}" if _LOST.search(message) else ""

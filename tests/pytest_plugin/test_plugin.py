@@ -1,0 +1,367 @@
+"""`@pytest.mark.distributed`: what users of pytest see of a test that runs on several ranks."""
+
+import os
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+pytest_plugins = ["pytester"]
+Run = Callable[..., pytest.RunResult]
+HEAD = """
+import os, pytest, signal, sys, time
+RANK = os.environ.get("RANK")
+two = pytest.mark.distributed(world_size=2, init=False)
+"""
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run pytest on a file with these tests."""
+    for name in os.environ.keys() - clean_environment().keys():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(text: str, *arguments: str) -> pytest.RunResult:
+        pytester.makepyfile(test_x=HEAD + text)
+        return pytester.runpytest_subprocess(*arguments, timeout=100)
+
+    return run
+
+
+def output(result: pytest.RunResult) -> str:
+    return result.stdout.str()
+
+
+def test_a_test_runs_on_each_rank_with_its_own_fixtures(
+    run: Run, pytester: pytest.Pytester
+) -> None:
+    """Fixtures of all scopes, parameters, and classes."""
+    pytester.makeconftest("""
+        import os, pytest
+        @pytest.fixture(scope="session")
+        def rank(): return int(os.environ["RANK"])
+    """)
+    result = run("""
+@two
+def test_fixtures(rank, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own").touch()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert os.environ["WORLD_SIZE"] == "2" and rank == int(RANK)
+    print("x")
+    assert capsys.readouterr().out == "x\\n"
+
+@two
+@pytest.mark.parametrize("n", ["a::b", "[c]"])
+def test_parameters(n):
+    assert n in ("a::b", "[c]")
+
+class TestClass:
+    def setup_method(self):
+        self.x = RANK
+    @two
+    def test_method(self):
+        assert self.x == os.environ["RANK"]
+
+def test_without_the_mark():
+    assert RANK is None
+""")
+    result.assert_outcomes(passed=5)
+
+
+def test_an_assertion_that_fails_on_one_rank_is_shown_in_full(run: Run) -> None:
+    """With pytest's own details, the rank, and what each rank has printed."""
+    result = run("""
+@two
+def test_it():
+    print("printed by", RANK)
+    found = {"rank": int(RANK)}
+    assert found == {"rank": 0}
+""")
+    result.assert_outcomes(failed=1)
+    text = output(result)
+    assert "- rank 1 of 2 -" in text
+    assert "AssertionError: assert {'rank': 1} == {'rank': 0}" in text
+    assert "{'rank': 1} != {'rank': 0}" in text
+    assert "Captured stdout call (rank 0)" in text and "printed by 0" in text
+    assert "FAILED" in text.splitlines()[-2] and "AssertionError" in text.splitlines()[-2]
+
+
+def test_equal_failures_are_shown_once(run: Run) -> None:
+    result = run("""
+@pytest.mark.distributed(world_size=3, init=False)
+def test_it():
+    assert [1, 2] == [1, 3]
+""")
+    result.assert_outcomes(failed=1)
+    assert output(result).count("At index 1 diff: 2 != 3") == 1
+    assert "- ranks 0, 1, 2 of 3 -" in output(result)
+
+
+def test_marks_have_their_usual_meaning(run: Run) -> None:
+    """Skipped ones start nothing."""
+    result = run(
+        """
+@two
+@pytest.mark.skipif(True, reason="not here")
+def test_skipped(): open("started", "w")
+
+@two
+def test_skips_itself(): pytest.skip("not now")
+
+@two
+@pytest.mark.xfail(raises=ValueError)
+def test_fails_as_expected(): raise ValueError
+
+@two
+@pytest.mark.xfail(raises=ValueError)
+def test_fails_otherwise(): raise KeyError
+
+@two
+@pytest.mark.xfail(strict=True)
+def test_passes_unexpectedly(): pass
+
+@two
+@pytest.mark.xfail
+def test_passes_although(): pass
+
+@pytest.fixture
+def broken(): raise OSError("no fixture")
+
+@two
+def test_needs_it(broken): pass
+
+@pytest.fixture
+def leaves():
+    yield
+    raise OSError("no teardown")
+
+@two
+def test_leaves(leaves): pass
+
+def test_nothing_was_started(): assert not os.path.exists("started")
+""",
+        "-rs",
+    )
+    result.assert_outcomes(passed=2, skipped=2, xfailed=1, failed=2, xpassed=1, errors=2)
+    text = output(result)
+    assert "not here" in text and "not now" in text
+    assert "ERROR at setup of test_needs_it" in text and "no fixture" in text
+    assert "ERROR at teardown of test_leaves" in text and "no teardown" in text
+
+
+def test_a_test_that_does_not_end_shows_the_stacks_of_all_ranks(run: Run) -> None:
+    result = run("""
+def wait_here(): time.sleep(1000)
+def wait_there(): time.sleep(1000)
+
+@pytest.mark.distributed(world_size=2, init=False, timeout=1)
+def test_it():
+    wait_here() if RANK == "0" else wait_there()
+""")
+    result.assert_outcomes(failed=1)
+    text = output(result)
+    assert "ranks 0, 1 had not ended after 1 s" in text
+    assert " in wait_here\n" in text and " in wait_there\n" in text
+    assert "/pluggy/" not in text
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+        ("os._exit(7)", "exited with code 7"),
+        ("os._exit(0)", "ended without a report"),
+    ],
+)
+def test_a_rank_that_ends_fails_the_test(run: Run, end: str, said: str) -> None:
+    """Its last words are shown."""
+    result = run(f"""
+@two
+def test_it():
+    if RANK == "1":
+        os.write(2, b"last words")
+        {end}
+""")
+    result.assert_outcomes(failed=1)
+    assert said in output(result) and "rank 1" in output(result)
+
+
+def test_a_rank_that_waits_for_a_failed_one_is_stopped_at_once(run: Run) -> None:
+    """The assertion is shown, not what the other rank got of it."""
+    result = run("""
+@two
+def test_it():
+    if RANK == "0":
+        time.sleep(1000)
+    assert RANK == "0", "this is why"
+""")
+    result.assert_outcomes(failed=1)
+    assert "this is why" in output(result)
+    assert "had not ended" not in output(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("word_size=2", "no argument word_size; did you mean world_size?"),
+        ("world_size=0", "world_size=0: expected the number of ranks, at least 1"),
+        ("world_size=True", "world_size=True: expected"),
+        ("backend='glo'", "backend=glo: unknown; did you mean gloo?"),
+        ("init=1", "init=1: expected True or False"),
+        ("timeout='soon'", "timeout='soon': expected seconds"),
+        ("env={'A': 1}", "expected texts by name"),
+        ("2, 'gloo'", "takes world_size and names, not 'gloo'"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(run: Run, arguments: str, said: str) -> None:
+    result = run(f"""
+@pytest.mark.distributed({arguments})
+def test_it(): pass
+""")
+    result.assert_outcomes(errors=1)
+    assert said in output(result)
+    assert "Traceback" not in output(result)
+
+
+def test_what_can_not_run_on_ranks_is_refused(run: Run) -> None:
+    result = run("""
+import unittest
+@two
+class TestOld(unittest.TestCase):
+    def test_it(self): pass
+@two
+async def test_async(): pass
+""")
+    result.assert_outcomes(errors=2)
+    assert "methods of classes other than TestCase" in output(result)
+    assert "not for async functions" in output(result)
+
+
+def test_the_mark_is_known_and_explained(run: Run) -> None:
+    result = run("@two\ndef test_it(): pass\n", "--strict-markers", "--strict-config")
+    result.assert_outcomes(passed=1)
+    assert "@pytest.mark.distributed(world_size=2" in output(run("", "--markers"))
+
+
+def test_xdist_runs_such_tests_side_by_side(run: Run) -> None:
+    """Reports are complete there, too."""
+    result = run(
+        """
+@two
+@pytest.mark.parametrize("n", range(4))
+def test_it(n):
+    assert n != 3, f"rank {RANK} says no"
+""",
+        "-n",
+        "2",
+    )
+    result.assert_outcomes(passed=3, failed=1)
+    assert "rank 0 says no" in output(result) and "rank 1 says no" in output(result)
+
+
+def test_coverage_counts_what_the_ranks_have_run(run: Run, pytester: pytest.Pytester) -> None:
+    """With pytest-cov, and in the measured run itself."""
+    pytester.makepyfile(
+        code="""
+        def f(rank):
+            if rank == "0":
+                return "zero"
+            return "one"
+    """
+    )
+    result = run(
+        """
+import code as _; sys.modules.pop("code")
+sys.path.insert(0, os.path.dirname(__file__))
+import code
+@two
+def test_it(): assert code.f(RANK)
+""",
+        "--cov=code",
+        "--cov-report=term-missing",
+    )
+    result.assert_outcomes(passed=1)
+    (line,) = (line for line in output(result).splitlines() if line.startswith("code.py"))
+    assert line.split()[-1] == "100%", output(result)
+
+
+def test_junit_has_the_failure_and_the_duration(run: Run, pytester: pytest.Pytester) -> None:
+    run("@two\ndef test_it():\n    time.sleep(0.3)\n    assert RANK == '9'\n", "--junitxml=x.xml")
+    case = next(ET.parse(pytester.path / "x.xml").iter("testcase"))
+    failure = case.find("failure")
+    assert failure is not None and "assert '0' == '9'" in (failure.text or "")
+    assert float(case.attrib["time"]) > 0.3
+
+
+def test_pytest_without_the_mark_loads_nothing_of_relight(pytester: pytest.Pytester) -> None:
+    """The plugin is installed for all projects in the environment."""
+    pytester.makepyfile("""
+        import sys
+        def test_it():
+            ours = {name for name in sys.modules if name.startswith("relight")}
+            assert ours <= {"relight", "relight.pytest_plugin"}, ours
+            assert "torch" not in sys.modules
+    """)
+    pytester.runpytest_subprocess(timeout=60).assert_outcomes(passed=1)
+
+
+def test_the_next_test_is_warm_and_nothing_is_left_of_the_run(run: Run) -> None:
+    """The process with the modules ends with pytest."""
+    result = run(
+        """
+import json, subprocess
+@two
+def test_one(): pass
+
+def test_the_process_is_there():
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        found = json.loads(subprocess.run([sys.executable, "-m", "relight", "warm", "--json"],
+                                          capture_output=True, text=True).stdout)
+        if found:
+            break
+        time.sleep(0.1)
+    print("PID", *(each["pid"] for each in found))
+
+@two
+def test_another(): assert "pytest" in sys.modules
+""",
+        "-s",
+        "--verbose",
+    )
+    result.assert_outcomes(passed=3)
+    (line,) = (line for line in output(result).splitlines() if "PID" in line)
+    pids = [int(word) for word in line.partition("PID")[2].split() if word.isdecimal()]
+    assert pids
+    end = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}/exe").exists() for pid in pids):
+        assert time.monotonic() < end
+
+
+@pytest.mark.slow
+def test_the_process_group_is_there_and_is_destroyed(run: Run) -> None:
+    """With torch: gloo where there are no GPUs; and a failed collective does not hide the cause."""
+    result = run("""
+import torch, torch.distributed as dist
+
+@pytest.mark.distributed(world_size=2)
+def test_all_reduce():
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == 2 and dist.get_backend() == "gloo"
+
+@pytest.mark.distributed(world_size=2)
+def test_one_fails():
+    assert dist.get_rank() == 0, "this is why"
+    dist.all_reduce(torch.ones(1))
+
+@two
+def test_itself():
+    assert not dist.is_initialized()
+""")
+    result.assert_outcomes(passed=2, failed=1)
+    assert output(result).index("this is why") < output(result).index("short test summary")
