@@ -98,7 +98,7 @@ class _Start:
         system.become_subreaper()
         setup = preloading.instructions(worker, modules, learned, {}, gently=False)
         try:
-            origin = processes.start(setup)
+            origin = processes.start(setup, is_ahead=True)
         except BlockingIOError:
             raise MachineError(
                 "a warm process for this script is being made already", hint="wait for it"

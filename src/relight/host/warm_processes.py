@@ -84,11 +84,12 @@ class WarmProcesses:
             else:
                 yield found
 
-    def start(self, setup: dict[str, Any]) -> Origin:
+    def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> Origin:
         """Start one; with too many of them, the one that was not used for longest ends.
 
         Args:
             setup: instructions for `worker/warm_fork.py`, which are completed.
+            is_ahead: this process runs no job.
 
         Raises:
             BlockingIOError: another job has started one, which imports now.
@@ -108,6 +109,7 @@ class WarmProcesses:
             "stays_s": keep.stays_s,
             "until": [pid for pid in (keep.until, _session()) if pid],
             "began_ns": time.time_ns(),
+            "is_ahead": is_ahead,
         }
         try:
             return warm_spawner.start(worker, setup)

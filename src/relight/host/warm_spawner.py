@@ -45,7 +45,7 @@ class WorkerProgram(NamedTuple):
     variables: Mapping[str, str]
     own: tuple[str, ...]
     workers: int
-    keep: KeepWarm | None
+    keep: KeepWarm | None = None
 
 
 class Origin(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from relight import env as environment
 from relight.errors import did_you_mean
 from relight.pytest_plugin import MARK, TIMEOUT
 
@@ -62,7 +63,8 @@ def read(item: pytest.Item, mark: pytest.Mark) -> Wanted:
 
 def controller() -> int:
     """Return the pid of the pytest process that controls the run; with xdist, not a worker's."""
-    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+    is_worker = "PYTEST_XDIST_WORKER" in environment.read().variables
+    return os.getppid() if is_worker else os.getpid()
 
 
 def _is_test_case(item: pytest.Function) -> bool:

@@ -57,9 +57,6 @@ class Deferred:
         imports: facts about their imports.
         tell: called with a variable, to report its value to the warm spawner.
         restart: the command line and the environment of this worker.
-
-    Attributes:
-        others: the modules that the script has looked for, and that were not preloaded.
     """
 
     def __init__(
@@ -77,7 +74,6 @@ class Deferred:
         self._expected = {**os.environ, **imports.values}
         self._putenv: dict[str, str | None] = {}
         self._irreversible = False
-        self.others: list[str] = []
         if self._hidden:
             sys.meta_path.insert(0, self)
             sys.addaudithook(self._audit)
@@ -87,7 +83,6 @@ class Deferred:
         del path, target
         module = self._hidden.get(name)
         if module is None:
-            self.others.append(name)
             return None
         known = getattr(module, "__spec__", None)
         origin, loader = getattr(known, "origin", None), getattr(known, "loader", None)
@@ -105,10 +100,6 @@ class Deferred:
             spec.cached = known.cached
             spec.has_location = known.has_location
         return spec
-
-    def is_of_this_process(self) -> bool:
-        """Return whether this is the worker, and not a process that it has forked."""
-        return os.getpid() == self._pid
 
     def show(self, name: str) -> ModuleType:
         """Put a module and the modules that it needs into `sys.modules`; return the module."""
@@ -204,7 +195,7 @@ class Deferred:
             otherwise: what follows if it can't be restarted.
             report: a variable to report to the warm spawner.
         """
-        again = not self._irreversible and self.is_of_this_process()
+        again = not self._irreversible and os.getpid() == self._pid
         if report:
             self._report(report)  # which writes to a file
         what = "restarts without preloaded modules" if again else otherwise
@@ -261,13 +252,11 @@ class _Loader:
         return getattr(self._loader, name)
 
 
-def installed(names: Iterable[str]) -> list[str]:
-    """Return the modules that were imported and belong to installed packages, without the standard
-    library.
-    """
+def installed() -> list[str]:
+    """Return the modules in `sys.modules` of installed packages, without the standard library."""
     found = []
-    for name in names:
-        path = getattr(sys.modules.get(name), "__dict__", {}).get("__file__")
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(path, str) and f"-packages{os.sep}" in path:
             found.append(name)
     return found

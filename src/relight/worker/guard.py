@@ -140,6 +140,7 @@ def _watch(
         linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard")
         if agent is None:
             linux.show_environment({})  # the job's that has started it
+            linux.close_all_but({0, 1, 2, from_child, to_child})
         linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that its parent is gone
         child = os.pidfd_open(pid)
         poll = select.poll()

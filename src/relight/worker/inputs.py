@@ -20,7 +20,8 @@ from relight.typed import Any, NamedTuple
 _SYSTEM = ("/proc/", "/dev/", "/sys/")
 _WRITES = os.O_WRONLY | os.O_RDWR
 _LINKER = ("/etc/ld.so.cache", "/etc/ld.so.preload")
-_PROGRAMS = ("os.exec", "os.posix_spawn", "os.system", "subprocess.Popen")
+_EVENTS = ("open", "os.exec", "os.posix_spawn", "os.system", "subprocess.Popen")
+"""Audit events: files are opened, or programs run."""
 _CLOCK_NS = 20_000_000
 """File systems take the time of the last tick of the kernel, and the process began before this."""
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
@@ -88,13 +89,15 @@ class Inputs:
         return ""
 
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if not self._records:
+        if not self._records or not event.startswith(_EVENTS):
             return
+        if str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0] == "relight":
+            return  # which looks at the script, for example
         if event == "open":
             path, _, flags = arguments
             if isinstance(path, (str, bytes)) and not (isinstance(flags, int) and flags & _WRITES):
                 self._opened.add(os.fsdecode(path))
-        elif event in _PROGRAMS:
+        else:
             self.variables.add("PATH")
 
 

@@ -77,7 +77,13 @@ class Lasting:
         """
         linux.rename_process(f"warm process of {self._setup['keep']['script']}")
         keep = self._setup["keep"]
-        process = WarmProcess(keep["socket"], keep["stays_s"], self.until, self._describe)
+        process = WarmProcess(
+            keep["socket"],
+            keep["stays_s"],
+            self.until,
+            self._describe,
+            is_ahead=keep["is_ahead"],
+        )
         os.close(self.lock)
         return process.run(control, agent)
 

@@ -139,9 +139,14 @@ class _Notes:
         self._add(b"wrote " + variable.encode("unicode_escape"))
         os.kill(self._pid, signal.SIGCHLD)
 
-    def write_others(self, deferred: Deferred) -> None:
-        """Report, at the end of a worker, the installed modules that were not preloaded."""
-        names = installed(deferred.others) if deferred.is_of_this_process() else []
+    def write_others(self, worker: int, preloaded: Collection[str]) -> None:
+        """Report, at the end of a worker, the installed modules that were not preloaded.
+
+        Args:
+            worker: its pid: processes that it has forked say nothing.
+            preloaded: those that were.
+        """
+        names = [] if os.getpid() != worker else [x for x in installed() if x not in preloaded]
         if names:
             with contextlib.suppress(OSError):  # the job is over
                 self._add(" ".join(("others", *names)).encode(errors="replace"))
@@ -248,9 +253,9 @@ def serve(
     try:
         control.detach()
         _become(plan, changes, short, printed, random_state)
-        deferred = Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
+        Deferred(hidden, imports, notes.write, (plan.argv, plan.variables))
         if setup["learned"] and plan.local_rank == 0:
-            atexit.register(notes.write_others, deferred)
+            atexit.register(notes.write_others, os.getpid(), {*hidden, *loaded})
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     except Exception as error:
         os.write(2, f"relight: this worker could not be forked: {error!r}\n".encode())

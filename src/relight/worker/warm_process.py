@@ -72,6 +72,7 @@ class WarmProcess:
         idle_s: how long it stays without a job, in seconds.
         until: descriptors of processes that it does not outlive (pidfds).
         describe: returns what agents are told, without the part that this object knows.
+        is_ahead: the first connection is that of `relight warm start`, and not of a job.
 
     Raises:
         OSError: the socket can't be made.
@@ -83,6 +84,8 @@ class WarmProcess:
         idle_s: float,
         until: Sequence[int],
         describe: Callable[[], Description],
+        *,
+        is_ahead: bool,
     ) -> None:
         self._listener = warm_sockets.listen(path)
         self._path = path
@@ -92,7 +95,7 @@ class WarmProcess:
         self._connections: dict[int, _Connection] = {}
         self._guards: dict[int, _Guard] = {}
         self._began = self._idle_since = time.monotonic()
-        self._uses = 0
+        self._uses = -1 if is_ahead else 0
         self._is_ending = False
         self._forgotten: set[int] = set()
         self._poll = select.poll()
@@ -163,7 +166,7 @@ class WarmProcess:
             age_s=now - self._began,
             idle_s=0.0 if self._guards else now - self._idle_since,
             stays_s=self._idle_s,
-            uses=self._uses,
+            uses=max(0, self._uses),
             jobs=len(self._guards),
         )
         try:

@@ -1,0 +1,800 @@
+"""The warm process, which outlives its job: what takes it, what it must not share, how it ends."""
+
+import contextlib
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import RELIGHT, clean_environment
+
+from warm.test_endings import MODULES as ENDING_MODULES
+from warm.test_endings import SCRIPTS
+from warm.test_observations import MODULES as SEEN_MODULES
+from warm.test_observations import PROBE, compare
+
+TOOK = "preload: took the warm process"
+LIMIT_S = 20.0
+Result = subprocess.CompletedProcess[str]
+
+
+class Shell:
+    """A user's shell, with a directory of its own for sockets.
+
+    Args:
+        folder: the working directory of all jobs.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.runtime = folder / "runtime"
+        self.runtime.mkdir(mode=0o700)
+        self.packages = folder / "lib" / "site-packages"
+        self.packages.mkdir(parents=True)
+        self.variables = {
+            "XDG_RUNTIME_DIR": str(self.runtime),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "PYTHONPATH": str(self.packages),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        self.script = folder / "train.py"
+        self.script.write_text("import json\nprint('trains')\n")
+
+    def relight(self, *words: str | Path, under: tuple[str, ...] = (), **variables: str) -> Result:
+        """Run a command line of relight to its end."""
+        return subprocess.run(
+            [*under, *RELIGHT, *map(str, words)],
+            cwd=self.folder,
+            env=clean_environment(**self.variables, **variables),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+
+    def make(self, *flags: str, modules: str = "json", **variables: str) -> int:
+        """Make a warm process for the script; return its pid."""
+        flags = flags or (str(self.script),)
+        made = self.relight("warm", "start", f"--preload={modules}", *flags, **variables)
+        assert made.returncode == 0, made.stderr
+        return max(self.pids())
+
+    def job(self, *flags: str, modules: str = "json", **options: object) -> Result:
+        """Run a job of the script that may take a warm process."""
+        result = self.relight(
+            "run", f"--preload={modules}", "-v", *(flags or (str(self.script),)), **options
+        )
+        assert result.returncode == 0, result.stderr
+        return result
+
+    def takes(self, *flags: str, **options: object) -> bool:
+        return TOOK in self.job(*flags, **options).stderr
+
+    def list(self) -> "list[dict[str, object]]":
+        found: list[dict[str, object]] = json.loads(self.relight("warm", "--json").stdout)
+        return found
+
+    def pids(self) -> "list[int]":
+        return [int(str(each["pid"])) for each in self.list()]
+
+    def begin(self, *flags: str, **variables: str) -> "subprocess.Popen[str]":
+        """Start a job."""
+        return subprocess.Popen(
+            [*RELIGHT, "run", "--preload=json", "-v", *flags],
+            cwd=self.folder,
+            env=clean_environment(**self.variables, **variables),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.runtime.chmod(0o700)
+    with contextlib.suppress(OSError):
+        (shell.runtime / "relight").chmod(0o700)
+    shell.relight("warm", "stop")
+
+
+def wait(condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, "it does not become true"
+        time.sleep(0.02)
+
+
+def is_gone(pid: int) -> bool:
+    """A process has ended, also if nobody has reaped it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+# What takes it.
+
+
+def test_the_next_job_takes_it_whatever_its_arguments(shell: Shell) -> None:
+    """Also several jobs at once; each worker has its own arguments."""
+    shell.script.write_text("import json, sys, os\nprint(os.environ['RANK'], sys.argv[1:])\n")
+    pid = shell.make()
+    for number, arguments in enumerate((["a"], ["--b", ""], [])):
+        result = shell.job("--nproc-per-node=2", str(shell.script), *arguments)
+        assert f"{TOOK} {pid}: " in result.stderr and f"{number} job" in result.stderr
+        assert sorted(result.stdout.splitlines()) == [f"0 {arguments}", f"1 {arguments}"]
+    command = [*RELIGHT, "run", "--preload=json", "-v", str(shell.script)]
+    jobs = [
+        subprocess.Popen(
+            command, env=clean_environment(**shell.variables), cwd=shell.folder,
+            stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True,
+        )
+        for _ in range(3)
+    ]  # fmt: skip
+    assert all(TOOK in job.communicate(timeout=60)[1] for job in jobs)
+
+
+@pytest.mark.parametrize("form", ["module", "directory", "archive"])
+def test_every_way_to_name_a_script_has_one(shell: Shell, form: str) -> None:
+    package = shell.folder / "package"
+    package.mkdir()
+    (package / "__main__.py").write_text("import sys\nprint('main', sys.argv[1:])\n")
+    if form == "archive":
+        shutil.make_archive("package", "zip", package)
+        shutil.move("package.zip", shell.folder / "package.zip")
+    flags = {"module": ["-m", "package"], "directory": ["package"], "archive": ["package.zip"]}
+    shell.make(*flags[form])
+    result = shell.job(*flags[form], "x")
+    assert TOOK in result.stderr and result.stdout == "main ['x']\n"
+
+
+def test_jobs_that_preload_nothing_take_none(shell: Shell) -> None:
+    shell.make()
+    for flags in ((), ("--preload=json", "--run-path"), ("--preload=json", "--numa-binding=node")):
+        result = shell.relight("run", "-v", *flags, shell.script)
+        assert result.stdout == "trains\n" and TOOK not in result.stderr, flags
+
+
+def test_a_job_leaves_one_for_the_next_one(shell: Shell) -> None:
+    """--keep-warm alone means the modules that the script imports, also after a short job."""
+    shell.script.write_text("import decimal, json\nprint('trains')\n")
+    first = shell.relight("run", "--keep-warm", "-v", shell.script)
+    assert "without preloaded modules" in first.stderr
+    wait(shell.list)
+    (made,) = shell.list()
+    assert made["preload"] == "auto"
+    second = shell.relight("run", "-v", shell.script, RELIGHT_KEEP_WARM="on")
+    assert TOOK in second.stderr and second.stdout == "trains\n"
+    assert len(shell.list()) == 1
+    third = shell.relight("run", "-v", "--preload=off", shell.script, RELIGHT_KEEP_WARM="on")
+    assert "preload" not in third.stderr
+
+
+def test_a_job_leaves_one_with_all_modules_that_its_worker_has_imported(shell: Shell) -> None:
+    (shell.packages / "one.py").write_text("")
+    (shell.packages / "two.py").write_text("")
+    shell.script.write_text("import one\n")
+    shell.relight("run", "--keep-warm", shell.script)
+    wait(shell.list)
+    (first,) = shell.pids()
+    shell.script.write_text("import one, two\n")
+    assert TOOK in shell.relight("run", "--keep-warm", "-v", shell.script).stderr
+    wait(lambda: shell.pids() and shell.pids() != [first])
+    result = shell.relight("run", "--keep-warm", "-v", shell.script)
+    assert TOOK in result.stderr
+    assert shell.pids() == shell.pids() and first not in shell.pids()
+
+
+def test_only_one_is_made_at_a_time(shell: Shell) -> None:
+    """A job that begins while it imports starts cold, and no other one."""
+    (shell.packages / "slow.py").write_text(
+        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n"
+    )
+    shell.script.write_text("print('trains')\n")
+    for _ in range(3):
+        result = shell.relight("run", "--preload=slow", "--keep-warm", "-v", shell.script)
+        assert result.returncode == 0
+    (shell.folder / "go").touch()
+    wait(shell.list)
+    assert len(shell.list()) == 1
+    assert shell.takes(modules="slow")
+
+
+@pytest.mark.parametrize("kind", ["file", "module", "directory"])
+def test_a_script_sees_the_same_cold_and_taken(shell: Shell, kind: str) -> None:
+    """The process was made from another session, with other arguments, variables and streams, and
+    the script was edited since.
+    """
+    package = shell.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    program = package / ("__main__.py" if kind == "directory" else "probe.py")
+    program.write_text("print('another text')\n")
+    words = {"file": ["package/probe.py"], "module": ["-m", "package.probe"]}
+    target = words.get(kind, ["package"])
+    shell.make(*target, "other", "arguments", modules=SEEN_MODULES, UNRELATED="x" * 5000)
+    shutil.copy(PROBE, program)
+    seen = []
+    for preload in ("off", SEEN_MODULES):
+        result = shell.job(
+            "--nproc-per-node=2", *target, "a", "", "é", modules=preload,
+            RESULT=str(shell.folder / "result"), RANK="7", UNRELATED="y",
+        )  # fmt: skip
+        assert (TOOK in result.stderr) == (preload != "off"), result.stderr
+        paths = [shell.folder / f"result{rank}" for rank in (0, 1)]
+        seen.append([json.loads(path.read_text()) for path in paths])
+    compare(*seen)
+
+
+@pytest.mark.slow
+def test_a_script_ends_the_same_cold_and_taken(shell: Shell) -> None:
+    """All 71 ways to end, of one file that is edited between the jobs of one process."""
+    pid = shell.make(modules=ENDING_MODULES)
+    (shell.folder / "neighbour.py").write_text("x = 3\n")
+    different = []
+    for number, (name, text) in enumerate(SCRIPTS.items()):
+        shell.script.write_text(text)
+        ends = []
+        for preload in ("off", ENDING_MODULES):
+            logs = shell.folder / f"logs{number}{preload[:3]}"
+            result = shell.relight(
+                "run", f"--preload={preload}", "--redirects=3", f"--log-dir={logs}", "-v",
+                shell.script,
+            )  # fmt: skip
+            assert (TOOK in result.stderr) == (preload != "off"), result.stderr
+            texts = [
+                re.sub(r"0x[0-9a-f]{6,}|\d{5,}", "N", file.read_text())
+                for file in sorted(logs.glob("*/attempt_0/*/std*.log"))
+            ]
+            ends.append((result.returncode, texts))
+        if ends[0] != ends[1]:
+            different.append((name, *ends))
+    assert not different
+    assert shell.pids() == [pid]
+
+
+# Right or not used.
+
+
+@pytest.mark.parametrize(
+    ("fact", "under", "variables"),
+    [
+        ("Umask", ("sh", "-c", 'umask 027; exec "$@"', "-"), {}),
+        ("limit NOFILE", ("prlimit", "--nofile=500:"), {}),
+        ("limit NOFILE", ("prlimit", "--nofile=900:9000"), {}),
+        ("limit STACK", ("prlimit", "--stack=4000000:"), {}),
+        ("priority", ("nice", "-n", "3"), {}),
+        ("processors", ("taskset", "-c", "0"), {}),
+        ("SigIgn", ("sh", "-c", 'trap "" USR1; exec "$@"', "-"), {}),
+        ("NoNewPrivs", ("setpriv", "--no-new-privs"), {}),
+        ("PYTHONPATH", (), {"PYTHONPATH": "/nowhere"}),
+        ("PYTHONHASHSEED", (), {"PYTHONHASHSEED": "1"}),
+        ("LD_LIBRARY_PATH", (), {"LD_LIBRARY_PATH": "/nowhere"}),
+        ("LC_ALL", (), {"LC_ALL": "C"}),
+        ("OMP_NUM_THREADS", (), {"OMP_NUM_THREADS": "2"}),
+        ("READ_BY_NAME", (), {"READ_BY_NAME": "secret"}),
+        ("READ_WITH_DEFAULT", (), {"READ_WITH_DEFAULT": "secret"}),
+        ("ASKED_FOR", (), {"ASKED_FOR": ""}),
+        ("READER_OF_PREFIX", (), {"READER_OF_PREFIX": "secret"}),
+    ],
+)
+def test_what_differs_is_named_and_the_job_starts_as_ever(
+    shell: Shell, fact: str, under: tuple[str, ...], variables: dict[str, str]
+) -> None:
+    (shell.packages / "reader.py").write_text(
+        "import os\n"
+        "known = os.environ.get('READ_WITH_DEFAULT', ''), 'ASKED_FOR' in os.environ\n"
+        "prefixed = [x for x in os.environ if x.startswith('READER_OF_')]\n"
+        "try:\n    os.environ['READ_BY_NAME']\nexcept KeyError:\n    pass\n"
+    )
+    shell.make(modules="json,reader")
+    assert shell.takes(modules="json,reader", OTHER="1")
+    shell.variables |= variables
+    if under[:1] == ("taskset",) and os.cpu_count() == 1:
+        under = ("prlimit", "--nofile=400:")
+        fact = "limit NOFILE"
+    modules = "json" if fact == "PYTHONPATH" else "json,reader"
+    result = shell.job(modules=modules, under=under)
+    assert result.stdout == "trains\n"
+    assert TOOK not in result.stderr
+    (line,) = (line for line in result.stderr.splitlines() if "does not fit" in line)
+    assert f"does not fit: {fact} " in line
+    assert "secret" not in line
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make namespaces")
+@pytest.mark.parametrize("kind", ["net", "uts", "ipc", "mount"])
+def test_another_namespace_does_not_fit(shell: Shell, kind: str) -> None:
+    shell.make()
+    result = shell.job(under=("unshare", f"--{kind}"))
+    assert "does not fit: namespace " in result.stderr and TOOK not in result.stderr
+
+
+def test_another_interpreter_directory_or_module_does_not_fit(
+    shell: Shell, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    shell.make()
+    assert not shell.takes(PYTHON_EXEC=os.path.realpath(sys.executable))
+    result = shell.job(modules="json,decimal")
+    assert "does not fit: it was not asked to import decimal" in result.stderr
+    shell.folder = tmp_path_factory.mktemp("elsewhere")
+    assert not shell.takes()
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["content", "data file", "new package", "new pth file", "removed", "shadow", "sitecustomize"],
+)
+def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
+    """Also within the same second, with the same size; such a process ends."""
+    module = shell.packages / "package.py"
+    data = shell.folder / "data.txt"
+    data.write_text("1")
+    module.write_text(f"value = open({str(data)!r}).read() + '1'\n")
+    shell.script.write_text("import package\nprint(package.value)\n")
+    pid = shell.make(modules="package")
+    result = shell.job(modules="package")
+    assert TOOK in result.stderr and result.stdout == "11\n"
+    expected = "11"
+    if change == "content":
+        module.write_text(module.read_text().replace("'1'", "'2'"))
+        expected = "12"
+    elif change == "data file":
+        data.write_text("2")
+        expected = "21"
+    elif change == "new package":
+        (shell.packages / "another.py").touch()
+    elif change == "new pth file":
+        (shell.packages / "another.pth").touch()
+    elif change == "removed":
+        shutil.copy(module, shell.folder / "package.py")
+        module.unlink()
+    elif change == "shadow":
+        (shell.folder / "package.py").write_text("value = 'mine'\n")
+        expected = "mine"
+    else:
+        (shell.packages / "sitecustomize.py").touch()
+    modules = "json" if change in ("removed", "shadow") else "package"
+    result = shell.job(modules=modules)
+    assert TOOK not in result.stderr and result.stdout == f"{expected}\n", result.stderr
+    assert "does not fit: " in result.stderr
+    if modules == "package":
+        wait(lambda: is_gone(pid))
+
+
+def test_what_does_not_matter_may_change(shell: Shell) -> None:
+    """The script, its neighbours, compiled files, and other variables."""
+    shell.make()
+    shell.script.write_text("import json, neighbour\nprint('edited', neighbour.x)\n")
+    (shell.folder / "neighbour.py").write_text("x = 1\n")
+    (shell.packages / "__pycache__").mkdir()
+    (shell.packages / "README.txt").touch()
+    result = shell.job(NEW="1")
+    assert TOOK in result.stderr and result.stdout == "edited 1\n"
+
+
+def test_a_file_that_changes_while_it_is_imported_spoils_it(shell: Shell) -> None:
+    (shell.packages / "self_writing.py").write_text(
+        "import time\ntime.sleep(0.1)\nopen(__file__, 'a').write('# more\\n')\n"
+    )
+    made = shell.relight("warm", "start", "--preload=self_writing", shell.script)
+    assert made.returncode == 4
+    assert "self_writing.py was changed while it was imported" in made.stderr
+    assert not shell.list()
+
+
+def test_an_import_that_reads_the_arguments_is_left_to_each_worker(shell: Shell) -> None:
+    (shell.packages / "reads.py").write_text("import sys\nwords = sys.argv[1:]\n")
+    shell.script.write_text("import json, reads\nprint(reads.words)\n")
+    made = shell.relight("warm", "start", "--preload=json,reads", shell.script)
+    assert "reads reads the script's arguments" in made.stderr
+    result = shell.job("train.py", "a", modules="json")
+    assert result.stdout == "['a']\n"
+
+
+# Nothing of it is a hole.
+
+
+def test_no_variable_or_argument_of_a_job_is_seen_in_another(shell: Shell) -> None:
+    """Neither in the environment nor in proc(5), of all processes that stay or come."""
+    shell.script.write_text(
+        "import os, pathlib\n"
+        "environ = pathlib.Path('/proc/self/environ').read_bytes()\n"
+        "assert environ.endswith(b'\\0') and b'\\0\\0' not in environ\n"
+        "pairs = dict(x.split(b'=', 1) for x in environ[:-1].split(b'\\0'))\n"
+        "assert pairs == dict(os.environb), set(pairs) ^ set(os.environb)\n"
+        "words = pathlib.Path('/proc/self/cmdline').read_bytes().split(b'\\0')\n"
+        "assert words[3:] == [b'second', b''], words\n"
+        "text = ''\n"
+        "for path in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    try:\n"
+        "        if 'warm' in (path / 'comm').read_text():\n"
+        "            text += (path / 'environ').read_text() + (path / 'cmdline').read_text()\n"
+        "    except OSError:\n"
+        "        pass\n"
+        "assert 'warm process' in text and 'MARKER' not in text\n"
+        "assert 'MARKER' not in str(os.environ)\n"
+        "print('ok')\n"
+    )
+    shell.make(str(shell.script), "MARKER-argument", SECRET="MARKER-value")
+    result = shell.job(str(shell.script), "second", OWN="x" * 300)
+    assert TOOK in result.stderr and result.stdout == "ok\n"
+
+
+def test_the_directory_is_the_users_alone(shell: Shell) -> None:
+    """One that others can enter is not used, and the job runs as ever."""
+    shell.make()
+    folder = shell.runtime / "relight"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o755)
+    result = shell.relight("run", "--preload=json", "--keep-warm", "-v", shell.script)
+    assert result.stdout == "trains\n" and TOOK not in result.stderr
+    listed = shell.relight("warm")
+    assert listed.returncode == 4 and "other users can enter it" in listed.stderr
+    folder.chmod(0o700)
+    assert shell.takes()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become another user")
+def test_another_user_gets_no_answer(shell: Shell) -> None:
+    """Even where the modes of the directory and of the socket have been opened."""
+    shell.make()
+    folder = shell.runtime / "relight"
+    (path,) = (x for x in folder.iterdir() if stat.S_ISSOCK(x.stat().st_mode))
+    program = (
+        "import socket, sys\n"
+        "s = socket.socket(socket.AF_UNIX)\ns.settimeout(5)\ns.connect(sys.argv[1])\n"
+        "s.sendall(b'take\\n')\nprint(s.recv(100))\n"
+    )
+    short = Path("/tmp") / f"relight-test-{os.getpid()}"  # others can enter it
+    other = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/env", "python3"]
+    os.link(path, short)
+    try:
+        short.chmod(0o666)
+        result = subprocess.run(
+            [*other, "-c", program, short], capture_output=True, text=True, check=False
+        )
+    finally:
+        short.unlink()
+    if "Permission denied" in result.stderr and "connect" not in result.stderr:
+        pytest.skip("no Python that another user can run")
+    assert result.stdout.strip() in ("b''", "") and "pid" not in result.stdout
+    assert shell.takes()
+
+
+def test_nonsense_on_the_socket_does_no_harm(shell: Shell) -> None:
+    pid = shell.make()
+    (path,) = (x for x in (shell.runtime / "relight").iterdir() if stat.S_ISSOCK(x.stat().st_mode))
+    folder = os.open(path.parent, os.O_PATH)
+    address = f"/proc/self/fd/{folder}/{path.name}"
+    kept = []
+    for text in (b"", b"tak", b"nonsense\n", b"x" * 100_000, b"take", b"\0" * 20, b"stop"):
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(5)
+        connection.connect(address)
+        with contextlib.suppress(OSError):
+            connection.sendall(text)
+        kept.append(connection)
+    for _ in range(100):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(address)
+    os.close(folder)
+    assert shell.takes()
+    for connection in kept:
+        connection.close()
+    assert shell.pids() == [pid]
+    assert shell.takes()
+
+
+# No orphans.
+
+FAMILY = """
+import json, os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def pids_of(process: "subprocess.Popen[str]", workers: int) -> list[int]:
+    assert process.stdout is not None
+    pids = []
+    for _ in range(workers):
+        _, *words = process.stdout.readline().split()
+        pids += [int(word) for word in words]
+    return pids
+
+
+@pytest.mark.parametrize(
+    ("victims", "stopped"),
+    [
+        ("agent", ""),
+        ("warm process", ""),
+        ("guard", ""),
+        ("spawner", ""),
+        ("agent, warm process", ""),
+        ("agent, guard", ""),
+        ("agent, spawner", ""),
+        ("guard, spawner", ""),
+        ("agent", "warm process"),
+        ("agent", "guard"),
+        ("agent", "spawner"),
+        ("agent", "guard, spawner"),
+        ("warm process", "guard"),
+    ],
+)
+def test_whatever_is_killed_no_worker_stays(shell: Shell, victims: str, stopped: str) -> None:
+    """Nor what it has started in a session of its own; and the process serves the next job."""
+    pid = shell.make()
+    text = shell.script.read_text()
+    shell.script.write_text(FAMILY)
+    process = shell.begin("--nproc-per-node=2", str(shell.script))
+    family = pids_of(process, 2)
+    spawner = parent(family[0])
+    known = {
+        "agent": process.pid, "warm process": pid, "spawner": spawner, "guard": parent(spawner),
+    }  # fmt: skip
+    assert parent(known["guard"]) == pid
+    for name in filter(None, stopped.split(", ")):
+        os.kill(known[name], signal.SIGSTOP)
+    begin = time.monotonic()
+    for name in victims.split(", "):
+        os.kill(known[name], signal.SIGKILL)
+    try:
+        if "warm process" not in stopped:
+            wait(lambda: all(map(is_gone, family)), 10)
+            assert time.monotonic() - begin < 5
+    finally:
+        if "warm process" in stopped:
+            os.kill(pid, signal.SIGCONT)
+    wait(lambda: all(map(is_gone, family)), 10)
+    if "agent" not in victims:
+        assert process.wait(LIMIT_S) != 0
+    process.wait(LIMIT_S)
+    assert process.stdout is not None
+    process.stdout.close()
+    shell.script.write_text(text)
+    if "warm process" not in victims:
+        assert shell.takes()
+    else:
+        assert not shell.takes()
+
+
+def test_workers_are_restarted_in_a_taken_job(shell: Shell) -> None:
+    """By the same process; if that is killed, without it."""
+    pid = shell.make()
+    shell.script.write_text(
+        "import os, signal, time\n"
+        "restart = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "print('pids', os.getpid(), flush=True)\n"
+        "if restart == '0': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if restart == '1': time.sleep(1000)\n"
+    )
+    process = shell.begin("--max-restarts=2", str(shell.script))
+    pids_of(process, 1)
+    (second,) = pids_of(process, 1)
+    assert parent(parent(parent(second))) == pid
+    os.kill(pid, signal.SIGKILL)
+    (third,) = pids_of(process, 1)
+    assert third != second
+    assert process.wait(LIMIT_S) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+# Its end.
+
+
+def test_it_ends_after_its_time_without_use(shell: Shell) -> None:
+    """Not while a job runs."""
+    pid = shell.make("--keep-warm=0.02", str(shell.script))  # 1.2 s
+    shell.script.write_text("import time\ntime.sleep(2.5)\n")
+    assert shell.takes()
+    assert not is_gone(pid)
+    wait(lambda: is_gone(pid))
+    assert not list((shell.runtime / "relight").glob("[!l]*"))
+
+
+def test_it_ends_with_a_process(shell: Shell) -> None:
+    other = subprocess.Popen(["sleep", "1000"])
+    pid = shell.make(f"--keep-warm=while:{other.pid}", str(shell.script))
+    assert shell.takes()
+    other.kill()
+    other.wait()
+    wait(lambda: is_gone(pid))
+
+
+@pytest.mark.parametrize("what", ["socket", "directory"])
+def test_it_ends_when_no_job_can_find_it_any_more(shell: Shell, what: str) -> None:
+    """As at logout, when the user's directory is removed."""
+    pid = shell.make()
+    folder = shell.runtime / "relight"
+    if what == "socket":
+        for path in folder.glob("[!l]*"):
+            path.unlink()
+    else:
+        shutil.rmtree(folder)
+    wait(lambda: is_gone(pid))
+
+
+def test_it_ends_when_it_is_told_to(shell: Shell) -> None:
+    """After the job that uses it; it takes no other."""
+    pid = shell.make()
+    shell.script.write_text("import time\nprint('pids', flush=True)\ntime.sleep(1000)\n")
+    process = shell.begin(str(shell.script))
+    pids_of(process, 1)
+    assert "ends after the job" in shell.relight("warm", "stop", str(pid)).stderr
+    shell.script.write_text("print('trains')\n")
+    assert not shell.takes()
+    assert not is_gone(pid)
+    process.terminate()
+    process.wait(LIMIT_S)
+    assert process.stdout is not None
+    process.stdout.close()
+    wait(lambda: is_gone(pid))
+
+
+def test_a_user_has_at_most_three(shell: Shell) -> None:
+    """The one that was idle for longest goes."""
+    scripts = [shell.folder / f"{name}.py" for name in "abcd"]
+    pids = []
+    for path in scripts:
+        path.write_text("")
+        before = set(shell.pids())
+        shell.relight("warm", "start", "--preload=json", path)
+        pids += set(shell.pids()) - before
+        if path.name == "c.py":
+            assert shell.takes(str(scripts[0]))
+    assert set(shell.pids()) == {pids[0], pids[2], pids[3]}
+
+
+def test_an_idle_one_never_wakes_up(shell: Shell) -> None:
+    pid = shell.make()
+    shell.list()
+
+    def switches() -> int:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+    time.sleep(0.5)  # of the connection that has asked it
+    before = switches()
+    time.sleep(2)
+    assert switches() == before
+
+
+def test_it_asks_the_kernel_about_scarce_memory() -> None:
+    """Where /proc/pressure is writable. Real pressure would harm other tests."""
+    from relight.worker import warm_process
+
+    fd = warm_process._pressure()
+    if fd < 0:
+        assert not os.access("/proc/pressure/memory", os.W_OK) or os.geteuid() != 0
+        pytest.skip("this system does not tell about memory pressure")
+    poll = select.poll()
+    poll.register(fd, select.POLLPRI)
+    assert not any(event & select.POLLERR for _, event in poll.poll(0))
+    os.close(fd)
+
+
+# relight warm.
+
+
+def test_relight_warm_shows_what_is_there(shell: Shell) -> None:
+    assert "you have no warm processes" in shell.relight("warm").stderr
+    pid = shell.make()
+    assert shell.takes()
+    lines = shell.relight("warm", "list").stdout.splitlines()
+    heads = ["PID", "SCRIPT", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS"]
+    assert lines[0].split() == heads
+    assert lines[1].split()[:3] == [str(pid), str(shell.script), "json"]
+    (only,) = shell.list()
+    assert only["pid"] == pid and only["jobs"] == 0 and int(str(only["memory"])) > 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("warm", "sotp"), "did you mean stop?"),
+        (("warm", "stop", "x"), "takes pids, not x"),
+        (("warm", "stop", "1"), "1 is not a warm process of yours"),
+        (("warm", "stop", "--json"), "prints no JSON"),
+        (("warm", "list", "x"), "takes flags only"),
+        (("warm", "start", "nothing.py"), "nothing.py"),
+        (("warm", "start", "train.py"), "not known yet what train.py imports"),
+        (("warm", "start", "--preload=nix_da", "train.py"), "no module nix_da"),
+        (("warm", "start", "--no-python", "--preload=json", "true"), "are not forked"),
+        (("run", "--keep-warm=abc", "train.py"), "expected minutes, on, off, or while:PID"),
+        (("run", "--keep-warm=-1", "train.py"), "expected minutes, above 0"),
+        (("run", "--keep-warm=nan", "train.py"), "expected minutes, above 0"),
+        (("run", "--keep-warm=1e99", "train.py"), "expected minutes, above 0"),
+        (("run", "--keep-warm=while:x", "train.py"), "while:PID with the pid"),
+        (("run", "--keep-warm=until:3", "train.py"), "while:PID with the pid"),
+    ],
+)
+def test_wrong_words_are_refused_by_name(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    result = shell.relight(*words)
+    assert result.returncode == 2, result.stderr
+    assert said in result.stderr and "Traceback" not in result.stderr
+    assert not shell.list()
+
+
+def test_one_is_made_ahead_only_once(shell: Shell) -> None:
+    pid = shell.make()
+    again = shell.relight("warm", "start", "--preload=json", shell.script)
+    assert again.returncode == 0 and f"there is one already: pid {pid}" in again.stderr
+    assert "has ended" in shell.relight("warm", "stop").stderr
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_start_leaves_nothing(shell: Shell, number: signal.Signals) -> None:
+    (shell.packages / "endless.py").write_text(
+        "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(1000)\n"
+    )
+    process = subprocess.Popen(
+        [*RELIGHT, "warm", "start", "--preload=endless", shell.script], cwd=shell.folder,
+        env=clean_environment(**shell.variables),
+    )  # fmt: skip
+    wait(lambda: (shell.folder / "pid").exists() and (shell.folder / "pid").read_text())
+    process.send_signal(number)
+    assert process.wait(LIMIT_S) == 128 + number
+    wait(lambda: is_gone(int((shell.folder / "pid").read_text())))
+
+
+def test_calls_of_a_function_take_it(shell: Shell) -> None:
+    """As long as the caller runs; the first call leaves it."""
+    (shell.packages / "package.py").write_text("value = 1\n")
+    shell.script.write_text("""
+import os, relight, threading, time, atexit
+
+def work(x):
+    import package
+    atexit.register(print, "at exit")
+    threading.Thread(target=lambda: (time.sleep(0.1), print("thread"))).start()
+    return x + package.value
+
+if __name__ == "__main__":
+    from relight.host import warm_processes
+    for number in range(40):
+        assert relight.launch(work, number, nproc_per_node=2, flags=["-v"]) == [number + 1] * 2
+        time.sleep(0.05)
+        if number > 3 and os.path.exists("enough"):
+            break
+    try:
+        relight.launch(exec, "raise KeyError('mine')", nproc_per_node=2)
+    except KeyError as error:
+        print("raised", error)
+""")
+    process = subprocess.Popen(
+        [sys.executable, shell.script], cwd=shell.folder, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, env=clean_environment(**shell.variables),
+    )  # fmt: skip
+    wait(shell.list, 60)
+    wait(lambda: any(int(str(each["uses"])) > 1 for each in shell.list()), 60)
+    (shell.folder / "enough").touch()
+    pids = shell.pids()
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert TOOK in err and "raised 'mine'" in out
+    assert out.count("thread") == out.count("at exit") > 4
+    wait(lambda: all(map(is_gone, pids)))
