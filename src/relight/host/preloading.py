@@ -3,10 +3,10 @@
 `Preload.fork` replaces `spawner.fork`: the warm spawner forks the workers of a generation if it is
 ready; otherwise they start cold. There is at most one warm spawner.
 
-    named modules   with 1.5 workers or more per processor, the warm spawner starts first, and the
-                    first generation waits for it. Otherwise the first worker of the first
-                    generation, which starts cold, is watched; when it imports the first of these
-                    modules, the warm spawner starts beside it at the lowest priority
+    named modules   with 1.5 workers or more per processor, or with --keep-warm, the warm spawner
+                    starts first, and the first generation waits for it. Otherwise the first worker
+                    of the first generation, which starts cold, is watched; when it imports the
+                    first of these modules, the warm spawner starts beside it at the lowest priority
     auto            the modules are those of an earlier job with the same script (host/learned). If
                     there was none, that worker is watched; when it has imported nothing new for a
                     while, the warm spawner starts at the lowest priority
@@ -395,12 +395,13 @@ def instructions(
 
 
 def _waits(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:
-    """Return whether waiting for the warm spawner is faster than importing in every worker.
+    """Return whether waiting for the warm spawner is faster than importing in every worker, or
+    the next job needs it anyway.
 
     Checking whether modules are fit for it takes a third of the time of their import.
     """
     crowded = 2 * worker.workers >= 3 * len(os.sched_getaffinity(0))
-    return crowded and not _sets_variables(worker, learned)
+    return (crowded or worker.keep is not None) and not _sets_variables(worker, learned)
 
 
 def _sets_variables(worker: WorkerProgram, learned: "LearnedFile | None") -> bool:

@@ -1,7 +1,9 @@
 """Runs one test on its ranks: a job of `relight run` whose workers are `rank.py`."""
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -46,9 +49,9 @@ _OFF: dict[str, Any] = {
 }
 """Options of the run that are not for the ranks."""
 _NOT_ON_RANKS = (
-    "cacheprovider", "cov", "faulthandler", "junitxml", "pastebin", "pytest_cov",
-    "stepwise", "terminal", "timeout", "xdist", "xdist.looponfail",
+    "cacheprovider", "faulthandler", "junitxml", "pastebin", "stepwise", "terminal",
 )  # fmt: skip
+"""Plugins whose options are known there, but that do nothing."""
 
 
 def run(item: pytest.Item, wanted: Wanted) -> Outcome:
@@ -59,9 +62,8 @@ def run(item: pytest.Item, wanted: Wanted) -> Outcome:
         output = folder / "output"
         with output.open("wb") as file:
             shows = item.config.getoption("capture", "fd") == "no"
-            agent = start_agent(
-                _command(wanted, folder), _variables(wanted), None if shows else file
-            )
+            command = _command(item.config, wanted, folder)
+            agent = start_agent(command, _variables(wanted), None if shows else file)
             try:
                 _wait(agent, folder, wanted)
             finally:
@@ -72,17 +74,25 @@ def run(item: pytest.Item, wanted: Wanted) -> Outcome:
 def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:
     """Return at the end of the job, or when the ranks have left their stacks: the time is over."""
     until = float("inf")
-    while time.monotonic() < until:
-        try:
-            agent.wait(_LOOK_S)
-        except subprocess.TimeoutExpired:
-            stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
-            if stacks == wanted.world_size:
-                return
-            if stacks:
-                until = min(until, time.monotonic() + _STACKS_S)
-        else:
+    while time.monotonic() < until and not _has_ended(agent):
+        stacks = sum(path.stat().st_size > 0 for path in folder.glob("stacks.*"))
+        if stacks == wanted.world_size:
             return
+        if stacks:
+            until = min(until, time.monotonic() + _STACKS_S)
+
+
+def _has_ended(agent: "subprocess.Popen[bytes]") -> bool:
+    """Wait for a moment; return whether the process has ended."""
+    if not hasattr(os, "pidfd_open"):  # macOS
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.wait(_LOOK_S)
+        return agent.returncode is not None
+    pidfd = os.pidfd_open(agent.pid)
+    try:
+        return bool(select.select([pidfd], [], [], _LOOK_S)[0])  # at once; Popen.wait looks rarely
+    finally:
+        os.close(pidfd)
 
 
 def _end(agent: "subprocess.Popen[bytes]") -> None:
@@ -95,17 +105,17 @@ def _end(agent: "subprocess.Popen[bytes]") -> None:
         agent.wait()
 
 
-def _command(wanted: Wanted, folder: Path) -> list[str]:
+def _command(config: pytest.Config, wanted: Wanted, folder: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "relight", "run", "--standalone"),
         f"--nproc-per-node={wanted.world_size}",
         f"--shutdown-timeout={_GRACE_S}",
-        *warm_flags(),
+        *warm_flags(config),
         *("-m", _WORKER, str(folder)),
     ]
 
 
-def warm_flags() -> list[str]:
+def warm_flags(config: pytest.Config) -> list[str]:
     """Return the flags that keep, for the next test, the installed modules that this process has
     imported; none if the user says something about it in RELIGHT_PRELOAD, or on macOS.
     """
@@ -113,12 +123,25 @@ def warm_flags() -> list[str]:
     if sys.platform != "linux" or environment.host() or variables.get("RELIGHT_PRELOAD"):
         return []
     tops = {name.partition(".")[0] for name in list(sys.modules) if not name.startswith("_")}
-    names = [name for name in sorted(tops) if _is_installed(name)]
+    names = ["pytest", *(name for name in sorted(tops - {"pytest"}) if _is_installed(name))]
     names += [name for name in _PRELOADED_TOO if name in sys.modules]
+    names += [name for name in _of_pytest(config) if name not in names]
     flags = [f"--preload={','.join(names)}"] if names else []
     if not variables.get("RELIGHT_KEEP_WARM"):
         flags.append(f"--keep-warm=while:{controller()}")
     return flags
+
+
+def _of_pytest(config: pytest.Config) -> list[str]:
+    """Return the modules of pytest, and those of installed plugins that are in use."""
+    names = [name for name in list(sys.modules) if name.startswith("_pytest.")]
+    return names + [name for name in _plugins(config) if name.partition(".")[0] != "relight"]
+
+
+def _plugins(config: pytest.Config) -> list[str]:
+    """Return the modules of installed plugins that are in use."""
+    found = [plugin for plugin, _ in config.pluginmanager.list_plugin_distinfo()]
+    return [plugin.__name__ for plugin in found if isinstance(plugin, ModuleType)]
 
 
 def _is_installed(name: str) -> bool:
@@ -145,8 +168,6 @@ def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
     """Return what the ranks need to run this test as this process would."""
     config = item.config
     options = {k: v for k, v in vars(config.option).items() if _is_plain(v)} | _OFF
-    plugins = [each for each in options.get("plugins") or [] if each != "no:terminal"]
-    options["plugins"] = [*plugins, *(f"no:{name}" for name in _NOT_ON_RANKS)]
     options["inifilename"] = str(config.inipath) if config.inipath else None
     options["rootdir"] = str(config.rootpath)
     options["basetemp"] = None
@@ -159,6 +180,9 @@ def _request(item: pytest.Item, wanted: Wanted) -> dict[str, Any]:
         "backend": wanted.backend,
         "init": wanted.init,
         "timeout_s": wanted.timeout_s,
+        "modules": _of_pytest(config),
+        "plugins": [name for name in _plugins(config) if not name.startswith("pytest_cov.")],
+        "blocked": _NOT_ON_RANKS,
         "coverage": _coverage(),
     }
 

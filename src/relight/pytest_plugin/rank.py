@@ -6,7 +6,9 @@ stacks of all threads to `stacks.RANK`. It exits with 1 as soon as the test has 
 ranks may wait for this one for ever, and the launcher stops them.
 """
 
+import contextlib
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
-from _pytest.config import Config
+from _pytest.config import get_config
 
 from relight.errors import EXIT_FAILED, EXIT_OK
 from relight.pytest_plugin import ON_RANK
@@ -104,7 +106,7 @@ def main(directory: str) -> None:
     plugin = RankPlugin(folder / f"reports.{rank}", stacks, request)
     coverage = _measure(request["coverage"])
     try:
-        config = Config.fromdictargs(request["options"], _arguments(request))
+        config = _configure(request)
         config.pluginmanager.register(plugin, ON_RANK)
         try:
             config.hook.pytest_cmdline_main(config=config)
@@ -117,10 +119,40 @@ def main(directory: str) -> None:
     leave(EXIT_OK if plugin.is_good else EXIT_FAILED)
 
 
+def _configure(request: Mapping[str, Any]) -> pytest.Config:
+    """Return the configuration of the run, as far as a rank needs it.
+
+    Plugins are registered by this function, as they would be from entry points, but without
+    looking for these, and without rewriting the assertions of plugins: that takes 0.1 s.
+    """
+    for name in request["modules"]:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    variable = "PYTEST_DISABLE_PLUGIN_AUTOLOAD"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    try:
+        config = get_config(_arguments(request))
+        for name in request["plugins"]:
+            module = sys.modules.get(name) or importlib.import_module(name)
+            if not config.pluginmanager.is_registered(module):
+                config.pluginmanager.register(module, name)
+        vars(config.option).update(request["options"])
+        config.parse(_arguments(request), addopts=False)
+        for name in request["blocked"]:
+            config.pluginmanager.set_blocked(name)
+    finally:
+        del os.environ[variable]
+        if before is not None:
+            os.environ[variable] = before
+    return config
+
+
 def _arguments(request: Mapping[str, Any]) -> list[str]:
     """Return pytest's command line."""
     options = request["options"]
-    words = [word for name in options["plugins"] for word in ("-p", name)]
+    plugins = [name for name in options.get("plugins") or () if name != "no:terminal"]
+    words = [word for name in plugins for word in ("-p", name)]
     words += ["--rootdir", options["rootdir"], "-c", options["inifilename"] or os.devnull]
     _, _, rest = request["nodeid"].partition("::")
     return [*words, f"{request['path']}::{rest}"]

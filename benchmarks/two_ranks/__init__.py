@@ -1,0 +1,1 @@
+"""One test of two ranks, in three ways."""
