@@ -1,13 +1,13 @@
 """Tests of two ranks: `python -m benchmarks.pytest_ranks [--rounds 5]`.
 
     marked          `@pytest.mark.distributed(world_size=2)`, 20 tests in a run of pytest
-    spawn           `torch.multiprocessing.spawn`, 5 tests
-    multi_process   `MultiProcessTestCase`, which torch's own tests use, 5 tests
+    spawn           `torch.multiprocessing.spawn`, 8 tests
+    multi_process   `MultiProcessTestCase`, which torch's own tests use, 8 tests
 
-All of them do one all_reduce over gloo. A test's time is that which pytest reports, with its setup
-and teardown; the first test of each run is left out, and shown by itself: it is the one that
-imports torch for the others, where the plugin is used. The three take turns. Writes
-`pytest_ranks.json` and `pytest_ranks.md` into `benchmarks/results/`.
+Half of them do one all_reduce over gloo, half a step of DistributedDataParallel. A test's time is
+that which pytest reports, with its setup and teardown; the first test of each run is left out, and
+shown by itself: where the plugin is used, it imports torch for the others. The three take turns.
+Writes `pytest_ranks.json` and `pytest_ranks.md` into `benchmarks/results/`.
 
 MultiProcessTestCase needs `pip install expecttest`.
 """
@@ -28,10 +28,11 @@ TITLES = {
     "spawn": "torch.multiprocessing.spawn",
     "multi_process": "MultiProcessTestCase",
 }
+CHECKS = {"all_reduce": "tests of an all_reduce", "step": "tests of a DDP step"}
 
 
-def run(kind: str) -> list[float]:
-    """Return the seconds of each test of a run.
+def run(kind: str) -> dict[str, float]:
+    """Return the seconds of the first test of a run, and the medians of the others of each kind.
 
     Raises:
         RuntimeError: a test has failed.
@@ -48,7 +49,14 @@ def run(kind: str) -> list[float]:
         )
         if done.returncode:
             raise RuntimeError(done.stdout)
-        return [float(case.attrib["time"]) for case in ET.parse(report).iter("testcase")]
+        cases = [
+            (case.attrib["name"], float(case.attrib["time"]))
+            for case in ET.parse(report).iter("testcase")
+        ]
+    seconds = {"first test of a run, s": cases[0][1]}
+    for name in CHECKS:
+        seconds[name] = statistics.median(s for test, s in cases[1:] if name in test)
+    return seconds
 
 
 def main() -> None:
@@ -59,23 +67,24 @@ def main() -> None:
     samples: dict[str, dict[str, list[float]]] = {}
     for number in range(options.rounds):
         for kind in list(TITLES)[:: -1 if number % 2 else 1]:
-            first, *others = run(kind)
-            seconds = statistics.median(others)
-            for row, value in (
-                ("first test of a run, s", first),
-                ("each other test, s", seconds),
-                ("tests a minute", 60 / seconds),
-            ):
+            first, *others = run(kind).items()
+            rows = [first]
+            for name, seconds in others:
+                rows += [
+                    (f"{CHECKS[name]}, s", seconds),
+                    (f"{CHECKS[name]}, a minute", 60 / seconds),
+                ]
+            for row, value in rows:
                 samples.setdefault(row, {}).setdefault(kind, []).append(value)
-            print(kind, round(first, 2), round(seconds, 3), flush=True)
-    rows = (
+            print(kind, *(f"{value:.3f}" for _, value in rows), flush=True)
+    lines = (
         " | ".join((row, *(results.spread(values[kind], count=True) for kind in TITLES)))
         for row, values in samples.items()
     )
     text = [
         "Medians of so many runs, in turns; least and most in brackets. " + results.machine(),
         "",
-        *results.table(" | ".join(("", *TITLES.values())), rows),
+        *results.table(" | ".join(("", *TITLES.values())), lines),
     ]
     print(results.write(options.out, "pytest_ranks", samples, text))
 

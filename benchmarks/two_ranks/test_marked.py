@@ -1,14 +1,14 @@
-"""The test of two ranks, with the mark of the plugin."""
+"""The tests of two ranks, with the mark of the plugin."""
 
 import pytest
-import torch
-import torch.distributed as dist
+
+from benchmarks.two_ranks import checks
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(10))
+@pytest.mark.parametrize("name", ["all_reduce", "step"])
 @pytest.mark.distributed(world_size=2)
-def test_all_reduce(number: int) -> None:
-    """Each rank gets the sum."""
-    tensor = torch.full((2,), float(number))
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [2 * number] * 2
+def test_it(name: str, number: int) -> None:
+    """Run the check."""
+    del number
+    getattr(checks, name)()

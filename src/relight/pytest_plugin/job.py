@@ -27,8 +27,8 @@ _STACKS_S = 1.0
 """How long to wait for the stacks of the other ranks, when those of one are there."""
 _GRACE_S = 0.5
 """How long ranks may go on when one has failed: they may be about to fail as well."""
-_PRELOADED_TOO = ("torch._dynamo", "torch.distributed")
-"""Imported later than their packages, and by many tests."""
+_WITH_TORCH = ("torch.distributed", "torch._dynamo")
+"""The second is what the first DistributedDataParallel imports, for a second."""
 _OFF: dict[str, Any] = {
     "collectonly": False,
     "deselect": None,
@@ -124,7 +124,7 @@ def warm_flags(config: pytest.Config) -> list[str]:
         return []
     tops = {name.partition(".")[0] for name in list(sys.modules) if not name.startswith("_")}
     names = ["pytest", *(name for name in sorted(tops - {"pytest"}) if _is_installed(name))]
-    names += [name for name in _PRELOADED_TOO if name in sys.modules]
+    names += _WITH_TORCH if "torch" in names else ()
     names += [name for name in _of_pytest(config) if name not in names]
     flags = [f"--preload={','.join(names)}"] if names else []
     if not variables.get("RELIGHT_KEEP_WARM"):

@@ -1,0 +1,27 @@
+"""What the tests check on each rank, when the process group is there."""
+
+import gc
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def all_reduce() -> None:
+    """Check that each rank gets the sum."""
+    tensor = torch.ones(2)
+    dist.all_reduce(tensor)
+    assert tensor.tolist() == [2, 2]
+
+
+def step() -> None:
+    """Check that all ranks have the same weights after a step."""
+    model = DistributedDataParallel(torch.nn.Linear(4, 4))
+    model(torch.full((2, 4), float(dist.get_rank()))).sum().backward()
+    gradient = model.module.weight.grad
+    assert gradient is not None
+    gathered = [torch.empty_like(gradient) for _ in range(2)]
+    dist.all_gather(gathered, gradient)
+    assert torch.equal(*gathered)
+    del model
+    gc.collect()  # or gloo's threads may abort the process at its end (examples/README.md)
