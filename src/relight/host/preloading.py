@@ -39,6 +39,7 @@ from relight.events import (
 )
 from relight.host import linux, spawner, warm_spawner
 from relight.host.loop import Loop
+from relight.host.script_variables import ScriptVariables
 from relight.host.spawner import WorkerPlan
 from relight.host.warm_processes import WarmProcesses
 from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
@@ -76,7 +77,7 @@ class Preload:
         record: Callable[[Event], None],
         say: Callable[[str], None],
     ) -> None:
-        self._others = linux.children()  # of a shell that has become this agent
+        self._earlier = linux.children()  # of a shell that has become this agent
         linux.become_subreaper()  # a process that an import has started must not outlive this one
         self._loop = loop
         self._worker_program = worker_program
@@ -91,8 +92,7 @@ class Preload:
         self._processes = WarmProcesses(worker_program)
         self._why_not = ""
         self._more: list[str] = []
-        self._writes: dict[str, str | None] = {}
-        self._written: dict[str, str | None] = {}
+        self._script = ScriptVariables()
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
@@ -205,9 +205,9 @@ class Preload:
             self._keep()
         self._stop()
         self._take_leave()
-        linux.end_children(_END_LIMIT_S, self._others)
+        linux.end_children(_END_LIMIT_S, self._earlier)
         watched, self._watched = self._watched, None
-        imports, writes = list[str](), {*self._writes, *self._written}
+        imports, writes = list[str](), self._script.names()
         if watched is not None:
             imports = watched.imports()
             writes |= watched.writes().keys()
@@ -250,8 +250,7 @@ class Preload:
 
     def wrote(self, name: str, value: str | None) -> None:
         """Note a variable that a worker's script has set before an import."""
-        if self._written.setdefault(name, value) != value:
-            self._writes.setdefault(name, None)  # workers set different values
+        self._script.report(name, value)
 
     def lost(self, reason: str, *, retry: bool) -> None:
         """End a warm spawner that is unusable; the next generation starts another if `retry`."""
@@ -261,7 +260,7 @@ class Preload:
         if not self._lent:
             self._take_leave()
             # Processes that imports have started.
-            linux.end_children(_END_LIMIT_S, [self._cold, *self._others])
+            linux.end_children(_END_LIMIT_S, [self._cold, *self._earlier])
         if not retry:
             self._tries = 0
 
@@ -312,14 +311,10 @@ class Preload:
 
     def _take_over(self) -> None:
         """End a warm spawner that has imported with other variables than the script sets."""
-        again = sorted(self._written.keys() & self._writes.keys())
-        names = ", ".join(again or sorted(self._written))
-        if self._written:
-            self._writes.update(self._written)
-            self._written.clear()
+        reason, can_help = self._script.adopt()
+        if reason:
             self._processes.discard()
-            values = "not always to the same value" if again else "and imports with that next time"
-            self.lost(f"the script sets {names} before it imports, {values}", retry=not again)
+            self.lost(reason, retry=can_help)
 
     def _start_again(self, *, gently: bool = True) -> None:
         if self._spawner is None and self._tries:
@@ -327,11 +322,11 @@ class Preload:
 
     def _start(self, *, gently: bool) -> None:
         if self._watched is not None:
-            self._writes.update(self._watched.stop())
+            self._script.add(self._watched.stop())
         self._tries -= 1
         self._why_not = ""
         worker, learned = self._worker_program, self._learned
-        setup = instructions(worker, self._modules, learned, self._writes, gently=gently)
+        setup = instructions(worker, self._modules, learned, self._script.values, gently=gently)
         try:
             begin = self._processes.start if worker.keep else partial(warm_spawner.start, worker)
             self._spawner = WarmSpawner(self._loop, begin(setup), self)

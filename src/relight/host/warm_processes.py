@@ -17,7 +17,7 @@ from relight.host.warm_sockets import Description, Directory
 from relight.host.warm_spawner import Origin, WorkerProgram
 from relight.typed import Any, NamedTuple
 
-ANSWER_S = 1.0
+ANSWER_S = 2.0
 """How long a warm process may take to describe itself. It takes milliseconds."""
 _MOST = 3
 """Warm processes of a user; each has the memory of its modules."""

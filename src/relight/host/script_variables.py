@@ -1,0 +1,45 @@
+"""The variables that a script sets before it imports. The warm spawner imports with them."""
+
+from collections.abc import Mapping
+
+
+class ScriptVariables:
+    """The variables known so far; None stands for one that the script removes, or that it does not
+    always set to the same value.
+
+    Attributes:
+        values: those that were adopted.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | None] = {}
+        self._reported: dict[str, str | None] = {}
+
+    def names(self) -> set[str]:
+        """Return the names of all of them."""
+        return {*self.values, *self._reported}
+
+    def report(self, name: str, value: str | None) -> None:
+        """Note what a worker has set; it is adopted later."""
+        if self._reported.setdefault(name, value) != value:
+            self.values.setdefault(name, None)  # workers set different values
+
+    def add(self, values: Mapping[str, str | None]) -> None:
+        """Adopt values at once."""
+        self.values.update(values)
+
+    def adopt(self) -> tuple[str, bool]:
+        """Adopt what workers have reported since the last call.
+
+        Returns:
+            Why earlier imports can't be used any more, empty if nothing was reported; and whether
+            importing again with these values can help.
+        """
+        again = sorted(self._reported.keys() & self.values.keys())
+        names = ", ".join(again or sorted(self._reported))
+        if not names:
+            return "", True
+        self.values.update(self._reported)
+        self._reported.clear()
+        end = "not always to the same value" if again else "and imports with that next time"
+        return f"the script sets {names} before it imports, {end}", not again
