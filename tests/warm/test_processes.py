@@ -206,16 +206,22 @@ def test_a_job_leaves_one_with_all_modules_that_its_worker_has_imported(shell: S
 
 
 def test_only_one_is_made_at_a_time(shell: Shell) -> None:
-    """A job that begins while it imports starts cold, and no other one."""
+    """A job that begins while it imports starts cold, and makes no other one. The first one waits
+    for it.
+    """
     (shell.packages / "slow.py").write_text(
-        "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.02)\n"
+        "import os, time\nopen('began', 'w')\n"
+        "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
     )
     shell.script.write_text("print('trains')\n")
-    for _ in range(3):
+    first = shell.begin("--preload=slow", "--keep-warm", str(shell.script))
+    wait((shell.folder / "began").exists)
+    for _ in range(2):
         result = shell.relight("run", "--preload=slow", "--keep-warm", "-v", shell.script)
-        assert result.returncode == 0
+        assert result.stdout == "trains\n"
+        assert "a warm process for another job is importing these modules" in result.stderr
     (shell.folder / "go").touch()
-    wait(shell.list)
+    assert first.communicate(timeout=60)[0] == "trains\n"
     assert len(shell.list()) == 1
     assert shell.takes(modules="slow")
 
@@ -449,6 +455,8 @@ def test_the_directory_is_the_users_alone(shell: Shell) -> None:
     folder.chmod(0o755)
     result = shell.relight("run", "--preload=json", "--keep-warm", "-v", shell.script)
     assert result.stdout == "trains\n" and TOOK not in result.stderr
+    assert "--keep-warm has no effect: " in result.stderr
+    assert "workers start with preloaded modules" in result.stderr
     listed = shell.relight("warm")
     assert listed.returncode == 4 and "other users can enter it" in listed.stderr
     folder.chmod(0o700)

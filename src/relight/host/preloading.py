@@ -25,7 +25,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 
 from relight.core.waiting import duration
 from relight.errors import MachineError
@@ -42,7 +42,7 @@ from relight.host.loop import Loop
 from relight.host.script_variables import ScriptVariables
 from relight.host.spawner import WorkerPlan
 from relight.host.warm_processes import WarmProcesses
-from relight.host.warm_spawner import ANSWER_S, WarmSpawner, WorkerProgram
+from relight.host.warm_spawner import ANSWER_S, Origin, WarmSpawner, WorkerProgram
 from relight.host.watched_worker import WatchedWorker
 from relight.typed import Any
 from relight.values import AUTO
@@ -328,8 +328,7 @@ class Preload:
         worker, learned = self._worker_program, self._learned
         setup = instructions(worker, self._modules, learned, self._script.values, gently=gently)
         try:
-            begin = self._processes.start if worker.keep else partial(warm_spawner.start, worker)
-            self._spawner = WarmSpawner(self._loop, begin(setup), self)
+            self._spawner = WarmSpawner(self._loop, self._begin(setup), self)
         except BlockingIOError:
             self._why_not = "a warm process for another job is importing these modules"
             return
@@ -339,6 +338,18 @@ class Preload:
             return
         names = ",".join(self._modules) if learned is None else f"{len(self._modules)} modules"
         self._record(PreloadStarted(self._spawner.pid, names))
+
+    def _begin(self, setup: dict[str, Any]) -> Origin:
+        """Start a process, one that outlives the job if that is wanted and possible."""
+        if self._worker_program.keep is not None:
+            try:
+                return self._processes.start(setup)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                where = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+                self._say(f"preload: --keep-warm has no effect: {where}")
+        return warm_spawner.start(self._worker_program, setup)
 
     def _stop(self) -> None:
         if self._spawner is not None:

@@ -88,7 +88,7 @@ class WarmProcesses:
         """Start one; with too many of them, the one that was not used for longest ends.
 
         Args:
-            setup: instructions for `worker/warm_fork.py`, which are completed.
+            setup: instructions for `worker/warm_fork.py`, without how it is to last.
             is_ahead: this process runs no job.
 
         Raises:
@@ -101,8 +101,7 @@ class WarmProcesses:
         path, lock = directory.new(_name(worker))
         _end_oldest(directory)
         self.path = path
-        setup["argv"] = warm_spawner.lasting_argv(worker.argv)
-        setup["keep"] = {
+        lasting = {
             "socket": path,
             "lock": lock,
             "script": script(worker.argv),
@@ -111,8 +110,9 @@ class WarmProcesses:
             "began_ns": time.time_ns(),
             "is_ahead": is_ahead,
         }
+        argv = warm_spawner.lasting_argv(worker.argv)
         try:
-            return warm_spawner.start(worker, setup)
+            return warm_spawner.start(worker, {**setup, "argv": argv, "keep": lasting})
         finally:
             os.close(lock)
 
