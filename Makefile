@@ -39,7 +39,7 @@ $(READY): $(EXAMPLES_READY)
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@
 
-demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, watch the restart and the resume
+demo: $(EXAMPLES_READY)  ## Train on 4 workers, kill one in the middle, start again, warm; the same with torchrun
 	$(BIN)/python examples/demo.py
 
 test: setup lint types  ## Everything: format, lint, types, layers, all tests
