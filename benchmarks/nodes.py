@@ -270,7 +270,7 @@ def arrival_s(launcher: str, conf: str = "") -> float:
 
 def cut_s(_: str) -> float:
     """Like `loss_s`, with a cable that is pulled: nobody is told anything. relight only."""
-    with _lab(["node1", "node2", "node3"]) as lab, Job("relight", "2:3", "", lab, "node1") as job:
+    with hosts(["node1", "node2", "node3"]) as lab, Job("relight", "2:3", "", lab, "node1") as job:
         since = time.monotonic()
         nodes = [job.start(on=f"node{number}") for number in (1, 2, 3)]
         job.until_run(nodes, 3, since)
@@ -284,7 +284,7 @@ def detections_s() -> list[float]:
     the line in which the coordinator's node says who was lost.
     """
     names = [f"{kind}{pair}" for pair in range(PAIRS) for kind in ("host", "lost")]
-    with _lab(names) as lab, ThreadPoolExecutor(PAIRS) as pool:
+    with hosts(names) as lab, ThreadPoolExecutor(PAIRS) as pool:
         results = list(pool.map(partial(_detect, lab), range(PAIRS)))
     return [value for result in results for value in result]
 
@@ -318,10 +318,11 @@ def _said(node: Node, text: bytes, since: float) -> list[float]:
 
 
 @contextlib.contextmanager
-def _lab(hosts: list[str]) -> Iterator[Any]:
+def hosts(names: list[str]) -> Iterator[Any]:
+    """Make hosts in network namespaces (`tests/netlab`), which needs root."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     try:
-        lab = importlib.import_module("netlab").Lab(hosts=hosts)
+        lab = importlib.import_module("netlab").Lab(hosts=names)
     finally:
         del sys.path[0]
     with lab:

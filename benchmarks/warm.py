@@ -8,6 +8,9 @@
               generation
     spare     the same with `--nnodes=2` and a third agent, which waits until it is needed, to the
               first trained step of both that are left
+    cut       three hosts in network namespaces, `--nnodes=2` and a spare; the cable of one is
+              pulled. From the notice that it is lost to the first trained step of the other one and
+              of the spare; relight only
     launch    start to the first trained step of 1, 2 and 4 workers, and the memory that all
               processes of the 4 take then (PSS); with auto, of a script that an earlier job has
               run; warm, of one whose earlier job has left its process (`--keep-warm`)
@@ -36,7 +39,7 @@ from typing import Any, NamedTuple
 
 from benchmarks import results
 from benchmarks.jobs import family, pss
-from benchmarks.nodes import LAST_CALL, free_port
+from benchmarks.nodes import LAST_CALL, free_port, hosts
 from relight.errors import many
 from relight.host import learned
 
@@ -68,7 +71,7 @@ COLOURS = {
     "auto": "#8c3a12",
     "warm": "#3f1a08",
 }
-BENCHMARKS = ("restart", "loss", "spare", "launch", "idle")
+BENCHMARKS = ("restart", "loss", "spare", "cut", "launch", "idle")
 _IDLE_S = 10
 Samples = dict[str, dict[str, list[float]]]
 LIMIT_S = 180.0
@@ -148,6 +151,50 @@ def spare_s(launcher: str) -> float:
             Path("stop").touch()  # before the agent that hosts the endpoint is waited for
             stays.wait(60)
         return seconds
+
+
+def cut_s(launcher: str) -> float:
+    """Seconds from the notice that a node is lost, whose cable was pulled, to the first trained
+    step of the other one and of a spare.
+    """
+    names = ["node1", "node2", "node3"]
+    flags = [
+        "--nproc-per-node=1",
+        "--nnodes=2",
+        "--max-restarts=3",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=node1:29400",
+        "--rdzv-id=bench",
+        "--log-dir=logs",
+    ]
+    with directory(), hosts(names) as lab, open("stderr", "ab") as stderr:
+
+        def start(name: str) -> "subprocess.Popen[bytes]":
+            started: subprocess.Popen[bytes] = lab[name].start(
+                [*LAUNCHERS[launcher], *flags, WORKER, "stay"],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+            )
+            return started
+
+        stays, goes = start("node1"), start("node2")
+        for process in (stays, goes):
+            step(process)
+        spare = start("node3")
+        _settle(launcher, 3)
+        time.sleep(3)
+        lab.cut("node2")
+        for process in (stays, spare):
+            step(process)
+        seen = time.monotonic()
+        _check_warm(launcher)
+        known = map(json.loads, events().splitlines())
+        notice = min(x["t"] for x in known if x["event"] == "GroupStopped")
+        for process in (stays, goes, spare):
+            assert process.stdout is not None
+            process.stdout.close()
+        return seen - float(notice)
 
 
 def launch(launcher: str, nproc: int) -> tuple[float, float]:
@@ -365,6 +412,8 @@ def main() -> None:
                 note("loss of 1 node of 2, s", launcher, loss_s(launcher))
             if "spare" in options.only and not is_kept:
                 note("loss of 1 node of 2 with a spare, s", launcher, spare_s(launcher))
+            if "cut" in options.only and launcher in ("cold", "named"):
+                note("cable of 1 node of 2 pulled, with a spare, s", launcher, cut_s(launcher))
             if "launch" in options.only:
                 for nproc in (1, 2, 4):
                     seconds, mib = launch(launcher, nproc)
