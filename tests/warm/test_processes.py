@@ -690,6 +690,64 @@ def test_an_idle_one_never_wakes_up(shell: Shell) -> None:
     assert switches() == before
 
 
+def test_it_ends_at_logout_and_serves_no_other_session(shell: Shell) -> None:
+    """A session as pam_loginuid(8) begins one: it ends with its first process."""
+    login = 'echo 0 > /proc/self/loginuid && "$@" && echo made && read word'
+    command = [*RELIGHT, "warm", "start", "--preload=json", str(shell.script)]
+    session = subprocess.Popen(
+        ["sh", "-c", login, "-", *command], cwd=shell.folder, stdin=subprocess.PIPE,
+        env=clean_environment(**shell.variables), stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert session.stdout is not None
+    assert session.stdin is not None
+    made = session.stdout.readline()
+    if not made:
+        pytest.skip("this system lets nobody begin a login session (/proc/self/loginuid)")
+    (pid,) = shell.pids()
+    result = shell.job()
+    assert re.search("does not fit: (sessionid|loginuid) is ", result.stderr)
+    assert TOOK not in result.stderr and not is_gone(pid)
+    session.communicate("\n")
+    wait(lambda: is_gone(pid))
+
+
+def test_it_ends_when_memory_gets_scarce(tmp_path: Path) -> None:
+    """A socket with urgent data stands in for the kernel's file, as real pressure would harm other
+    tests: poll(2) shows both alike.
+    """
+    program = """
+import os, socket, sys
+from relight.worker import warm_process
+server = socket.create_server(("127.0.0.1", 0))
+kernel = socket.create_connection(server.getsockname())
+file, _ = server.accept()
+warm_process._pressure = file.fileno
+process = warm_process.WarmProcess(sys.argv[1], 1800.0, [], lambda: None, is_ahead=True)
+ours, theirs = socket.socketpair()
+theirs.close()  # the agent is gone
+if sys.argv[2] == "scarce":
+    kernel.send(b"!", socket.MSG_OOB)
+print("serves", flush=True)
+process.run(ours, os.getppid())
+"""
+    for state in ("plenty", "scarce"):
+        path = tmp_path / state
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, path, state], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert process.stdout.readline() == "serves\n"
+        if state == "scarce":
+            assert process.wait(LIMIT_S) == 0 and not path.exists()
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(0.5)
+            assert path.exists()
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
 def test_it_asks_the_kernel_about_scarce_memory() -> None:
     """Where /proc/pressure is writable. Real pressure would harm other tests."""
     from relight.worker import warm_process
