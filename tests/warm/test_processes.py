@@ -23,6 +23,8 @@ from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
 from warm.test_observations import PROBE, compare
 
+from relight.host import fit
+
 TOOK = "preload: took the warm process"
 LIMIT_S = 20.0
 Result = subprocess.CompletedProcess[str]
@@ -326,6 +328,19 @@ def test_what_differs_is_named_and_the_job_starts_as_ever(
     (line,) = (line for line in result.stderr.splitlines() if "does not fit" in line)
     assert f"does not fit: {fact} " in line
     assert "secret" not in line
+
+
+def test_signals_that_belong_to_the_c_library_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are ignored or not, by how a shell or make has started a process, until it has a thread
+    (nptl(7)).
+    """
+    facts = []
+    for mask in ("0000000181001000", "0000000001001000"):
+        monkeypatch.setattr(
+            fit, "_read", lambda name, mask=mask: f"SigIgn:\t{mask}\n" * (name == "status")
+        )
+        facts.append(fit.collect())
+    assert facts[0] == facts[1] and facts[0]["SigIgn"] == "1001000"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make namespaces")

@@ -15,9 +15,11 @@ from relight.typed import NamedTuple
 
 _STATUS = (
     "Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
-    "NoNewPrivs", "Seccomp", "Speculation_Store_Bypass", "THP_enabled", "SigBlk", "SigIgn",
+    "NoNewPrivs", "Seccomp", "Speculation_Store_Bypass", "THP_enabled",
 )  # fmt: skip
 """Lines of /proc/self/status (proc(5))."""
+_OF_THREADS = 0b11 << 31
+"""Signals 32 and 33: the C library sets them when a process makes its first thread (nptl(7))."""
 _FILES = ("cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns")
 """Files of /proc/self: control group, login session (audit), and what a fork inherits."""
 NATIVE = (
@@ -54,7 +56,9 @@ def collect() -> dict[str, str]:
     }
     for line in _read("status").splitlines():
         name, _, value = line.partition(":")
-        if name in _STATUS:
+        if name in ("SigBlk", "SigIgn"):
+            facts[name] = f"{int(value, 16) & ~_OF_THREADS:x}"
+        elif name in _STATUS:
             facts[name] = value.strip()
     facts.update({name: " ".join(_read(name).split()) for name in _FILES})
     for name in _names("ns"):

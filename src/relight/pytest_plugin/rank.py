@@ -52,8 +52,14 @@ class RankPlugin:
         """Start the time; initialize the process group."""
         self._limit(self._timeout_s)
         if self._init:
-            import torch.distributed as dist
-
+            try:
+                import torch.distributed as dist
+            except ModuleNotFoundError:
+                pytest.fail(
+                    "the process group needs torch, which is not installed; init=False does "
+                    "without",
+                    pytrace=False,
+                )
             dist.init_process_group(self._backend or _backend())
 
     @pytest.hookimpl(wrapper=True)
