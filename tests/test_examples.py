@@ -328,6 +328,7 @@ def test_the_demo_shows_the_kill_the_restart_and_the_warm_start(
     resumed = re.search(r"resumed +after epoch (\d+) of 30", resumed_line)
     assert resumed and int(killed[2]) <= int(resumed[1]) < EPOCHS, output
     assert re.search(r"accuracy +0\.9[5-9]", accuracy_line), output
+    assert "not a warm one" not in output
     assert (empty, heads.split()) == ("", ["demo:", "relight", "torchrun"])
     for row in (start_row, again_row, kill_row):
         assert re.fullmatch(r"demo: \w.*( +\d+\.\d\d s){2}", row), output

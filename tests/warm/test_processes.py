@@ -18,12 +18,11 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 
+from relight.host import fit
 from warm.test_endings import MODULES as ENDING_MODULES
 from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
 from warm.test_observations import PROBE, compare
-
-from relight.host import fit
 
 TOOK = "preload: took the warm process"
 LIMIT_S = 20.0
