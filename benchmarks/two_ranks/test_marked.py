@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.two_ranks import checks
+from . import checks
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase
 
-from benchmarks.two_ranks import checks
+from . import checks
 
 
 class TestRanks(MultiProcessTestCase):  # type: ignore[misc]  # torch is not typed here

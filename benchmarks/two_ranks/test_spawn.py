@@ -7,7 +7,7 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from benchmarks.two_ranks import checks
+from . import checks
 
 
 def work(rank: int, port: int, name: str) -> None:

@@ -87,7 +87,7 @@ def _job(
         spec=spec,
         env=env,
         python=python,
-        run_path=_run_path_file(),
+        run_path=_run_path() if spec.run_path else (),
         run_id=run_id or files.new_run_id(),
         local_rank_argument=local_rank_argument,
         agent_store=shared and spec.worker_store == "agent",
@@ -195,10 +195,15 @@ def _timer_file(env: Environment) -> str:
     return env.get("TORCHELASTIC_TIMER_FILE", own)
 
 
-def _run_path_file() -> str:
+def _run_path() -> tuple[str, ...]:
     import relight
 
-    return os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
+    path = os.path.join(os.path.dirname(relight.__file__), "worker", "run_path.py")
+    if os.path.exists(path):
+        return (path,)
+    from importlib.resources import files as packaged  # in a zip archive (job/launcher_file.py)
+
+    return "-c", packaged("relight.worker").joinpath("run_path.py").read_text()
 
 
 def _count_workers(spec: RunSpec, env: Environment) -> int:

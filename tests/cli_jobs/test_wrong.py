@@ -75,7 +75,10 @@ SUBMIT = [
         "--workspace /no/where utils.echo",
         "--workspace=/no/where: the workspace /no/where is not a directory",
     ),
-    ("--launcher torchrn utils.echo", "--launcher=torchrn: expected relight or torchrun"),
+    (
+        "--launcher torchrn utils.echo",
+        "--launcher=torchrn: expected auto, installed, travels, torchrun",
+    ),
     ("dist.ddp", "exactly one of --script and -m is needed: none is there"),
     ("dist.ddp --script a.py -m a", "exactly one of --script and -m is needed: both are there"),
     ("dist.ddp a.py --lr 1", "a.py comes where arguments of a script are"),

@@ -146,7 +146,7 @@ def test_a_job_that_is_refused_leaves_no_record(
         ({"app": "utils.echo", "args": ["--mgs", "a"]}, "utils.echo has no parameter --mgs"),
         ({"app": "utils.echo", "args": {"msg": 1}}, "msg of the arguments: expected str, not 1"),
         ({"app": "utils.echo", "workspace": "/no"}, "the workspace /no is not a directory"),
-        ({"app": "utils.echo", "launcher": "x"}, "--launcher=x: expected relight or torchrun"),
+        ({"app": "utils.echo", "launcher": "x"}, "--launcher=x: expected auto, installed"),
         ({"app": specs.AppDef("a")}, "the app a has no roles"),
         ({"app": "dist.ddp", "args": ["--script", "no.py"]}, "there is no file no.py"),
     ],

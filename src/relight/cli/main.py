@@ -15,6 +15,7 @@ from relight.errors import (
     EXIT_OK,
     EXIT_SIGNAL_BASE,
     RelightError,
+    UsageError,
     mistake,
     way_to,
 )
@@ -155,7 +156,16 @@ def _command(argv: list[str]) -> Callable[[list[str]], int]:
     if name in JOB_COMMANDS:
         from importlib import import_module
 
-        main_of: Callable[[list[str]], int] = import_module(f"relight.cli.{name}").main
+        try:
+            module = import_module(f"relight.cli.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"relight.cli.{name}":
+                raise
+            raise UsageError(  # job/launcher_file.py
+                f"relight {name} is not part of the launcher that travels with a job",
+                hint="pip install relight",
+            ) from None
+        main_of: Callable[[list[str]], int] = module.main
         return main_of
     if name in ("version", "--version", "-V"):
         return _version

@@ -24,7 +24,7 @@ SUBMIT_FLAGS = (
     Flag("tee-logs", None, False, "", "the same as --log", from_env=False),
     Flag("workspace", str, "", "DIR", "a directory to copy for the job", from_env=False),
     Flag("parent-run-id", str, "", "ID", "parent run for trackers", from_env=False),
-    Flag("launcher", str, "relight", "NAME", "relight, or torchrun for images without relight",
+    Flag("launcher", str, "auto", "NAME", "auto, installed, travels (sent with the job), torchrun",
          from_env=False),
     Flag("stdin", None, False, "", "read flags and arguments from a JSON object on stdin",
          from_env=False),

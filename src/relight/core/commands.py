@@ -36,14 +36,15 @@ _OF_AGENTS = ("RELIGHT_TOKEN",)
 class Command(NamedTuple):
     """What all workers of this node have in common.
 
-    `run_path` is the file run for `--run-path`; `local_rank_argument` is set for
-    `relight launch` without `--use-env`; `agent_store` tells whether the agent serves MASTER_PORT.
+    `run_path` is what Python runs for `--run-path`: a file, or -c and a program;
+    `local_rank_argument` is set for `relight launch` without `--use-env`; `agent_store` tells
+    whether the agent serves MASTER_PORT.
     """
 
     spec: RunSpec
     env: Environment
     python: str
-    run_path: str
+    run_path: tuple[str, ...]
     run_id: str
     local_rank_argument: bool
     agent_store: bool
@@ -62,7 +63,7 @@ def argv(command: Command, local_rank: int) -> tuple[str, ...]:
         return (spec.script, *first, *arguments)
     rest = (with_local_rank(spec.script, local_rank), *first, *arguments)
     if spec.run_path:
-        return (command.python, "-u", command.run_path, *rest)
+        return (command.python, "-u", *command.run_path, *rest)
     return (command.python, "-u", *(("-m",) if spec.module else ()), *rest)
 
 

@@ -134,7 +134,7 @@ def warm_flags(config: pytest.Config) -> list[str]:
 
 def _of_pytest(config: pytest.Config) -> list[str]:
     """Return the modules of pytest, and those of installed plugins that are in use."""
-    names = [name for name in list(sys.modules) if name.startswith("_pytest.")]
+    names = [name for name in list(sys.modules) if name.startswith("_pytest.") or name == "pdb"]
     return names + [name for name in _plugins(config) if name.partition(".")[0] != "relight"]
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from relight import env as environment
 from relight.env import Environment
 from relight.errors import MachineError, RelightError, UsageError, did_you_mean
-from relight.job import handles, serial
+from relight.job import components, handles, launcher_file, serial
 from relight.job.app import AppDef, AppState
 from relight.job.components import arguments, loading
 from relight.job.handles import SESSION, Handle
@@ -140,7 +140,7 @@ class Runner:
         cfg: Mapping[str, Any] | str = "",
         workspace: str = "",
         parent_run_id: str = "",
-        launcher: str = "relight",
+        launcher: str = components.AUTO,
     ) -> Prepared:
         """Return the job as it would be submitted. Nothing is submitted, made or changed.
 
@@ -151,7 +151,7 @@ class Runner:
             cfg: the scheduler's options, by name or as `k=v,k2=v2`.
             workspace: a directory that is copied for the job, if the scheduler supports it.
             parent_run_id: the id of the run that this one is part of, for trackers.
-            launcher: `relight` or `torchrun`, for built-in components.
+            launcher: one of `components.LAUNCHERS`. torchrun is for built-in components.
 
         Raises:
             RelightError: an argument is invalid.
@@ -162,6 +162,11 @@ class Runner:
             raise UsageError(f"arguments {args!r}: expected a list of words, or values by name")
         if not isinstance(cfg, Mapping | str):
             raise UsageError(f"cfg={cfg!r}: expected a dict, or a text k=v,k2=v2")
+        if launcher not in components.LAUNCHERS:
+            raise UsageError(
+                f"--launcher={launcher}: expected {', '.join(components.LAUNCHERS)}",
+                hint=did_you_mean(launcher, components.LAUNCHERS),
+            )
         name = self.scheduler_name(scheduler)
         found = self.scheduler(name)
         values, notes = self._cfg(name, found, cfg, workspace)
@@ -170,6 +175,7 @@ class Runner:
         if isinstance(app, str):
             words = (app, *(args if not isinstance(args, Mapping) else map(str, args.values())))
             app, script = self._component(app, args, launcher)
+        app = launcher_file.marked(app, launcher)
         app = with_variables(checked(app), name, self.session, parent_run_id, self)
         from relight.job.records import new_id
 
@@ -196,7 +202,7 @@ class Runner:
         cfg: Mapping[str, Any] | str = "",
         workspace: str = "",
         parent_run_id: str = "",
-        launcher: str = "relight",
+        launcher: str = components.AUTO,
     ) -> str:
         """Submit a job that `dryrun` has prepared, or one given by the same arguments; return its
         handle.
@@ -446,14 +452,6 @@ class Runner:
         self, address: str, args: Sequence[str] | Mapping[str, Any], launcher: str
     ) -> tuple[AppDef, str]:
         """Return the app of a component, and the script that it will run, if it has one."""
-        from relight.job import components
-
-        if launcher not in components.LAUNCHERS:
-            known = " or ".join(components.LAUNCHERS)
-            raise UsageError(
-                f"--launcher={launcher}: expected {known}",
-                hint=did_you_mean(launcher, components.LAUNCHERS),
-            )
         function = loading.find(address)
         signature = arguments.signature_of(address, function)
         words: Sequence[str] = () if isinstance(args, Mapping) else args

@@ -5,13 +5,19 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
+from relight.job import launcher_file
+
 IMAGE = "ghcr.io/pytorch/torchx:2026.10.26"
 """What a component's `image` is if nothing is said: TorchX's own image."""
 
-LAUNCHERS = ("relight", "torchrun")
-launcher: ContextVar[str] = ContextVar("launcher", default="relight")
-"""What built-in components start workers with: `relight run`, or `torchrun` for images without
-relight. `relight submit --launcher` sets it while it calls a component.
+AUTO, TORCHRUN = "auto", "torchrun"
+LAUNCHERS = (AUTO, launcher_file.INSTALLED, launcher_file.TRAVELS, TORCHRUN)
+"""What `relight submit --launcher` can be (`job/launcher_file.py`); all but torchrun mean
+`relight run`.
+"""
+launcher: ContextVar[str] = ContextVar("launcher", default=AUTO)
+"""What built-in components start workers with: one of LAUNCHERS. `relight submit --launcher` sets
+it while it calls a component.
 """
 
 BUILT_IN = {

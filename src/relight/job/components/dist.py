@@ -11,7 +11,7 @@ from relight.env import read
 from relight.errors import UsageError
 from relight.job import macros
 from relight.job.app import AppDef, Role
-from relight.job.components import IMAGE, launcher
+from relight.job.components import IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import (
     JobSize,
     parse_name,
@@ -28,7 +28,6 @@ _DEBUG = {
     "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
     "TORCH_SHOW_CPP_STACKTRACES": "1",
 }
-_PROGRAM = {"relight": "relight run", "torchrun": "torchrun"}
 # The shell's way to say: this variable's value, or localhost where the scheduler set none.
 _RANK0_HOST = f"$${{{macros.rank0_env}:=localhost}}"
 
@@ -255,6 +254,7 @@ def _app(
     words += ["--tee", str(tee), "--role", "''"]
     if rdzv_backend == "static":
         words += ["--node_rank", shlex.quote(macros.replica_id)]
+    program = TORCHRUN if launcher.get() == TORCHRUN else "relight run"
     command = [script] if script else ["-m", m or ""]
     words += [shlex.quote(word) for word in (*command, *script_args)]
     variables = {
@@ -269,7 +269,7 @@ def _app(
         image=image,
         min_replicas=size.nodes.least,
         entrypoint="bash",
-        args=("-c", " ".join([_PROGRAM[launcher.get()], *words])),
+        args=("-c", " ".join([program, *words])),
         env=variables,
         num_replicas=size.nodes.most,
         max_retries=max_retries,

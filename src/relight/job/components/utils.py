@@ -5,7 +5,7 @@ import shlex
 from relight.env import read
 from relight.errors import UsageError
 from relight.job.app import AppDef, Resource, Role
-from relight.job.components import IMAGE, launcher
+from relight.job.components import IMAGE, TORCHRUN, launcher
 from relight.job.components.nodes import refuse_script
 from relight.job.mounts import parse_mounts
 from relight.job.resources import resource
@@ -13,7 +13,7 @@ from relight.job.resources import resource
 _SMALL = Resource(cpu=1, gpu=0, memMB=1024)
 _NO_IMAGE = "<NONE>"
 # Where the programs of `copy` and `booth` are, with relight in the image or with torchx.
-_APPS = {"relight": "relight.job.apps.{}", "torchrun": "torchx.apps.utils.{}_main"}
+_OURS, _OF_TORCHX = "relight.job.apps.{}", "torchx.apps.utils.{}_main"
 
 
 def echo(msg: str = "hello world", image: str = IMAGE, num_replicas: int = 1) -> AppDef:
@@ -189,7 +189,7 @@ def copy(src: str, dst: str, image: str = IMAGE, mounts: list[str] | None = None
         name="torchx-utils-copy",
         image=image,
         entrypoint="python",
-        args=("-m", _APPS[launcher.get()].format("copy"), "--src", src, "--dst", dst),
+        args=("-m", _app("copy"), "--src", src, "--dst", dst),
         resource=_SMALL,
         mounts=tuple(parse_mounts(mounts or [])),
     )
@@ -217,10 +217,14 @@ def booth(
         image=image,
         entrypoint="python",
         args=(
-            *("-m", _APPS[launcher.get()].format("booth")),
+            *("-m", _app("booth")),
             *("--x1", str(x1), "--x2", str(x2)),
             *("--trial_idx", str(trial_idx), "--tracker_base", tracker_base),
         ),
         resource=_SMALL,
     )
     return AppDef("torchx-utils-booth", (role,))
+
+
+def _app(name: str) -> str:
+    return (_OF_TORCHX if launcher.get() == TORCHRUN else _OURS).format(name)

@@ -1,0 +1,121 @@
+"""The launcher as one file, for machines and images without relight: `relight run` from a zip.
+
+The file is a shell script that looks for a Python, followed by a zip archive of the modules that
+`relight run` needs, which that Python runs (https://docs.python.org/3/library/zipapp.html). It is
+built from the installed package, and the same package gives the same bytes.
+
+A scheduler puts the file, named `relight`, into a directory of the replica, and starts the role's
+command by `wrapped`, which adds this directory to PATH:
+
+    --launcher=auto       behind the others: a relight that the image has is preferred
+    --launcher=travels    before the others
+    --launcher=installed  not at all; the file is not sent
+"""
+
+import functools
+import io
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+import relight
+from relight.errors import EXIT_MACHINE
+from relight.job.app import AppDef, Role
+
+NAME = "relight"
+"""The name of the file."""
+VARIABLE = "RELIGHT_LAUNCHER"
+"""The variable of a role that holds the value of `--launcher`, if one was given."""
+INSTALLED, TRAVELS = "installed", "travels"
+ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers"})
+"""Packages that `relight run` does not need."""
+_CLI = frozenset({
+    "__init__", "arguments", "coordinator", "doctor", "launch", "main", "mistakes", "run",
+    "signals", "usage",
+})  # fmt: skip
+"""The modules of `relight.cli` that it needs."""
+_NOT_AT_TOP = frozenset({"function", "function_hosts", "function_results"})
+_SCRIPT = f"""\
+#!/bin/sh
+# relight {relight.__version__}, the launcher in one file. Behind these lines is a zip archive for Python.
+for python in python3 python; do
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && exec "$python" "$0" "$@"
+done
+found=$(python3 --version 2>&1) || found=$(python --version 2>&1) || found='no Python'
+echo "relight: error: the launcher needs Python 3.11 or newer on PATH, and here is $found" >&2
+echo "hint: use an image with Python 3.11 or newer, or --launcher=torchrun" >&2
+exit {EXIT_MACHINE}
+"""  # noqa: E501
+_MAIN = "from relight.__main__ import entry\n\nentry()\n"
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
+_WORD = re.compile(r"(?:^|[\s;&|(])relight\s+(?:run|launch)\b")
+
+
+@functools.cache
+def build() -> bytes:
+    """Return the file, to be stored with mode 0555 as `NAME`.
+
+    Raises:
+        OSError: the installed package can't be read.
+    """
+    import zipfile  # 10 ms
+
+    packed = io.BytesIO()
+    packed.write(_SCRIPT.encode())  # readers of zip archives look from the end
+    with zipfile.ZipFile(packed, "a", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, source in (("__main__.py", _MAIN.encode()), *_sources()):
+            entry = zipfile.ZipInfo(name, _EPOCH)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(entry, source)
+    return packed.getvalue()
+
+
+def modules() -> Iterator[str]:
+    """Yield the paths of the modules in the archive, relative to the package, in order."""
+    top = os.path.dirname(relight.__file__)
+    for directory, folders, files in os.walk(top):
+        folders.sort()
+        inside = os.path.relpath(directory, top)
+        if inside == os.curdir:
+            folders[:] = [folder for folder in folders if folder not in ELSEWHERE]
+        for file in sorted(files):
+            name, extension = os.path.splitext(file)
+            is_there = name in _CLI if inside == "cli" else name not in _NOT_AT_TOP
+            if extension == ".py" and is_there:
+                yield os.path.normpath(os.path.join(inside, file))
+
+
+def marked(app: AppDef, launcher: str) -> AppDef:
+    """Return the app with the value of `--launcher` in its roles, if it is one of this module."""
+    if launcher not in (INSTALLED, TRAVELS):
+        return app
+    roles = (replace(role, env={**role.env, VARIABLE: launcher}) for role in app.roles)
+    return replace(app, roles=tuple(roles))
+
+
+def needed(role: Role) -> bool:
+    """Return whether a role's command starts `relight run` and may have to bring it."""
+    words = (role.entrypoint, *role.args)
+    starts = role.entrypoint == NAME or any(map(_WORD.search, words))
+    return starts and role.env.get(VARIABLE) != INSTALLED
+
+
+def wrapped(role: Role, directory: str) -> Role:
+    """Return the role with a command that finds the launcher in a directory of the replica.
+
+    Args:
+        role: one for which `needed` is true.
+        directory: without characters that mean something to a shell.
+    """
+    first = role.env.get(VARIABLE) == TRAVELS
+    path = f"{directory}:$PATH" if first else f"$PATH:{directory}"
+    words = ("-c", f'PATH="{path}" exec "$@"', "sh", role.entrypoint, *role.args)
+    return replace(role, entrypoint="sh", args=words)
+
+
+def _sources() -> Iterator[tuple[str, bytes]]:
+    top = os.path.dirname(relight.__file__)
+    for path in modules():
+        with open(os.path.join(top, path), "rb") as file:
+            yield f"{NAME}/{path}", file.read()

@@ -1,0 +1,195 @@
+"""The launcher as one file: small, the same each time, complete, and runnable by any Python."""
+
+import ast
+import io
+import os
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import relight
+from relight.job import launcher_file
+from relight.job.app import AppDef, Role
+
+TOP = Path(relight.__file__).parent
+MISSING_IS_FINE = {
+    "relight.job.components.dist",  # for what is wrong with `relight submit`
+    "relight.function",  # `relight.launch`, for those who have installed it
+}
+"""Modules that others import only where they do something that the file is not for."""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Path:
+    """The file, in a directory that is not the working directory."""
+    path = tmp_path / "bin" / "relight"
+    path.parent.mkdir()
+    path.write_bytes(launcher_file.build())
+    path.chmod(0o555)
+    return path
+
+
+def run(launcher: Path, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the file with a PATH on which python3 is the interpreter of the tests."""
+    programs = launcher.parent / "programs"
+    programs.mkdir(exist_ok=True)
+    if not (programs / "python3").exists():
+        (programs / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -I "$@"\n')
+        (programs / "python3").chmod(0o755)
+    places = f"{programs}:/usr/bin:/bin" if path is None else path
+    return subprocess.run(
+        [launcher, *words],
+        env={**os.environ, "PATH": places, "OMP_NUM_THREADS": "1"},
+        cwd=launcher.parent.parent,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_it_is_far_below_what_a_config_map_may_hold() -> None:
+    assert len(launcher_file.build()) < 512 * 1024
+
+
+def test_the_same_package_gives_the_same_bytes() -> None:
+    first = launcher_file.build()
+    launcher_file.build.cache_clear()
+    assert launcher_file.build() == first
+
+
+def test_its_entries_have_no_times_and_no_modes_of_this_machine() -> None:
+    with zipfile.ZipFile(io.BytesIO(launcher_file.build())) as archive:
+        for entry in archive.infolist():
+            assert entry.date_time == (1980, 1, 1, 0, 0, 0)
+            assert entry.external_attr >> 16 == 0o644
+
+
+def test_each_module_that_one_of_it_imports_is_in_it() -> None:
+    """Also those that are imported in functions, when they are needed."""
+    inside = {name_of(path) for path in launcher_file.modules()}
+    for path in launcher_file.modules():
+        for node in ast.walk(ast.parse((TOP / path).read_text())):
+            names = set()
+            if isinstance(node, ast.Import):
+                names = {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                both = {f"{node.module}.{alias.name}" for alias in node.names}
+                names = {name for name in both if exists(name)} | {node.module}
+            ours = {name for name in names if name.partition(".")[0] == "relight"}
+            assert ours <= inside | MISSING_IS_FINE, f"{path} imports {ours - inside}"
+
+
+def name_of(path: str) -> str:
+    return "relight." + path.removesuffix(".py").replace(os.sep, ".") if "__init__" not in path \
+        else ".".join(["relight", *Path(path).parts[:-1]])  # fmt: skip
+
+
+def exists(name: str) -> bool:
+    path = TOP.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+
+
+def test_it_runs_workers_without_an_installation(launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nprint(os.environ['RANK'], *sys.argv[1:], 'relight' in sys.modules)\n"
+    )
+    done = run(launcher, "run", "--nproc-per-node=2", "train.py", "x")
+    assert sorted(done.stdout.split("\n")) == ["", "0 x False", "1 x False"], done.stderr
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("flags", [["--run-path"], ["--preload=json"], ["--preload=auto"], []])
+def test_restarts_and_reports_are_those_of_an_installed_one(
+    launcher: Path, tmp_path: Path, flags: list[str]
+) -> None:
+    (tmp_path / "train.py").write_text(
+        "import json, os\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0':\n    raise KeyError('first')\n"
+        "if os.environ['TORCHELASTIC_RESTART_COUNT'] == '2':\n    raise KeyError('last')\n"
+        "raise ValueError('middle')\n"
+    )
+    done = run(launcher, "run", "--max-restarts=2", "--nproc-per-node=1", *flags, "train.py")
+    assert done.returncode == 1, done.stderr
+    assert "KeyError: 'last'" in done.stderr
+    assert "train.py" in done.stderr
+    assert "internal error" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="warm processes are for Linux")
+def test_workers_are_forked_from_preloaded_modules(launcher: Path, tmp_path: Path) -> None:
+    """The warm spawner imports its own modules from the file, too."""
+    (tmp_path / "train.py").write_text("import colorsys\nprint(colorsys.__name__)\n")
+    words = ("--preload=colorsys", "-v", "--max-restarts=0", "--nproc-per-node=3", "train.py")
+    done = run(launcher, "run", *words)
+    assert done.stdout.split() == ["colorsys"] * 3, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python3", "found"),
+    [(None, "here is no Python"), ("#!/bin/sh\necho Python 3.8.10; exit $#\n", "Python 3.8.10")],
+)
+def test_an_image_without_a_python_that_is_new_enough_is_told_so(
+    launcher: Path, tmp_path: Path, python3: str | None, found: str
+) -> None:
+    programs = tmp_path / "old"
+    programs.mkdir()
+    if python3:
+        (programs / "python3").write_text(python3.replace("exit $#", '[ "$1" = --version ]'))
+        (programs / "python3").chmod(0o755)
+    done = run(launcher, "run", "train.py", path=str(programs))
+    assert done.returncode == 4
+    error, hint = done.stderr.splitlines()
+    assert error.startswith("relight: error: the launcher needs Python 3.11 or newer")
+    assert found in error
+    assert "--launcher=torchrun" in hint
+
+
+def test_a_command_that_is_not_in_it_is_named_in_one_line(launcher: Path) -> None:
+    done = run(launcher, "submit", "utils.echo")
+    assert done.returncode == 2
+    assert "relight submit" in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        (Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py"]), True),
+        (Role("a", "i", entrypoint="bash", args=["-c", "cd /x && relight run a.py"]), True),
+        (Role("a", "i", entrypoint="relight", args=["run", "a.py"]), True),
+        (Role("a", "i", entrypoint="bash", args=["-c", "torchrun a.py"]), False),
+        (Role("a", "i", entrypoint="echo", args=["my-relight runs"]), False),
+    ],
+)
+def test_only_roles_that_start_it_need_it(role: Role, expected: bool) -> None:
+    assert launcher_file.needed(role) is expected
+    installed = launcher_file.marked(AppDef("a", [role]), "installed").roles[0]
+    assert not launcher_file.needed(installed)
+
+
+@pytest.mark.parametrize(("mode", "expected"), [("auto", "of the image"), ("travels", "travels")])
+def test_the_one_of_the_image_is_preferred_unless_the_other_is_asked_for(
+    tmp_path: Path, mode: str, expected: str
+) -> None:
+    role = Role("a", "i", entrypoint="bash", args=["-c", "relight run a.py $0", "a b"])
+    (marked,) = launcher_file.marked(AppDef("a", [role]), mode).roles
+    for folder, text in (("image", "of the image"), ("sent", "travels")):
+        path = tmp_path / folder / "relight"
+        path.parent.mkdir()
+        path.write_text(f'#!/bin/sh\necho "{text} $3"\n')
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    wrapped = launcher_file.wrapped(marked, str(tmp_path / "sent"))
+    done = subprocess.run(
+        [wrapped.entrypoint, *wrapped.args],
+        env={"PATH": f"{tmp_path}/image:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == f"{expected} a\n"
