@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 
-from relight.host import fit
+from relight.host import fit, warm_sockets
 from warm.test_endings import MODULES as ENDING_MODULES
 from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
@@ -26,6 +26,12 @@ from warm.test_observations import PROBE, compare
 
 TOOK = "preload: took the warm process"
 LIMIT_S = 20.0
+WAITS = """import json, os, time
+print("waits", flush=True)
+end = time.monotonic() + 60
+while not os.path.exists(os.environ["GO"]) and time.monotonic() < end:
+    time.sleep(0.02)
+"""
 Result = subprocess.CompletedProcess[str]
 
 
@@ -207,9 +213,7 @@ def test_a_job_leaves_one_with_all_modules_that_its_worker_has_imported(shell: S
 
 
 def test_only_one_is_made_at_a_time(shell: Shell) -> None:
-    """A job that begins while it imports starts cold, and makes no other one. The first one waits
-    for it.
-    """
+    """A job that begins while it imports waits for it and takes it, instead of making another."""
     (shell.packages / "slow.py").write_text(
         "import os, time\nopen('began', 'w')\n"
         "while not os.path.exists('go'):\n    time.sleep(0.02)\n"
@@ -217,14 +221,49 @@ def test_only_one_is_made_at_a_time(shell: Shell) -> None:
     shell.script.write_text("print('trains')\n")
     first = shell.begin("--preload=slow", "--keep-warm", str(shell.script))
     wait((shell.folder / "began").exists)
-    for _ in range(2):
-        result = shell.relight("run", "--preload=slow", "--keep-warm", "-v", shell.script)
-        assert result.stdout == "trains\n"
-        assert "a warm process for another job is importing these modules" in result.stderr
+    shown = shell.relight("warm")
+    assert "it imports its modules" in shown.stderr
+    assert "train.py" in shown.stderr
+    others = [shell.begin("--preload=slow", "--keep-warm", str(shell.script)) for _ in range(2)]
+    with pytest.raises(subprocess.TimeoutExpired):
+        others[0].wait(0.5)
     (shell.folder / "go").touch()
-    assert first.communicate(timeout=60)[0] == "trains\n"
-    assert len(shell.list()) == 1
+    for job in (first, *others):
+        assert job.communicate(timeout=60)[0] == "trains\n"
+    (made,) = shell.list()
+    assert made["uses"] == 3
     assert shell.takes(modules="slow")
+
+
+@pytest.mark.parametrize("how", ["stop", "stop by pid", "while"])
+def test_one_that_does_not_end_its_imports_is_ended(shell: Shell, how: str) -> None:
+    """By its user, or when the process has ended that it must not outlive: the job that has started
+    it is long over.
+    """
+    (shell.packages / "hangs.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "open('pids', 'w').write(f'{os.getpid()} {os.getppid()} {child.pid}')\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen(["sleep", "1000"]) as other:
+        keep = f"--keep-warm=while:{other.pid}" if how == "while" else "--keep-warm"
+        job = shell.begin("--preload=hangs", keep, str(shell.script))
+        wait(lambda: len((shell.folder / "pids").read_text().split()) == 3
+             if (shell.folder / "pids").exists() else False)  # fmt: skip
+        pids = [int(word) for word in (shell.folder / "pids").read_text().split()]
+        job.send_signal(signal.SIGINT)
+        job.wait(LIMIT_S)
+        assert job.stdout is not None
+        job.stdout.close()
+        assert not any(map(is_gone, pids))
+        if how != "while":
+            words = [str(pids[1])] if how == "stop by pid" else []
+            stopped = shell.relight("warm", "stop", *words)
+            assert f"{pids[1]} has ended" in stopped.stderr
+        other.kill()
+    wait(lambda: all(map(is_gone, pids)))
+    assert not shell.list()
 
 
 @pytest.mark.parametrize("kind", ["file", "module", "directory"])
@@ -878,3 +917,55 @@ if __name__ == "__main__":
     assert TOOK in err and "raised 'mine'" in out
     assert out.count("thread") == out.count("at exit") > 4
     wait(lambda: all(map(is_gone, pids)))
+
+
+def test_imports_that_take_too_long_are_ended() -> None:
+    code = (
+        "import os, time\nfrom relight.worker import guard\n"
+        "guard.IMPORT_LIMIT_S = 0.5\n"
+        "guard.stand_guard(None)\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as guard:
+        assert guard.stdout is not None
+        pid = int(guard.stdout.readline())
+        guard.wait(LIMIT_S)
+        assert is_gone(pid)
+
+
+@pytest.mark.parametrize("what", ["directory", "descriptors"])
+def test_who_asks_it_during_a_job_does_the_job_no_harm(shell: Shell, what: str) -> None:
+    """Also where it can't look at its files any more: the job's directory was removed, or all
+    descriptors are in use.
+    """
+    work = shell.folder / "work"
+    work.mkdir()
+    shell.script.write_text(WAITS)
+    limit = "ulimit -n 24; " if what == "descriptors" else ""
+    under = ("bash", "-c", f'{limit}cd {work} && exec "$@"', "bash")
+    words = ("run", "--preload=json", "--keep-warm", str(shell.script))
+    assert shell.relight(*words, under=under, GO=str(shell.script)).returncode == 0
+    wait(shell.pids)
+    (path,) = (path for path in (shell.runtime / "relight").iterdir() if path.is_socket())
+    with contextlib.ExitStack() as stack:
+        job = stack.enter_context(
+            subprocess.Popen(
+                [*under, *RELIGHT, "run", "--preload=json", str(shell.script)],
+                env=clean_environment(**shell.variables, GO=str(shell.folder / "go")),
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        stack.callback((shell.folder / "go").touch)
+        assert job.stdout is not None
+        assert job.stdout.readline() == "waits\n"
+        work.rmdir()
+        connections = [warm_sockets.connect(str(path), 0.5) for _ in range(40)]
+        silent = [stack.enter_context(each) for each in connections if each is not None]
+        for connection in silent:
+            with contextlib.suppress(OSError):
+                connection.recv(1 << 16)
+        assert silent
+        assert job.poll() is None
+        (shell.folder / "go").touch()
+        assert job.wait(LIMIT_S) == 0

@@ -71,8 +71,12 @@ def _list(words: Sequence[str], as_json: bool) -> int:
     if as_json:
         print_json([_as_object(each) for each in found])
         return EXIT_OK
+    being_made = _directory().being_made()
+    for made in being_made:
+        say(f"{made.guard} is being made for {made.script}: it imports its modules")
     if not found:
-        say("you have no warm processes on this machine")
+        if not being_made:
+            say("you have no warm processes on this machine")
         return EXIT_OK
     rows = [
         (
@@ -119,6 +123,7 @@ def _stop(words: Sequence[str], _: bool) -> int:
             )
     wanted = {int(word) for word in words}
     found = {each.pid: path for path in _paths() if (each := _ask(path))}
+    found |= {made.guard: "" for made in _directory().being_made()}
     if unknown := wanted - found.keys():
         raise UsageError(
             f"{min(unknown)} is not a warm process of yours",
@@ -141,7 +146,10 @@ def _ends(pid: int, path: str) -> bool:
     except ProcessLookupError:
         return True
     try:
-        warm_processes.stop(path)
+        if path:
+            warm_processes.stop(path)
+        else:
+            warm_processes.stop_imports(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
         return bool(poll.poll(_END_MS))
@@ -162,8 +170,12 @@ def _ask(path: str) -> Description | None:
 
 
 def _paths() -> list[str]:
+    return _directory().sockets()
+
+
+def _directory() -> Directory:
     try:
-        return Directory(env.read().variables).sockets()
+        return Directory(env.read().variables)
     except OSError as error:
         raise MachineError(
             f"can't look for warm processes in {error.filename}: {error.strerror}"

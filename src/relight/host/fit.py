@@ -49,7 +49,7 @@ def collect() -> dict[str, str]:
     directory = os.stat(".")
     facts = {
         "host name": os.uname().nodename,
-        "working directory": f"{os.getcwd()} ({directory.st_dev}:{directory.st_ino})",
+        "working directory": f"{_link('cwd')} ({directory.st_dev}:{directory.st_ino})",
         "root directory": _link("root"),
         "processors": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
         "priority": f"{os.getpriority(os.PRIO_PROCESS, 0)}, policy {os.sched_getscheduler(0)}",

@@ -7,6 +7,8 @@ ready; otherwise they start cold. There is at most one warm spawner.
                     starts first, and the first generation waits for it. Otherwise the first worker
                     of the first generation, which starts cold, is watched; when it imports the
                     first of these modules, the warm spawner starts beside it at the lowest priority
+    being made      another job's warm process for the same script imports its modules: this job
+                    waits until that is done, and takes it
     auto            the modules are those of an earlier job with the same script (host/learned). If
                     there was none, that worker is watched; when it has imported nothing new for a
                     while, the warm spawner starts at the lowest priority
@@ -38,7 +40,7 @@ from relight.events import (
     WorkersWarm,
 )
 from relight.host import linux, spawner, warm_spawner
-from relight.host.loop import Loop
+from relight.host.loop import Alarm, Loop
 from relight.host.script_variables import ScriptVariables
 from relight.host.spawner import WorkerPlan
 from relight.host.warm_processes import WarmProcesses
@@ -56,6 +58,12 @@ _SILENT_S = 10.0
 _PATIENCE_S = 120.0
 """How long the first generation waits for named modules. Cold workers import them as well."""
 _TRIES = 3
+_LOOK_S = 0.02
+_OTHER_S = 20.0
+"""How long a job waits for the warm process of another one: that may import at the lowest priority,
+and a cold start takes ten seconds.
+"""
+_LONG_S = 2.0
 
 
 class Preload:
@@ -96,17 +104,23 @@ class Preload:
         self._tries = _TRIES
         self._generations = 0
         self._watched: WatchedWorker | None = None
+        self._is_taken = False
+        self._is_held_up = self._processes.are_being_made()
+        if not self._is_held_up:
+            self._take_or_start()
+
+    def _take_or_start(self) -> None:
         self._is_taken = self._take()
         if self._is_taken:
             return
         if self._learned is not None:
             self._modules = self._learned.known.fit
             for unfit in self._learned.known.unfit:
-                record(PreloadWithout(*unfit, asked=False))
+                self._record(PreloadWithout(*unfit, asked=False))
         self._why_not = "" if self._modules else "its modules are not known yet"
-        if not (self._modules and _waits(worker_program, self._learned)):
+        if not (self._modules and _waits(self._worker_program, self._learned)):
             try:
-                self._watched = WatchedWorker(loop)
+                self._watched = WatchedWorker(self._loop)
             except OSError as error:
                 raise MachineError(
                     f"can't make memory for the names of preloaded modules: {error.strerror}",
@@ -137,10 +151,16 @@ class Preload:
 
     def settled(self) -> bool:
         """Return whether the first generation can start without waiting."""
+        if self._is_held_up:
+            return False
         return self._spawner is None or self._spawner.is_ready or bool(self._generations)
 
     def wait(self, otherwise: Callable[[], bool]) -> None:
-        """Wait, with a limit, until the warm spawner is ready for the first generation."""
+        """Wait, with a limit, until the warm spawner is ready for the first generation; and before
+        that for a warm process that is being made for the same script, which may fit.
+        """
+        if self._is_held_up:
+            self._await_other(otherwise)
         if self.settled():
             return
         silent = self._loop.call_after(_SILENT_S, self._tell_slow)
@@ -148,6 +168,24 @@ class Preload:
         silent.cancel()
         if not self.settled() and not otherwise():
             self._note_endless_import()
+
+    def _await_other(self, otherwise: Callable[[], bool]) -> None:
+        """Wait until no warm process is being made; take one, or start a warm spawner."""
+
+        def look() -> None:
+            self._is_held_up = self._processes.are_being_made()
+            if self._is_held_up:
+                alarm.set_after(_LOOK_S)
+
+        alarm = Alarm(self._loop, look)
+        silent = self._loop.call_after(_LONG_S, self._tell_held_up)
+        look()
+        self._loop.run_until(lambda: not self._is_held_up or otherwise(), _OTHER_S)
+        silent.cancel()
+        alarm.set(None)
+        self._is_held_up = False
+        if not otherwise():
+            self._take_or_start()
 
     def while_idle(self) -> None:
         """Start the warm spawner if its modules are known: this node waits for a generation. The
@@ -272,6 +310,13 @@ class Preload:
             if seconds > _PATIENCE_S / 2:
                 reason = f"its import did not end in {duration(seconds)}"
                 self._learned.note_endless(warm.importing, reason, seconds)
+
+    def _tell_held_up(self) -> None:
+        left = duration(_OTHER_S - _LONG_S)
+        self._say(
+            "preload: another job's process for this script is importing its modules; the workers "
+            f"start when that is done, or in {left} without it"
+        )
 
     def _tell_slow(self) -> None:
         if self._spawner is not None and not self.settled():

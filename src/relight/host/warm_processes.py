@@ -5,7 +5,9 @@ have done the same imports (`host/fit.py`); the process itself looks whether the
 the same (`worker/warm_process.py`).
 """
 
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from socket import socket
@@ -83,6 +85,13 @@ class WarmProcesses:
                 record(WarmProcessUnfit(found.description.pid, reason))
             else:
                 yield found
+
+    def are_being_made(self) -> bool:
+        """Return whether one is importing its modules."""
+        try:
+            return Directory(self._worker.variables).is_being_made(_name(self._worker))
+        except OSError:
+            return False
 
     def start(self, setup: dict[str, Any], *, is_ahead: bool = False) -> Origin:
         """Start one; with too many of them, the one that was not used for longest ends.
@@ -163,6 +172,14 @@ def stop(path: str) -> None:
     if found := ask(path):
         with found.connection:
             _sends(found.connection, b"stop\n")
+
+
+def stop_imports(guard: int) -> None:
+    """Kill a process that imports its modules, given its guard, which then ends as well."""
+    pids = linux.tree(guard)
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def script(argv: Sequence[str]) -> str:

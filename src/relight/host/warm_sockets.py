@@ -17,6 +17,7 @@ import stat
 import struct
 from collections.abc import Iterator, Mapping
 
+from relight.core import fields
 from relight.host.fit import Variables
 from relight.typed import NamedTuple
 
@@ -51,6 +52,13 @@ class Description(NamedTuple):
     stays_s: float
     jobs: int
     uses: int
+
+
+class BeingMade(NamedTuple):
+    """A warm process that imports its modules: the pid of its guard, and what workers run."""
+
+    guard: int
+    script: str
 
 
 class Peer(NamedTuple):
@@ -103,13 +111,57 @@ class Directory:
             OSError: the file can't be made.
         """
         path = os.path.join(self.path, f"{name}.{secrets.token_hex(_RANDOM_BYTES)}")
-        lock = os.open(os.path.join(self.path, f"{_LOCK}{name}"), os.O_WRONLY | os.O_CREAT, 0o600)
+        while True:
+            lock = os.open(self._lock(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os.close(lock)
+                raise
+            if os.fstat(lock).st_nlink:
+                return path, lock
+            os.close(lock)  # `unlock` has removed it meanwhile
+
+    def is_being_made(self, name: str) -> bool:
+        """Return whether a process with this name is being made."""
+        return self._is_locked(self._lock(name)) is not None
+
+    def being_made(self) -> list[BeingMade]:
+        """Return the processes that are being made."""
+        found = []
+        for name in os.listdir(self.path):
+            if name.startswith(_LOCK):
+                text = self._is_locked(os.path.join(self.path, name))
+                with contextlib.suppress(fields.Malformed):
+                    found.append(fields.record(BeingMade, fields.decode(text or b"")))
+        return found
+
+    def _lock(self, name: str) -> str:
+        return os.path.join(self.path, f"{_LOCK}{name}")
+
+    @staticmethod
+    def _is_locked(path: str) -> bytes | None:
+        """Return what is in a file if it is locked, else None."""
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            os.close(lock)
-            raise
-        return path, lock
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return os.read(file, 1 << 16)
+        except OSError:
+            pass
+        finally:
+            os.close(file)
+        return None
+
+
+def unlock(lock: int) -> None:
+    """Remove a file that `Directory.new` has locked, and close its descriptor."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.readlink(f"/proc/self/fd/{lock}"))
+    os.close(lock)
 
 
 def name(*what: str) -> str:

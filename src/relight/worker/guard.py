@@ -11,19 +11,25 @@ spawner's. A warm spawner may have an heir (`worker/trial.py`): then the guard k
 orphans, and guards the heir. `host/linux.py` has the guard of workers that start cold.
 
 A warm process (`worker/warm_process.py`) outlives the agent that has started it, so its guard
-watches no agent. The guards that it forks, one for each job, watch the agent of the job, and it.
+watches no agent. While it imports, its guard sees to it that it ends if it takes too long, or if it
+was not to outlive another process which has ended. The guards that it forks, one for each job,
+watch the agent of the job, and it.
 """
 
 import os
 import select
 import signal
 import time
+from collections.abc import Sequence
 
 from relight.host import linux, priority
 from relight.host.files import remove_tree
 from relight.typed import NamedTuple, NoReturn
 
 _END_LIMIT_S = 10.0
+_DONE = b"done"
+IMPORT_LIMIT_S = 600.0
+"""How long the imports of a warm process may take."""
 
 
 class Agent(NamedTuple):
@@ -88,6 +94,10 @@ class Guard:
         self.attach()
         os.read(self._from_guard, 1)
 
+    def end_imports(self) -> None:
+        """Tell the guard of a warm process that all is imported."""
+        os.write(self._to_guard, _DONE + b"\n")
+
     def outlive_guard(self) -> None:
         """From now on, get SIGCONT and not SIGKILL when the guard ends, so that this process can
         clean up, also when stopped.
@@ -101,14 +111,15 @@ class Guard:
             os.write(self._to_guard, os.fsencode(scratch) + b"\n")
 
 
-def stand_guard(agent: Agent | None, warm_process: int | None = None) -> Guard:
+def stand_guard(agent: Agent | None, others: Sequence[int] = ()) -> Guard:
     """Fork, continue in the child, and stay as its guard in the parent; return, in the child, the
     guard.
 
     Args:
         agent: the agent, whose end is the end of this process; None for a warm process.
-        warm_process: a descriptor of the warm process that has forked this one (pidfd): its end is
-            the end of this process, too.
+        others: descriptors of other processes whose end is the end of this process (pidfds): of the
+            warm process that has forked this one; of those that a warm process is not to outlive,
+            as long as it imports.
 
     Raises:
         OSError: no process can be forked, or no descriptor is left.
@@ -120,7 +131,7 @@ def stand_guard(agent: Agent | None, warm_process: int | None = None) -> Guard:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     pid = os.fork()
     if pid:
-        _watch(pid, agent, warm_process, from_child, to_child)
+        _watch(pid, agent, others, from_child, to_child)
     os.close(from_child)
     os.close(to_child)
     guard.attach()
@@ -129,52 +140,103 @@ def stand_guard(agent: Agent | None, warm_process: int | None = None) -> Guard:
 
 
 def _watch(
-    pid: int, agent: Agent | None, warm_process: int | None, from_child: int, to_child: int
+    pid: int, agent: Agent | None, others: Sequence[int], from_child: int, to_child: int
 ) -> NoReturn:
-    """Kill all descendants when the agent or the warm process ends; exit as the child does. Raise
-    the priority of a child that has lowered it: its imports would last for ever where all
-    processors are busy.
+    """Kill all descendants when the agent or one of the others ends, or when the imports of a warm
+    process take too long; exit as the child does. Raise the priority of a child that has lowered
+    it: its imports would last for ever where all processors are busy.
     """
     begin = time.monotonic()
     try:
         linux.rename_process(f"warm guard of {agent.pid}" if agent else "warm guard")
         if agent is None:
             linux.show_environment({})  # the job's that has started it
-            linux.close_all_but({0, 1, 2, from_child, to_child})
+            linux.close_all_but({0, 1, 2, from_child, to_child, *others})
         linux.die_with_parent(signal.SIGCONT)  # a stopped guard must see that its parent is gone
+        requests = _Requests(from_child)
         child = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(child, select.POLLIN)
+        for other in others:
+            poll.register(other, select.POLLIN)
         if agent is not None:
             poll.register(agent.pidfd, select.POLLIN)
             poll.register(agent.control, 0)  # its other end is closed
-        if warm_process is not None:
-            poll.register(warm_process, select.POLLIN)
+        else:
+            poll.register(from_child, select.POLLIN)
         raise_at: float | None = priority.IDLE_S
+        limit = None if agent else IMPORT_LIMIT_S
         while True:
-            left = None if raise_at is None else begin + raise_at - time.monotonic()
-            ready = dict(poll.poll(None if left is None else max(0.0, left) * 1000))
-            raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
-            if ready.keys() - {child}:
+            passed = time.monotonic() - begin
+            times = [at - passed for at in (raise_at, limit) if at is not None]
+            ready = dict(poll.poll(max(0.0, min(times)) * 1000 if times else None))
+            passed = time.monotonic() - begin
+            raise_at = priority.raise_step_by_step(pid, passed)
+            if from_child in ready:
+                requests.read()
+                if requests.are_imports_done:
+                    limit = None
+                    for fd in (from_child, *others):  # it looks after itself now
+                        poll.unregister(fd)
+            if ready.keys() - {child, from_child} or (limit is not None and passed >= limit):
                 break
             if child in ready:
                 _, status = os.waitpid(pid, 0)
-                pid, scratch = _read_requests(from_child)
+                pid = requests.take_heir()
                 linux.end_children(_END_LIMIT_S, [pid])
                 if not _is_child(pid):
-                    _leave(agent, scratch, status)
+                    _leave(agent, requests.directory, status)
                 poll.unregister(child)
                 os.close(child)
                 child = os.pidfd_open(pid)
                 poll.register(child, select.POLLIN)
                 raise_at = priority.raise_step_by_step(pid, time.monotonic() - begin)
                 os.write(to_child, b"\n")
-        if warm_process not in ready:  # the child sees the end of the agent, too, and cleans up
-            linux.let_end(pid, child)
+        if agent is not None and not ready.keys() & set(others):
+            linux.let_end(pid, child)  # it sees the end of the agent, too, and cleans up
         linux.end_children(float("inf"))
-        _leave(agent, _read_requests(from_child)[1], 0)
+        requests.read()
+        _leave(agent, requests.directory, 0)
     finally:
         os._exit(1)
+
+
+class _Requests:
+    """What the child of a guard has asked for.
+
+    Args:
+        fd: the pipe from it, which does not block.
+
+    Attributes:
+        directory: what to remove if the agent is gone; empty for nothing.
+        are_imports_done: a warm process has imported all.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.directory = ""
+        self.are_imports_done = False
+        self._fd = fd
+        self._heir = 0
+
+    def take_heir(self) -> int:
+        """Return the pid of the heir of the child, which has ended; 0 if there is none."""
+        self.read()
+        heir, self._heir = self._heir, 0
+        return heir
+
+    def read(self) -> None:
+        """Take in what was written."""
+        try:
+            *lines, _ = os.read(self._fd, 1 << 16).split(b"\n")
+        except BlockingIOError:
+            return
+        for line in lines:
+            if line == _DONE:
+                self.are_imports_done = True
+            elif line.isdigit():
+                self._heir = int(line)
+            else:
+                self.directory = os.fsdecode(line)
 
 
 def _is_child(pid: int) -> bool:
@@ -190,14 +252,3 @@ def _leave(agent: Agent | None, scratch: str, status: int) -> NoReturn:
     if scratch and agent is not None and agent.has_ended():
         remove_tree(scratch)
     linux.end_as(status)
-
-
-def _read_requests(from_child: int) -> tuple[int, str]:
-    """Return the last heir and directory that were sent to the guard; 0 for no heir."""
-    try:
-        *lines, _ = os.read(from_child, 1 << 16).split(b"\n")
-    except BlockingIOError:
-        lines = []
-    heirs = [int(line) for line in lines if line.isdigit()]
-    paths = [os.fsdecode(line) for line in lines if not line.isdigit()]
-    return heirs[-1] if heirs else 0, paths[-1] if paths else ""

@@ -2,13 +2,15 @@
 keeps nothing of the job that has started it.
 """
 
+import json
 import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
 
-from relight.host import fit, linux
-from relight.host.warm_sockets import Description
+from relight.core import fields
+from relight.host import fit, linux, warm_sockets
+from relight.host.warm_sockets import BeingMade, Description
 from relight.typed import Any
 from relight.worker.arguments import Arguments
 from relight.worker.deferred import LATER, NATIVE
@@ -44,6 +46,16 @@ class Lasting:
         self.arguments = Arguments(sys.argv[0])
         self._variables = fit.NOTHING
         self._modules = 0
+
+    def show(self, guard: int) -> None:
+        """Write into the locked file who imports, for `relight warm`.
+
+        Args:
+            guard: the pid of the guard of this process.
+        """
+        being_made = BeingMade(guard, self._setup["keep"]["script"])
+        os.truncate(self.lock, 0)
+        os.pwrite(self.lock, json.dumps(fields.plain(being_made)).encode(), 0)
 
     def end_imports(self, variables: Mapping[str, str], watch: Watch) -> None:
         """Note what the imports depend on, and remove the environment of this process.
@@ -84,7 +96,7 @@ class Lasting:
             self._describe,
             is_ahead=keep["is_ahead"],
         )
-        os.close(self.lock)
+        warm_sockets.unlock(self.lock)
         return process.run(control, agent)
 
     def _describe(self) -> Description:

@@ -200,7 +200,9 @@ def serve(
     try:
         lasting = _lasting(setup, loaded)
         agent = None if lasting else Agent.parent(control_fd)
-        guard = stand_guard(agent)
+        guard = stand_guard(agent, lasting.until if lasting is not None else ())
+        if lasting is not None:
+            lasting.show(guard.pid)
         linux.become_subreaper()
         restore = priority.lower() if setup["gently"] else None
         random_state = RandomState()
@@ -224,6 +226,7 @@ def serve(
         changes = _Changes.since(variables)
         if lasting is not None:
             lasting.end_imports(variables, watch)
+            guard.end_imports()
     except Exception as error:
         linux.end_children(_END_LIMIT_S)
         why = str(error) if isinstance(error, UnfitError) else repr(error)
@@ -275,7 +278,7 @@ def _begin_job(
 ) -> tuple[socket.socket, Agent, Guard]:
     """Serve agents as the warm process; return in the warm spawner of a job."""
     job = lasting.serve(control, pid_of_agent)
-    guard = stand_guard(job.agent, job.warm_process)
+    guard = stand_guard(job.agent, [job.warm_process])
     linux.become_subreaper()
     _send(job.control, f"guard {guard.pid}")
     return job.control, job.agent, guard

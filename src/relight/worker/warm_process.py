@@ -162,7 +162,13 @@ class WarmProcess:
             return
         connection.settimeout(_ANSWER_S)
         now = time.monotonic()
-        description = self._describe()._replace(
+        try:
+            described = self._describe()
+        except Exception:  # its files can't be looked at; a job that runs must not end for that
+            connection.close()
+            self._end()
+            return
+        description = described._replace(
             age_s=now - self._began,
             idle_s=0.0 if self._guards else now - self._idle_since,
             stays_s=self._idle_s,
@@ -204,31 +210,32 @@ class WarmProcess:
             control.setblocking(True)
             agent_fd = os.pidfd_open(agent)
         except OSError:
-            control.close()  # the agent is gone, or in another container
+            control.close()  # the agent is gone, or in another container; or no descriptor is left
             return None
         if _is_closed(control):  # so the pid may be another process's by now
             control.close()
             os.close(agent_fd)
             return None
-        this = os.pidfd_open(os.getpid())
+        this = pid = -1
         try:
+            this = os.pidfd_open(os.getpid())
             pid = os.fork()
         except OSError as error:
             with contextlib.suppress(OSError):
                 control.sendall(f"unfit it can't be forked: {error.strerror}\n".encode())
-            pid = -1
         if pid == 0:
             for other in (self._listener, *(each.socket for each in self._connections.values())):
                 other.detach()  # or the object would close another descriptor of the same number
             linux.close_all_but({0, 1, 2, control.fileno(), agent_fd, this})
             return Job(control, Agent(agent, agent_fd, control.fileno()), this)
-        os.close(this)
+        if this >= 0:
+            os.close(this)
         control.close()
         if pid < 0:
             os.close(agent_fd)
             return None
         self._uses += 1
-        guard = os.pidfd_open(pid)
+        guard = os.pidfd_open(pid)  # there is a descriptor for it: two were just closed
         self._guards[guard] = _Guard(pid, agent_fd)
         self._poll.register(guard, select.POLLIN)
         self._poll.register(agent_fd, select.POLLIN)
