@@ -11,17 +11,30 @@ import hashlib
 import os
 from collections.abc import Collection, Mapping
 
+from relight.errors import signal_name
+from relight.host import linux
 from relight.typed import NamedTuple
 
 _STATUS = (
     "Umask", "Uid", "Gid", "Groups", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
-    "NoNewPrivs", "Seccomp", "Speculation_Store_Bypass", "THP_enabled",
+    "NoNewPrivs", "Seccomp", "Seccomp_filters", "Speculation_Store_Bypass", "THP_enabled",
+    "Mems_allowed_list",
 )  # fmt: skip
 """Lines of /proc/self/status (proc(5))."""
 _OF_THREADS = 0b11 << 31
 """Signals 32 and 33: the C library sets them when a process makes its first thread (nptl(7))."""
-_FILES = ("cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns")
+_FILES = (
+    "cgroup", "sessionid", "loginuid", "oom_score_adj", "personality", "timerslack_ns",
+    "coredump_filter", "attr/current",
+)  # fmt: skip
 """Files of /proc/self: control group, login session (audit), and what a fork inherits."""
+_SIGNALS = {"SigBlk": "blocked signals", "SigIgn": "ignored signals"}
+_PR_GET_SECUREBITS = 27
+_CALLS = {
+    "x86_64": {"ioprio_get": 252, "keyctl": 250},
+    "aarch64": {"ioprio_get": 31, "keyctl": 219},
+}
+"""Numbers of system calls that the C library has no functions for."""
 NATIVE = (
     "LD_", "GLIBC_", "MALLOC_", "GCONV_", "LOCPATH", "NLSPATH", "TZ", "LANG", "LC_", "PYTHON",
     "LSAN_", "ASAN_", "UBSAN_", "TSAN_", "JE_MALLOC_", "MALLOCNG_", "TCMALLOC_", "HOME",
@@ -52,12 +65,19 @@ def collect() -> dict[str, str]:
         "working directory": f"{_link('cwd')} ({directory.st_dev}:{directory.st_ino})",
         "root directory": _link("root"),
         "processors": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-        "priority": f"{os.getpriority(os.PRIO_PROCESS, 0)}, policy {os.sched_getscheduler(0)}",
+        "nice value": str(os.getpriority(os.PRIO_PROCESS, 0)),
+        "scheduling policy": str(os.sched_getscheduler(0)),
+        "memory policy": _memory_policy(),
+        "secure bits": str(linux.get_control(_PR_GET_SECUREBITS)),
     }
+    calls = _CALLS.get(os.uname().machine, {})
+    if calls:
+        facts["I/O priority"] = str(linux.system_call(calls["ioprio_get"], 1, 0))
+        facts["session keyring"] = str(linux.system_call(calls["keyctl"], 0, -3, 0))
     for line in _read("status").splitlines():
         name, _, value = line.partition(":")
-        if name in ("SigBlk", "SigIgn"):
-            facts[name] = f"{int(value, 16) & ~_OF_THREADS:x}"
+        if name in _SIGNALS:
+            facts[_SIGNALS[name]] = _signals(int(value, 16) & ~_OF_THREADS)
         elif name in _STATUS:
             facts[name] = value.strip()
     facts.update({name: " ".join(_read(name).split()) for name in _FILES})
@@ -70,7 +90,7 @@ def difference(made: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Describe the first fact that differs; empty if none does."""
     for name in sorted(made.keys() | now.keys()):
         if made.get(name) != now.get(name):
-            return f"{name} is {now.get(name) or 'unknown'}, and was {made.get(name) or 'unknown'}"
+            return f"{name}: {now.get(name) or 'none'}, and was {made.get(name) or 'none'}"
     return ""
 
 
@@ -124,6 +144,23 @@ def _hashed(variables: Mapping[str, str], names: Collection[str], salt: str) -> 
 def _hash(salt: str, name: str, value: str) -> str:
     text = "\0".join((salt, name, value)).encode(errors="surrogateescape")
     return hashlib.sha256(text).hexdigest()
+
+
+def _signals(mask: int) -> str:
+    """Return the names of the signals in a mask of proc(5)."""
+    numbers = [number for number in range(1, mask.bit_length() + 1) if mask >> number - 1 & 1]
+    return " ".join(map(signal_name, numbers))
+
+
+def _memory_policy() -> str:
+    """Return on which memory nodes this process allocates (numa_maps, proc(5)): that of its first
+    mapping, which has no policy of its own.
+    """
+    try:
+        with open("/proc/self/numa_maps", buffering=1) as file:
+            return file.readline().split()[1]
+    except (OSError, IndexError):
+        return ""
 
 
 def _limits() -> dict[str, str]:

@@ -313,6 +313,11 @@ def system_call(number: int, *arguments: int) -> int:
     return int(_libc.syscall(number, *arguments))
 
 
+def get_control(option: int) -> int:
+    """Return what prctl(2) returns for an option without arguments; -1 if it fails."""
+    return int(_libc.prctl(option, 0, 0, 0, 0))
+
+
 def rename_process(name: str) -> None:
     """Set the command line and the short name of this process, which ps, top and pkill show.
 
