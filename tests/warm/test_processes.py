@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import pytest
 from conftest import RELIGHT, clean_environment
 
 from relight.host import fit, warm_sockets
+from relight.worker import inputs
 from warm.test_endings import MODULES as ENDING_MODULES
 from warm.test_endings import SCRIPTS
 from warm.test_observations import MODULES as SEEN_MODULES
@@ -419,14 +421,28 @@ def test_another_interpreter_directory_or_module_does_not_fit(
 
 @pytest.mark.parametrize(
     "change",
-    ["content", "data file", "new package", "new pth file", "removed", "shadow", "sitecustomize"],
+    [
+        "content",
+        "content, with the old times",
+        "data file",
+        "listed file",
+        "new package",
+        "new pth file",
+        "removed",
+        "shadow",
+        "sitecustomize",
+    ],
 )
 def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
     """Also within the same second, with the same size; such a process ends."""
     module = shell.packages / "package.py"
     data = shell.folder / "data.txt"
     data.write_text("1")
-    module.write_text(f"value = open({str(data)!r}).read() + '1'\n")
+    (shell.folder / "plugins").mkdir()
+    module.write_text(
+        f"import os\nvalue = open({str(data)!r}).read() + '1'\n"
+        f"plugins = os.listdir({str(shell.folder / 'plugins')!r})\n"
+    )
     shell.script.write_text("import package\nprint(package.value)\n")
     pid = shell.make(modules="package")
     result = shell.job(modules="package")
@@ -438,6 +454,14 @@ def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
     elif change == "data file":
         data.write_text("2")
         expected = "21"
+    elif change == "content, with the old times":
+        before = module.stat()
+        module.write_text(module.read_text().replace("'1'", "'2'"))
+        os.utime(module, ns=(before.st_atime_ns, before.st_mtime_ns))
+        expected = "12"
+    elif change == "listed file":
+        (shell.folder / "plugins" / "two.json").touch()
+        expected = "11"
     elif change == "new package":
         (shell.packages / "another.py").touch()
     elif change == "new pth file":
@@ -456,6 +480,19 @@ def test_a_changed_package_is_seen_at_once(shell: Shell, change: str) -> None:
     assert "does not fit: " in result.stderr
     if modules == "package":
         wait(lambda: is_gone(pid))
+
+
+def test_a_variable_that_a_module_of_a_pth_file_may_have_read_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read before anything can be watched, so any name that such a module quotes counts."""
+    path = tmp_path / "site-packages" / "early.py"
+    path.parent.mkdir()
+    path.write_text("import os\nMODE = os.environ.get('MYMODE', \"none\")\n")
+    early = types.ModuleType("early")
+    early.__file__ = str(path)
+    monkeypatch.setitem(sys.modules, "early", early)
+    assert inputs._words_of_modules() >= {"MYMODE"}
 
 
 def test_what_does_not_matter_may_change(shell: Shell) -> None:

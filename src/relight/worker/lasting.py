@@ -73,7 +73,7 @@ class Lasting:
         mine = {*self._setup["own"], *self._setup["writes"]}
         self._variables = fit.of_imports(
             {name: value for name, value in variables.items() if name not in mine},
-            set().union(*watch.reads.values()) - mine,
+            self._inputs.words.union(*watch.reads.values()) - mine,
             {*fit.NATIVE, *NATIVE, *self._inputs.variables}.union(*watch.prefixes.values()),
             LATER,
         )
