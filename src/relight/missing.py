@@ -28,6 +28,8 @@ def no_script(script: str, arguments: Sequence[str]) -> UsageError:
         hint = "it begins with a typographic dash; type `--`"
     elif " " in script and os.path.isfile(script.split()[0]):
         hint = f"don't quote script and arguments together: {script}"
+    elif script.isdecimal() and arguments[:1] and os.path.exists(arguments[0]):
+        hint = f"a value is joined to its flag by =, as in --keep-warm={script}"
     elif script.startswith(("dist.", "utils.")) and not script.endswith(".py"):
         hint = f"components are submitted: relight submit {script} …"
     elif "." in script and os.path.isfile(script.replace(".", "/") + ".py"):
@@ -76,14 +78,16 @@ def no_module(
     part = missing.rpartition(".")[2]
     folders = roots if where is None else where
     known = [one for each in folders for one in _modules(each, packages=name != missing)]
-    meant = nearest(part, known)
+    # Of names of packages, many are similar to any short one.
+    meant = nearest(part, known, cutoff=0.6 if where is not None else 0.75)
     if meant:
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
         hint = f"did you mean {flag}{whole}?"
     elif where is not None:
         hint = f"{package} is in {where[0]}"
     else:
-        hint = f"looked for it here, in PYTHONPATH and in the packages of {sys.executable}"
+        places = f"here, in PYTHONPATH and in the packages of {sys.executable}"
+        hint = f"looked for it {places}; is it installed there?"
     return UsageError(f"there is no module {missing}", hint=hint)
 
 

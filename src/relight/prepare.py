@@ -50,6 +50,7 @@ def prepare(
     if spec.logs_specs != "default":
         raise _no_logs_specs(spec.logs_specs)
     notes = found + check(spec, given)
+    _check_keep_warm(spec)
     if spec.keep_warm is not None and "preload" not in given:
         spec = spec._replace(preload=(AUTO,))
     spec = system.fit(spec, notes)
@@ -193,6 +194,21 @@ def _timer_file(env: Environment) -> str:
     name = f"watchdog_timer_{files.new_run_id()}"
     own = os.path.join(env.get("TMPDIR", "/tmp"), name)  # noqa: S108
     return env.get("TORCHELASTIC_TIMER_FILE", own)
+
+
+def _check_keep_warm(spec: RunSpec) -> None:
+    pid = spec.keep_warm.until if spec.keep_warm is not None else 0
+    if not pid:
+        return
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        pass  # another user's
+    except (ProcessLookupError, OverflowError):
+        raise UsageError(
+            f"--keep-warm=while:{pid}: there is no process {pid}",
+            hint="give the pid of a process that runs, such as while:$$ for this shell",
+        ) from None
 
 
 def _run_path() -> tuple[str, ...]:

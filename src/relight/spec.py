@@ -298,9 +298,10 @@ def _check_script_form(spec: RunSpec, notes: list[str]) -> None:
         raise UsageError(f"-m and {other} contradict each other", hint="-m means python -m SCRIPT")
     if spec.run_path and spec.no_python:
         notes.append("--no-python has no effect: --run-path takes precedence")
-    if spec.preload:
+    if spec.preload or spec.keep_warm is not None:
+        asked = "preload" if spec.preload else "keep-warm"
         notes += [
-            f"--preload has no effect with --{flag}: each worker imports its modules itself"
+            f"--{asked} has no effect with --{flag}: each worker imports its modules itself"
             for flag in ("no-python", "run-path", "numa-binding")
             if getattr(spec, flag.replace("-", "_"))
         ]

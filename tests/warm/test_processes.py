@@ -877,9 +877,9 @@ def test_relight_warm_shows_what_is_there(shell: Shell) -> None:
     pid = shell.make()
     assert shell.takes()
     lines = shell.relight("warm", "list").stdout.splitlines()
-    heads = ["PID", "SCRIPT", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS"]
+    heads = ["PID", "SCRIPT", "DIRECTORY", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS"]
     assert lines[0].split() == heads
-    assert lines[1].split()[:3] == [str(pid), str(shell.script), "json"]
+    assert lines[1].split()[:4] == [str(pid), str(shell.script), str(shell.folder), "json"]
     (only,) = shell.list()
     assert only["pid"] == pid and only["jobs"] == 0 and int(str(only["memory"])) > 1_000_000
 
@@ -973,6 +973,30 @@ if __name__ == "__main__":
     wait(lambda: all(map(is_gone, pids)))
 
 
+@pytest.mark.parametrize("kind", ["silent", "slow"])
+def test_one_that_does_not_answer_keeps_nobody_from_another(shell: Shell, kind: str) -> None:
+    """A process hangs, or sends its answer byte by byte, on a socket that looks newer."""
+    shell.make()
+    (path,) = (path for path in (shell.runtime / "relight").iterdir() if path.is_socket())
+    other = path.with_name(path.name.partition(".")[0] + ".hangs")
+    sends = "c.sendall(b'{')" if kind == "slow" else "pass"
+    code = (
+        "import os, socket, sys, time\n"
+        "os.chdir(os.path.dirname(sys.argv[1]))\n"
+        "s = socket.socket(socket.AF_UNIX)\ns.bind(os.path.basename(sys.argv[1]))\n"
+        "s.listen()\nprint('listens', flush=True)\n"
+        f"while True:\n    c, _ = s.accept()\n    for _ in range(60):\n"
+        f"        try:\n            {sends}\n        except OSError:\n            break\n"
+        "        time.sleep(0.1)\n"
+    )
+    command = [sys.executable, "-c", code, str(other)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as hanging:
+        assert hanging.stdout is not None
+        assert hanging.stdout.readline() == "listens\n"
+        assert shell.takes()
+        hanging.kill()
+
+
 def test_imports_that_take_too_long_are_ended() -> None:
     code = (
         "import os, time\nfrom relight.worker import guard\n"
@@ -1023,3 +1047,32 @@ def test_who_asks_it_during_a_job_does_the_job_no_harm(shell: Shell, what: str) 
         assert job.poll() is None
         (shell.folder / "go").touch()
         assert job.wait(LIMIT_S) == 0
+
+
+def test_a_long_list_of_modules_is_shortened(shell: Shell) -> None:
+    names = "json,csv,decimal,fractions,statistics,colorsys,tomllib,wave"
+    shell.make(modules=names)
+    line = shell.relight("warm").stdout.splitlines()[1]
+    assert "json,csv,decimal,fractions,statistics and 3 more" in line
+
+
+def test_flags_that_can_have_no_effect_are_refused_or_noted(shell: Shell) -> None:
+    result = shell.relight("run", "--keep-warm=while:4194305", shell.script)
+    assert result.returncode == 2
+    assert "there is no process 4194305" in result.stderr
+    result = shell.relight("run", "--keep-warm", "5", shell.script)
+    assert result.returncode == 2
+    assert "--keep-warm=5" in result.stderr
+    result = shell.relight("run", "--keep-warm", "--no-python", "true")
+    assert result.returncode == 0
+    assert "--keep-warm has no effect with --no-python" in result.stderr
+
+
+def test_the_second_start_of_a_short_script_knows_its_modules(shell: Shell) -> None:
+    """It has ended before a process could import them beside it."""
+    module = shell.packages / "slow.py"
+    module.write_text("import time\ntime.sleep(0.1)\n")
+    shell.script.write_text("import slow\nprint('trains')\n")
+    words = ("run", "--preload=auto", "-v", "--nproc-per-node=4", shell.script)
+    assert "not known yet" in shell.relight(*words).stderr
+    assert "workers start with preloaded modules" in shell.relight(*words).stderr

@@ -41,6 +41,12 @@ PAGE = Page(
     "exit code: 0, also if there was nothing to stop or to forget",
 )
 _END_MS = 2000
+_WIDTH = 40
+_NAMES = {
+    "-m relight.worker.call": "(relight.launch)",
+    "-m relight.pytest_plugin.rank": "(pytest)",
+}
+"""Scripts that no user has written."""
 
 
 def main(argv: list[str]) -> int:
@@ -81,8 +87,9 @@ def _list(words: Sequence[str], as_json: bool) -> int:
     rows = [
         (
             str(each.pid),
-            each.script,
-            "auto" if each.learned else ",".join(each.asked),
+            _name(each),
+            each.facts.get("working directory", "").rpartition(" (")[0],
+            "auto" if each.learned else _shortened(each.asked),
             str(each.modules),
             f"{system.memory(each.pid) / 2**20:.0f} MiB",
             duration(each.age_s),
@@ -91,12 +98,25 @@ def _list(words: Sequence[str], as_json: bool) -> int:
         )
         for each in found
     ]
-    heads = ("PID", "SCRIPT", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS")
+    heads = ("PID", "SCRIPT", "DIRECTORY", "PRELOAD", "MODULES", "MEMORY", "AGE", "USES", "ENDS")
     print("\n".join(table(rows, heads)))
     for each in found:
         if each.why_not:
             say(f"{each.pid} ends: {each.why_not}")
     return EXIT_OK
+
+
+def _name(each: Description) -> str:
+    return _NAMES.get(each.script, each.script)
+
+
+def _shortened(names: Sequence[str]) -> str:
+    """Return so many names as a column has room for."""
+    text = ",".join(names)
+    if len(text) <= _WIDTH:
+        return text
+    shown = text[:_WIDTH].count(",") or 1
+    return f"{','.join(names[:shown])} and {len(names) - shown} more"
 
 
 def _as_object(each: Description) -> dict[str, object]:

@@ -21,6 +21,7 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -84,6 +85,9 @@ class LearnedFile:
     def __init__(self, worker: WorkerProgram) -> None:
         folder, self._script = directory(worker.variables), _script(worker.argv)
         self._path = _path(folder, worker.program, self._script) if folder and self._script else ""
+        # Where workers look for packages, if they run the Python that runs this.
+        is_own = worker.program == sys.executable
+        self._packages = [path for path in sys.path if is_own and path.endswith("-packages")]
         self._notes: dict[str, UnfitModule] = {}
         self._endless: UnfitModule | None = None
         self.known = self._read(source.import_lines(worker.argv))
@@ -128,6 +132,8 @@ class LearnedFile:
         """
         known, endless = self.known, self._endless
         if not known.modules:
+            known = known._replace(directories=_directories(self._packages if modules else ()))
+        if not known.directories:
             return
         if not modules:  # a variable may have been set where nobody has noticed it
             writes = sorted({*known.writes, *writes})

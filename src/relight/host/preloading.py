@@ -117,7 +117,7 @@ class Preload:
             self._modules = self._learned.known.fit
             for unfit in self._learned.known.unfit:
                 self._record(PreloadWithout(*unfit, asked=False))
-        self._why_not = "" if self._modules else "its modules are not known yet"
+        self._why_not = "" if self._modules else "it is not known yet what the script imports"
         if not (self._modules and _waits(self._worker_program, self._learned)):
             try:
                 self._watched = WatchedWorker(self._loop)
@@ -126,7 +126,7 @@ class Preload:
                     f"can't make memory for the names of preloaded modules: {error.strerror}",
                     hint="look at `ulimit -n`",
                 ) from None
-            self._why_not = self._why_not or "the first workers import as fast as it could"
+            self._why_not = self._why_not or "so few workers import as fast by themselves"
         else:
             self._start(gently=False)
 

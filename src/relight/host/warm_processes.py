@@ -7,6 +7,7 @@ the same (`worker/warm_process.py`).
 
 import contextlib
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +21,7 @@ from relight.host.warm_spawner import Origin, WorkerProgram
 from relight.typed import Any, NamedTuple
 
 ANSWER_S = 2.0
-"""How long a warm process may take to describe itself. It takes milliseconds."""
+"""How long warm processes may take, all together, to describe themselves. It takes milliseconds."""
 _MOST = 3
 """Warm processes of a user; each has the memory of its modules."""
 _LONGEST = 16 << 20
@@ -75,16 +76,17 @@ class WarmProcesses:
         return None
 
     def _fitting(self, asked: Sequence[str], record: Callable[[Event], None]) -> Iterator[Found]:
-        asking = [_Question(path) for path in self._paths()]  # they look at their files meanwhile
-        facts = fit.collect() if asking else {}
-        for question in asking:
-            if (found := question.answer()) is None:
-                continue
-            if reason := _difference(found.description, self._worker, facts, asked):
-                found.connection.close()
-                record(WarmProcessUnfit(found.description.pid, reason))
-            else:
-                yield found
+        questions = _Questions(self._paths())  # they look at their files meanwhile
+        try:
+            facts = fit.collect() if questions else {}
+            for found in questions.answers():
+                if reason := _difference(found.description, self._worker, facts, asked):
+                    found.connection.close()
+                    record(WarmProcessUnfit(found.description.pid, reason))
+                else:
+                    yield found
+        finally:
+            questions.close()
 
     def are_being_made(self) -> bool:
         """Return whether one is importing its modules."""
@@ -137,34 +139,83 @@ class WarmProcesses:
             return []  # nobody has made one, or it is not this user's
 
 
-class _Question:
-    """A connection to a warm process, which describes itself on it."""
+class _Questions:
+    """Connections to warm processes, which describe themselves on them.
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._connection = warm_sockets.connect(path, ANSWER_S)
+    Args:
+        paths: of their sockets.
+    """
 
-    def answer(self) -> Found | None:
-        """Return the description; None if there is none in time."""
-        connection, text = self._connection, b""
-        if connection is None:
-            return None
+    def __init__(self, paths: Sequence[str]) -> None:
+        self._until = time.monotonic() + ANSWER_S
+        self._open = {path: warm_sockets.connect(path, ANSWER_S) for path in paths}
+        self._texts = dict.fromkeys(paths, b"")
+
+    def __bool__(self) -> bool:
+        return any(self._open.values())
+
+    def answers(self) -> Iterator[Found]:
+        """Yield the descriptions as they arrive, in the order of the paths if several are there;
+        one that is slow or silent keeps nobody waiting for another.
+        """
+        poll, paths = select.poll(), dict[int, str]()
+        for path, connection in self._open.items():
+            if connection is not None:
+                if linux.is_stopped(warm_sockets.peer(connection).pid):
+                    continue
+                connection.setblocking(False)
+                paths[connection.fileno()] = path
+                poll.register(connection, select.POLLIN)
+        while paths and (left := self._until - time.monotonic()) > 0:
+            ready = {fd for fd, _ in poll.poll(left * 1000)}
+            for fd, path in list(paths.items()):
+                if fd in ready and self._has_ended(path):
+                    poll.unregister(fd)
+                    del paths[fd]
+                    if (found := self._found(path)) is not None:
+                        yield found
+
+    def close(self) -> None:
+        """Close the connections of those that have not answered."""
+        for connection in self._open.values():
+            if connection is not None:
+                connection.close()
+        self._open.clear()
+
+    def _has_ended(self, path: str) -> bool:
+        """Read what is there; return whether it is all."""
+        connection = self._open[path]
+        assert connection is not None
         try:
-            if not linux.is_stopped(warm_sockets.peer(connection).pid):
-                while not text.endswith(b"\n") and len(text) < _LONGEST:
-                    if not (more := connection.recv(1 << 16)):
-                        break
-                    text += more
-            description = fields.record(Description, fields.decode(text))
-        except (OSError, fields.Malformed):
+            more = connection.recv(1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            more = b""
+        self._texts[path] += more
+        text = self._texts[path]
+        return not more or text.endswith(b"\n") or len(text) > _LONGEST
+
+    def _found(self, path: str) -> Found | None:
+        """Take the connection, if there is a description; close it otherwise."""
+        connection = self._open.pop(path)
+        assert connection is not None
+        try:
+            description = fields.record(Description, fields.decode(self._texts[path]))
+        except fields.Malformed:
             connection.close()
             return None
-        return Found(self._path, connection, description)
+        connection.settimeout(ANSWER_S)
+        return Found(path, connection, description)
 
 
 def ask(path: str) -> Found | None:
     """Return the warm process that listens on a socket; None if it does not answer."""
-    return _Question(path).answer()
+    questions = _Questions([path])
+    try:
+        return next(questions.answers(), None)
+    finally:
+        questions.close()
 
 
 def stop(path: str) -> None:
