@@ -109,7 +109,7 @@ def launch(
             "sockets can't be sent",
         ) from None
     script = _script(check.of_main, hosts) if check.of_main else None
-    with _directory() as directory:
+    with job_directory() as directory:
         with open(os.path.join(directory, "call.pickle"), "wb") as file:
             pickle.dump((bool(hosts), sys.path, script, payload), file)
         asked = [f"--nproc-per-node={nproc_per_node}", f"--max-restarts={max_restarts}"]
@@ -129,8 +129,8 @@ def launch(
 
 
 @contextlib.contextmanager
-def _directory() -> Iterator[str]:
-    """Make a directory for the call and the workers' results; remove it at the end."""
+def job_directory() -> Iterator[str]:
+    """Make a directory for what a job is given and leaves; remove it at the end."""
     try:
         path, lock = scratch.make(tempfile.gettempdir())
     except OSError as error:

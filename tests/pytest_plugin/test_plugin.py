@@ -174,20 +174,134 @@ def test_it():
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
         ("os._exit(7)", "exited with code 7"),
-        ("os._exit(0)", "ended without a report"),
+        ("os._exit(0)", "exited with code 0 before the test had ended"),
     ],
 )
 def test_a_rank_that_ends_fails_the_test(run: Run, end: str, said: str) -> None:
-    """Its last words are shown."""
+    """Its last words are shown, and the summary names it."""
     result = run(f"""
 @two
 def test_it():
     if RANK == "1":
         os.write(2, b"last words")
+        print("last print")
         {end}
+    if {end!r} != "os._exit(0)":
+        time.sleep(1000)
 """)
     result.assert_outcomes(failed=1)
-    assert said in output(result) and "rank 1" in output(result)
+    text = output(result)
+    assert f"- rank 1 {said}" in text
+    assert "printed to stderr by rank 1" in text and "last words" in text
+    assert "printed to stdout by rank 1" in text and "last print" in text
+    assert "it printed nothing" not in text
+    assert f"FAILED test_x.py::test_it - rank 1 {said}"[:60] in text
+
+
+@pytest.mark.parametrize("waits", ["signal.pause()", "time.sleep(4.5)", "libc.sleep(1000)"])
+def test_a_test_whose_time_was_over_fails_although_it_ends(run: Run, waits: str) -> None:
+    """The launcher's signal ends the call in which it hangs, or it ends a moment later."""
+    result = run(f"""
+import ctypes
+libc = ctypes.CDLL(None)
+
+@pytest.mark.distributed(world_size=2, init=False, timeout=4)
+def test_it():
+    print("it hangs")
+    {waits}
+""")
+    result.assert_outcomes(failed=1)
+    assert "ranks 0, 1 had not ended after 4 s" in output(result)
+    assert "it hangs" in output(result)
+
+
+def test_a_skip_on_ranks_has_its_reason_and_its_line(run: Run) -> None:
+    """A test that only some ranks skip fails: the others can't have tested what it says."""
+    result = run(
+        """
+@two
+def test_skips():
+    pytest.skip("not today")
+@two
+def test_needs():
+    pytest.importorskip("nomod")
+@two
+def test_partly():
+    if RANK == "1":
+        pytest.skip("not here")
+""",
+        "-rs",
+    )
+    result.assert_outcomes(skipped=2, failed=1)
+    assert "SKIPPED [1] test_x.py:7: not today" in output(result)
+    assert "test_x.py:10: could not import 'nomod'" in output(result)
+    assert "only rank 1 skipped the test: not here" in output(result)
+
+
+@pytest.mark.parametrize("end", ["pytest.exit('stop all')", "raise KeyboardInterrupt('stop all')"])
+def test_the_end_of_a_run_on_a_rank_is_the_end_of_the_run(run: Run, end: str) -> None:
+    result = run(f"""
+@two
+def test_it():
+    {end}
+
+def test_after(): pass
+""")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "stop all" in output(result)
+    assert "passed" not in output(result)
+
+
+def test_warnings_of_ranks_are_reported_once(run: Run) -> None:
+    result = run("""
+import warnings
+
+class OwnWarning(UserWarning): pass
+
+@two
+def test_it():
+    warnings.warn("on all ranks")
+    warnings.warn("own", OwnWarning)
+""")
+    result.assert_outcomes(passed=1, warnings=2)
+    assert output(result).count("UserWarning: on all ranks") == 1
+    assert "OwnWarning: own" in output(result)
+
+
+def test_what_a_rank_prints_without_end_is_shortened(run: Run) -> None:
+    result = run("""
+@two
+def test_it():
+    print("the beginning")
+    for _ in range(200):
+        print("x" * 10_000)
+    print("the end")
+    assert RANK == "x"
+""")
+    result.assert_outcomes(failed=1)
+    text = output(result)
+    assert "the beginning" in text and "the end" in text and "characters are left out" in text
+    assert len(text) < 2_000_000
+
+
+def test_fixtures_are_shown_without_ranks(run: Run) -> None:
+    """--setup-plan and --setup-only."""
+    text = """
+@pytest.fixture
+def broken(): raise RuntimeError("broken it is")
+
+@two
+def test_it(broken): pass
+"""
+    result = run(text, "--setup-plan")
+    assert result.ret == 0
+    assert "SETUP    F broken" in output(result)
+    result = run(text)
+    result.assert_outcomes(errors=1)
+    assert "pytest_runtest_setup" not in output(result)  # the plugin's own function
+    assert "ERROR test_x.py::test_it - RuntimeError: broken it is" in output(result)
+    result = run(text.replace("broken()", "another()"))
+    assert "fixture 'broken' not found" in output(result).splitlines()[-2]
 
 
 def test_a_rank_that_waits_for_a_failed_one_is_stopped_at_once(run: Run) -> None:

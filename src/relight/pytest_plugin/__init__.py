@@ -53,8 +53,10 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     """Run the test on its ranks, after its marks have been evaluated, and raise what happened in
     their setup.
     """
+    __tracebackhide__ = True
     mark = item.get_closest_marker(MARK)
-    if mark is None or item.config.pluginmanager.has_plugin(ON_RANK):
+    shows_only = item.config.getoption("setuponly", False)  # also with --setup-plan
+    if mark is None or shows_only or item.config.pluginmanager.has_plugin(ON_RANK):
         return (yield)
     from relight.pytest_plugin import job, marker
 
@@ -62,6 +64,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, Any, Any]:
     item.fixturenames = []  # type: ignore[attr-defined]  # the ranks set them up
     result = yield
     item.stash[_outcome] = outcome = job.run(item, wanted)
+    outcome.warn(item)
     outcome.replay("setup")
     return result
 

@@ -7,7 +7,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 import pytest
 
 from relight import env as environment
-from relight.function import start_agent
+from relight.function import job_directory, start_agent
 from relight.pytest_plugin.marker import Wanted, controller
+from relight.pytest_plugin.rank_reports import shortened
 from relight.pytest_plugin.reports import Outcome, collect
 
 _WORKER = "relight.pytest_plugin.rank"
@@ -56,7 +56,7 @@ _NOT_ON_RANKS = (
 
 def run(item: pytest.Item, wanted: Wanted) -> Outcome:
     """Run the test on all ranks, and return what they have reported."""
-    with tempfile.TemporaryDirectory(prefix="relight-pytest-") as name:
+    with job_directory() as name:
         folder = Path(name)
         (folder / "request.json").write_text(json.dumps(_request(item, wanted)))
         output = folder / "output"
@@ -68,7 +68,7 @@ def run(item: pytest.Item, wanted: Wanted) -> Outcome:
                 _wait(agent, folder, wanted)
             finally:
                 _end(agent)
-        return collect(folder, wanted, agent.returncode, output.read_text(errors="replace"))
+        return collect(folder, wanted, agent.returncode, shortened(output))
 
 
 def _wait(agent: "subprocess.Popen[bytes]", folder: Path, wanted: Wanted) -> None:

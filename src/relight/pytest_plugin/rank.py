@@ -2,27 +2,31 @@
 
 It runs pytest for the one test that `request.json` names, with the options of the run, and writes
 each report as a line of JSON to `reports.RANK`. When the time is over, faulthandler writes the
-stacks of all threads to `stacks.RANK`. It exits with 1 as soon as the test has failed here: other
-ranks may wait for this one for ever, and the launcher stops them.
+stacks of all threads to `stacks.RANK`. What it prints is captured in `stdout.RANK` and
+`stderr.RANK`, so that it is there when the rank is killed. It exits with 1 as soon as the test has
+failed here: other ranks may wait for this one for ever, and the launcher stops them.
 """
 
 import contextlib
 import faulthandler
-import importlib
+import importlib.util
 import json
 import os
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
+from _pytest import capture
 from _pytest.config import get_config
 
 from relight.errors import EXIT_FAILED, EXIT_OK
 from relight.pytest_plugin import ON_RANK
+from relight.pytest_plugin.rank_reports import cut
 from relight.worker.call import leave
 
 _IMPORT_S = 120.0
@@ -52,14 +56,14 @@ class RankPlugin:
         """Start the time; initialize the process group."""
         self._limit(self._timeout_s)
         if self._init:
-            try:
-                import torch.distributed as dist
-            except ModuleNotFoundError:
+            if importlib.util.find_spec("torch") is None:
                 pytest.fail(
                     "the process group needs torch, which is not installed; init=False does "
                     "without",
                     pytrace=False,
                 )
+            import torch.distributed as dist
+
             dist.init_process_group(self._backend or _backend())
 
     @pytest.hookimpl(wrapper=True)
@@ -77,6 +81,7 @@ class RankPlugin:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Write the report of a phase."""
+        report.sections = [(title, cut(text)) for title, text in report.sections]
         self.is_good &= report.passed or (report.skipped and not hasattr(report, "wasxfail"))
         self._write({"report": self._config.hook.pytest_report_to_serializable(
             config=self._config, report=report)})  # fmt: skip
@@ -86,6 +91,23 @@ class RankPlugin:
         if report.failed:
             self.is_good = False
             self._write({"collect": report.longreprtext})
+
+    def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
+        """Write a warning."""
+        category = warning_message.category
+        self._write({"warning": {
+            "message": str(warning_message.message),
+            "module": category.__module__,
+            "category": category.__qualname__,
+            "filename": warning_message.filename,
+            "lineno": warning_message.lineno,
+        }})  # fmt: skip
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Write why the test has ended the run: `pytest.exit`, or KeyboardInterrupt."""
+        self.is_good = False
+        said = str(excinfo.value) or f"{excinfo.typename} on rank {os.environ['RANK']}"
+        self._write({"end": said})
 
     def pytest_configure(self, config: pytest.Config) -> None:
         """Note the configuration, for the format of reports."""
@@ -111,6 +133,7 @@ def main(directory: str) -> None:
     sys.path[:] = request["sys_path"]
     sys.argv[1:] = []
     stacks = (folder / f"stacks.{rank}").open("w")
+    _capture_into(folder, rank)
     plugin = RankPlugin(folder / f"reports.{rank}", stacks, request)
     coverage = _measure(request["coverage"])
     try:
@@ -125,6 +148,22 @@ def main(directory: str) -> None:
             coverage.stop()
             coverage.save()
     leave(EXIT_OK if plugin.is_good else EXIT_FAILED)
+
+
+def _capture_into(folder: Path, rank: str) -> None:
+    """Have pytest capture stdout and stderr in files with names (_pytest.capture, pytest 8 and 9):
+    it removes what it has reported.
+    """
+    names = [f"stderr.{rank}", f"stdout.{rank}"]
+    internals: Any = capture
+    temporary = internals.TemporaryFile
+
+    def named(mode: str = "w+b", **options: Any) -> Any:
+        if not names or mode != "w+b":
+            return temporary(mode, **options)
+        return (folder / names.pop()).open(mode, **options)
+
+    internals.TemporaryFile = named
 
 
 def _configure(request: Mapping[str, Any]) -> pytest.Config:

@@ -1,10 +1,10 @@
 """What the ranks of a test have reported, as the report of one test."""
 
-import json
 import re
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,10 +12,16 @@ from _pytest._code.code import TerminalRepr
 from _pytest._io import TerminalWriter
 
 from relight.pytest_plugin.marker import Wanted
+from relight.pytest_plugin.rank_reports import RankReports, read
 
 _STRICT = "[XPASS(strict)]"
 _PHASES = ("setup", "call", "teardown")
 _MOST_LINES = 60
+_VERDICT = ("relight: rank ", "relight: ranks ")
+"""How the launcher's report begins."""
+_UNTRUE = ("  it printed nothing to stderr",)
+"""What the launcher can't know: pytest has captured it."""
+_ERROR = re.compile(r"^E\s+(\S.*)", re.MULTILINE)
 _LOST = re.compile("connection (closed|reset)|remote process exited|broken pipe", re.IGNORECASE)
 """What gloo and NCCL say on ranks that have waited for one that has ended."""
 _FRAMES = ("/_pytest/", "/pluggy/", "/pytest_plugin/", '"<frozen runpy>"')
@@ -25,15 +31,11 @@ class RanksFailedError(Exception):
     """The test failed on a rank; the report says how."""
 
 
-class RankReports(NamedTuple):
-    """What a rank has left: the reports of the phases with their times, why it could not collect
-    the test, and its stacks when the time was over; empty if not.
-    """
+class _Crash(NamedTuple):
+    message: str
 
-    rank: int
-    phases: dict[str, tuple[float, pytest.TestReport]]
-    collect: str
-    stacks: str
+    def __str__(self) -> str:
+        return self.message
 
 
 class RanksRepr(TerminalRepr):
@@ -41,8 +43,7 @@ class RanksRepr(TerminalRepr):
 
     def __init__(self, parts: list[tuple[str, Any]]) -> None:
         self.parts = parts
-        crashes = (getattr(content, "reprcrash", None) for _, content in parts)
-        self.reprcrash = next(filter(None, crashes), None) or SimpleNamespace(message=parts[0][0])
+        self.reprcrash = next(filter(None, map(_crash, parts)), None) or _Crash(parts[0][0])
         """Has the message for the short summary."""
 
     def toterminal(self, tw: TerminalWriter) -> None:
@@ -88,21 +89,41 @@ class Outcome:
             self._is_told = True
             title = next((title for title, _ in self._failure.parts if title), "a rank failed")
             raise RanksFailedError(title)
+        for each in self._ranks:
+            if each.end and not _has_ended(each, phase):
+                raise pytest.exit.Exception(each.end)
         reports = [report for _, report in self._of(phase)]
         for report in reports:
             if report.skipped and hasattr(report, "wasxfail"):
                 raise pytest.xfail.Exception(str(report.wasxfail))
         if reports and all(report.skipped for report in reports):
-            reason = reports[0].longrepr
-            raise pytest.skip.Exception(
-                str(reason[2] if isinstance(reason, tuple) else reason).removeprefix("Skipped: "),
-                _use_item_location=True,
-            )
+            raise pytest.skip.Exception(_reason(reports[0]), _use_item_location=True)
+
+    def warn(self, item: pytest.Item) -> None:
+        """Report the warnings of the ranks, equal ones once."""
+        seen = set()
+        for each in self._ranks:
+            for known in each.warnings:
+                if (key := tuple(known.values())) not in seen:
+                    seen.add(key)
+                    place = known["filename"], known["lineno"]
+                    message = warnings.WarningMessage(known["message"], _category(known), *place)
+                    item.ihook.pytest_warning_recorded.call_historic(
+                        kwargs={
+                            "warning_message": message,
+                            "when": "runtest",
+                            "nodeid": item.nodeid,
+                            "location": None,
+                        }
+                    )
 
     def complete(self, report: pytest.TestReport, call: pytest.CallInfo[None]) -> None:
         """Put into a report what the ranks have captured, how long they took, how they failed."""
         if call.excinfo is not None and isinstance(call.excinfo.value, RanksFailedError):
             report.longrepr = self._failure
+        elif report.skipped and not hasattr(report, "wasxfail"):
+            reasons = [theirs.longrepr for _, theirs in self._of(report.when or "")]
+            report.longrepr = next((x for x in reasons if isinstance(x, tuple)), report.longrepr)
         longest = {phase: self._longest(phase) for phase in _PHASES}
         if report.when == "setup":
             others = longest["call"] + longest["teardown"]
@@ -137,7 +158,19 @@ class Outcome:
             found.setdefault(text, ([], shown or report.longrepr))[0].append(rank)
         size = self._wanted.world_size
         parts = [(f"{_named(sorted(r))} of {size}", content) for r, content in found.values()]
-        return RanksRepr(parts) if parts else None
+        return RanksRepr(parts) if parts else self._partly_skipped(phase)
+
+    def _partly_skipped(self, phase: str) -> RanksRepr | None:
+        """Return that some ranks have skipped the test and others have not, if so."""
+        skips = {
+            rank: report
+            for rank, report in self._of(phase)
+            if report.skipped and not hasattr(report, "wasxfail")
+        }
+        if not skips or len(skips) == len(list(self._of(phase))):
+            return None
+        reason = _reason(next(iter(skips.values())))
+        return RanksRepr([(f"only {_named(list(skips))} skipped the test: {reason}", "")])
 
     def _unexplained(self, phase: str) -> RanksRepr | None:
         """Return why ranks have not got to the end of this phase, if no report says so."""
@@ -152,39 +185,31 @@ class Outcome:
                 (f"{names} had not ended after {self._wanted.timeout_s:g} s", "")
             ]
             parts += [(f"stacks of rank {x.rank}", _of_test(x.stacks)) for x in missing if x.stacks]
-            return RanksRepr(parts)
+            return RanksRepr(parts + [part for each in missing for part in each.printed])
         if any(not report.passed for each in self._ranks for _, report in each.phases.values()):
             return None  # which has ended this one, too
-        names = _named([each.rank for each in missing])
-        lines = self._output.splitlines()[-_MOST_LINES:]
-        title = f"{names} ended without a report; the launcher's exit code is {self._exit_code}"
-        return RanksRepr([(title, "\n".join(lines))])
+        if any(each.end for each in self._ranks):
+            return None  # `replay` ends the run
+        return self._ended(missing)
+
+    def _ended(self, missing: list[RankReports]) -> RanksRepr:
+        """Return how ranks have ended before the test had."""
+        lines = [line for line in self._output.splitlines() if line not in _UNTRUE]
+        titles = [line for line in lines if line.startswith(_VERDICT)]
+        if titles:
+            title = titles[0].removeprefix("relight: ")
+            lines.remove(titles[0])
+        else:
+            names = _named([each.rank for each in missing])
+            title = f"{names} exited with code {self._exit_code} before the test had ended"
+        printed = [part for each in missing for part in each.printed]
+        return RanksRepr([(title, "\n".join(lines[-_MOST_LINES:])), *printed])
 
 
 def collect(folder: Path, wanted: Wanted, exit_code: int, output: str) -> Outcome:
     """Return what the ranks have left in a directory."""
-    ranks = [_read(folder, rank) for rank in range(wanted.world_size)]
+    ranks = [read(folder, rank) for rank in range(wanted.world_size)]
     return Outcome(ranks, wanted, exit_code, output)
-
-
-def _read(folder: Path, rank: int) -> RankReports:
-    phases: dict[str, tuple[float, pytest.TestReport]] = {}
-    why = ""
-    for line in _text(folder / f"reports.{rank}").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # the rank was killed while it wrote
-        if "collect" in record:
-            why = record["collect"]
-        else:
-            report = pytest.TestReport._from_json(record["report"])
-            phases[str(report.when)] = record["time"], report
-    return RankReports(rank, phases, why, _text(folder / f"stacks.{rank}"))
-
-
-def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _has_ended(rank: RankReports, phase: str) -> bool:
@@ -193,6 +218,25 @@ def _has_ended(rank: RankReports, phase: str) -> bool:
     """
     is_set_up = "setup" not in rank.phases or rank.phases["setup"][1].passed
     return phase in rank.phases or (phase == "call" and not is_set_up)
+
+
+def _crash(part: tuple[str, Any]) -> Any:
+    """Return what the short summary shows of the failure of a rank."""
+    content = part[1]
+    line = _ERROR.search(content) if isinstance(content, str) else None
+    return _Crash(line[1]) if line else getattr(content, "reprcrash", None)
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Return why a test was skipped."""
+    known = report.longrepr
+    return str(known[2] if isinstance(known, tuple) else known).removeprefix("Skipped: ")
+
+
+def _category(known: dict[str, Any]) -> type[Warning]:
+    """Return the class of a warning, if this process has it."""
+    found = getattr(sys.modules.get(known["module"]), known["category"], UserWarning)
+    return found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
 
 
 def _of_test(stacks: str) -> str:

@@ -1,0 +1,94 @@
+"""What a rank of a test has left in the job's directory: `rank.py` writes it."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+MOST_BYTES = 128 << 10
+"""Of what a rank has printed: longer texts lose their middle."""
+
+
+class RankReports(NamedTuple):
+    """What rank `rank` has left.
+
+    `phases` are the reports of the phases, with their times. `collect` is why it could not collect
+    the test, `stacks` are those of when the time was over, `end` is the reason given to
+    `pytest.exit`: empty if not. `warnings` are the warnings of the test, `printed` what it has
+    printed and not reported, below titles.
+    """
+
+    rank: int
+    phases: dict[str, tuple[float, pytest.TestReport]]
+    collect: str
+    stacks: str
+    end: str
+    warnings: list[dict[str, Any]]
+    printed: list[tuple[str, str]]
+
+
+def read(folder: Path, rank: int) -> RankReports:
+    """Return what a rank has left. A phase that ended after the time was over did not end in time:
+    the launcher's signal has ended the call in which it hung.
+    """
+    stacks = folder / f"stacks.{rank}"
+    is_late = stacks.exists() and stacks.stat().st_size > 0
+    over_at = stacks.stat().st_mtime if is_late else float("inf")
+    phases: dict[str, tuple[float, pytest.TestReport]] = {}
+    texts = {"collect": "", "end": ""}
+    warnings, late = [], dict[str, str]()
+    for line in _lines(folder / f"reports.{rank}"):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the rank was killed while it wrote
+        if "report" in record:
+            report = pytest.TestReport._from_json(record["report"])
+            if isinstance(report.longrepr, list):  # JSON has no tuples
+                report.longrepr = tuple(report.longrepr)
+            if record["time"] <= over_at:
+                phases[str(report.when)] = record["time"], report
+            else:
+                late |= {f"{title} (rank {rank})": text for title, text in report.sections}
+        elif "warning" in record:
+            warnings.append(record["warning"])
+        else:
+            texts |= {name: record[name] for name in texts if name in record}
+    printed = list(late.items())
+    printed += [
+        (f"printed to {name} by rank {rank}", text)
+        for name in ("stdout", "stderr")
+        if (text := shortened(folder / f"{name}.{rank}"))
+    ]
+    return RankReports(
+        rank, phases, texts["collect"], shortened(stacks), texts["end"], warnings, printed
+    )
+
+
+def shortened(path: Path) -> str:
+    """Return a text file; empty if it does not exist. A long one loses its middle."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(0)
+            head = file.read(MOST_BYTES // 2 if size > MOST_BYTES else MOST_BYTES)
+            file.seek(max(file.tell(), size - MOST_BYTES // 2))
+            tail = file.read(MOST_BYTES // 2)
+    except FileNotFoundError:
+        return ""
+    left_out = size - len(head) - len(tail)
+    between = f"\n… {left_out:,} bytes are left out …\n".encode() if left_out > 0 else b""
+    return (head + between + tail).decode(errors="replace")
+
+
+def cut(text: str) -> str:
+    """Return a text without its middle if it is long."""
+    if len(text) <= MOST_BYTES:
+        return text
+    half = MOST_BYTES // 2
+    return f"{text[:half]}\n… {len(text) - 2 * half:,} characters are left out …\n{text[-half:]}"
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").splitlines() if path.exists() else []
