@@ -61,6 +61,20 @@ def test_nodes_of_a_job_meet(jobs: Jobs) -> None:
     assert len({master for *_, master in found}) == 1
 
 
+def test_an_image_without_relight_runs_a_job_of_several_nodes(jobs: Jobs) -> None:
+    """The launcher is brought by the job; what the test image has of relight is removed first."""
+    remove = (
+        'python3 -c \'import os, shutil; os.remove("/usr/bin/relight"); '
+        'os.rename("/opt/relight/relight", "/opt/launcher"); shutil.rmtree("/opt/relight"); '
+        'os.mkdir("/opt/relight"); os.rename("/opt/launcher", "/opt/relight/relight")\' && '
+    )
+    app_id = jobs.submit(sh(remove + MEET, num_replicas=2))
+    status = jobs.wait(app_id)
+    said = [line for number in (0, 1) for line in jobs.lines(app_id, number)]
+    assert status.state is SUCCEEDED, said
+    assert len(re.findall(r"(\d) of 4 on (\S+)", "\n".join(said))) == 4, said
+
+
 def test_of_two_networks_of_one_name_one_is_removed(jobs: Jobs) -> None:
     """Commands that make the network at the same time make two: the next to come removes one."""
     labels = {"relight/user": "somebody"}

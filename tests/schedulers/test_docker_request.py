@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from relight.env import Environment
 from relight.errors import MachineError, UsageError
+from relight.job import launcher_file
 from relight.job.app import (
     AppDef,
     BindMount,
@@ -24,7 +25,6 @@ from relight.job.app import (
     Role,
     VolumeMount,
 )
-from relight.job.components import IMAGE
 from relight.schedulers.docker import scheduler as docker
 from relight.schedulers.docker.request import body_of, container_names
 
@@ -48,15 +48,24 @@ def variables_of(config: dict[str, Any]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in config["Env"])
 
 
-def test_a_job_that_needs_relight_is_warned_of_an_image_without_it() -> None:
-    """It is said before a job fails for it, and only where relight would be needed."""
-    for image, command, says in (
-        (IMAGE, "relight run x.py", True), (IMAGE, "torchrun x.py", False),
-        ("img:1", "relight run x.py", False),
-    ):  # fmt: skip
-        its = role(image=image, entrypoint="bash", args=("-c", command))
-        notes = docker.make().render(AppDef("app", (its,)), {}, "app-x7k2m").notes
-        assert any("has no relight" in note for note in notes) == says
+@pytest.mark.parametrize(
+    ("command", "launcher", "brings_it"),
+    [
+        ("relight run x.py", "auto", True),
+        ("relight run x.py", "travels", True),
+        ("relight run x.py", "installed", False),
+        ("torchrun x.py", "auto", False),
+    ],
+)
+def test_a_job_brings_the_launcher_that_it_needs(
+    command: str, launcher: str, brings_it: bool
+) -> None:
+    its = AppDef("app", (role(entrypoint="bash", args=("-c", command)),))
+    request = docker.make().render(launcher_file.marked(its, launcher), {}, "app-x7k2m")
+    (container,) = request.body["containers"]
+    assert container["has_launcher"] is brings_it
+    assert (container["config"]["Cmd"][0] == "sh") is brings_it
+    assert ("with the launcher in /opt/relight" in request.text) is brings_it
 
 
 def test_each_replica_is_a_container() -> None:

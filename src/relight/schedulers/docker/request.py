@@ -17,9 +17,8 @@ from typing import Any
 from relight import __version__
 from relight.env import Environment
 from relight.errors import UsageError, nearest
-from relight.job import macros, privacy, workspaces
+from relight.job import launcher_file, macros, privacy, workspaces
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, RetryPolicy, Role, VolumeMount
-from relight.job.components import IMAGE
 from relight.job.user import user_name
 from relight.schedulers import needs
 
@@ -30,6 +29,8 @@ STOP_LIMIT_S = 40
 """From SIGTERM to SIGKILL: more than the agents give their workers."""
 ERROR_FILE = "/tmp/relight-error.json"  # noqa: S108  # in the container
 """The file that failed replicas write, in torch's format."""
+LAUNCHER = "/opt/relight"
+"""The directory of the launcher that travels with the job, in the container."""
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _DEVICES = {
     "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
@@ -76,6 +77,9 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
         for number, name in enumerate(its_names):
             values = {"img_root": "", "app_id": app_id, "replica_id": str(number)}
             own = macros.substitute(role, {**values, "rank0_env": _RANK0_ENV})
+            has_launcher = launcher_file.needed(own)
+            if has_launcher:
+                own = launcher_file.wrapped(own, LAUNCHER)
             variables = _variables(own, cfg, env, first)
             config = {
                 "Image": image,
@@ -90,7 +94,13 @@ def body_of(app: AppDef, cfg: Mapping[str, Any], app_id: str, env: Environment) 
                 config["Hostname"] = name
             given.add(config, role, number)
             containers.append(
-                {"role": role.name, "replica": number, "name": name, "config": config}
+                {
+                    "role": role.name,
+                    "replica": number,
+                    "name": name,
+                    "has_launcher": has_launcher,
+                    "config": config,
+                }
             )
     given.check()
     return {
@@ -127,8 +137,6 @@ def notes_on(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     if network in NO_NAMES and network != "host" and sum(r.num_replicas for r in app.roles) > 1:
         yield f"replicas do not find each other by name in the network {network}"
     for role in app.roles:
-        if role.image == IMAGE and any("relight run" in word for word in role.args):
-            yield f"{role.name}: {IMAGE} has no relight: --image names one, or --launcher=torchrun"
         for device in sorted(set(role.resource.devices) - set(_DEVICES)):
             yield f"{role.name}: no device file is known for {device}; add it with --mounts"
         if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
@@ -142,7 +150,8 @@ def text_of(body: Mapping[str, Any]) -> str:
         lines.append(f"# {build['workspace']}, less what its ignore file names, on {build['base']}")
         lines.append(shlex.join(["docker", "build", "--tag", build["image"], build["workspace"]]))
     for container in body["containers"]:
-        lines.append(f"# {container['role']}/{container['replica']}")
+        launcher = f", with the launcher in {LAUNCHER}" if container["has_launcher"] else ""
+        lines.append(f"# {container['role']}/{container['replica']}{launcher}")
         lines += _command(container["name"], container["config"])
     return "\n".join(lines) + "\n"
 

@@ -12,8 +12,10 @@ when a replica has failed for good, they stop the remaining ones. No other proce
 but the agents of a training job end together by themselves.
 """
 
+import io
 import os
 import re
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -23,6 +25,7 @@ from typing import Any
 
 from relight import env
 from relight.errors import MachineError, UsageError
+from relight.job import launcher_file
 from relight.job.app import AppDef, AppState
 from relight.job.user import user_name
 from relight.schedulers.api import (
@@ -38,6 +41,7 @@ from relight.schedulers.docker import replicas
 from relight.schedulers.docker.daemon import Daemon, address, explanation, refusal
 from relight.schedulers.docker.replicas import CANCELLED, STOPPED, Container
 from relight.schedulers.docker.request import (
+    LAUNCHER,
     NETWORK,
     NO_NAMES,
     STOP_LIMIT_S,
@@ -201,7 +205,20 @@ def _with_token(body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _create(client: Any, network: str, container: Mapping[str, Any]) -> str:
     config, name = container["config"], container["name"]
     made = _in_network(client, network, lambda: client.create_container_from_config(config, name))
-    return str(made["Id"])
+    container_id = str(made["Id"])
+    if container["has_launcher"]:
+        client.put_archive(container_id, "/", _packed(launcher_file.build()))
+    return container_id
+
+
+def _packed(launcher: bytes) -> bytes:
+    """Return a tar archive with the launcher where a container looks for it."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        entry = tarfile.TarInfo(f"{LAUNCHER}/{launcher_file.NAME}".lstrip("/"))
+        entry.size, entry.mode = len(launcher), 0o555
+        tar.addfile(entry, io.BytesIO(launcher))
+    return packed.getvalue()
 
 
 def _remove(client: Any, app_id: str) -> None:
