@@ -150,6 +150,17 @@ def test_agents_of_a_slurm_job_meet(jobs: Jobs) -> None:
     assert value.partition("\n")[0] not in shown + jobs.said(app_id)
 
 
+def test_a_job_can_bring_its_launcher(jobs: Jobs) -> None:
+    """Where the nodes have another relight, or none."""
+    command = RUN + "--nnodes 2 --tee 3 --no-python bash -c 'echo $(command -v relight) $RANK'"
+    app_id = jobs.submit(bash(command, replicas=2, env={"RELIGHT_LAUNCHER": "travels"}))
+    assert jobs.until(app_id, *OVER)["state"] == "SUCCEEDED"
+    text = "\n".join(jobs.logs(app_id, "main/1", "stdout"))
+    brought = jobs.directory(app_id) / "launcher" / "relight"
+    assert f"{brought} 2" in text and f"{brought} 3" in text
+    assert stat.S_IMODE(brought.stat().st_mode) == 0o500
+
+
 def test_a_job_of_agents_ends_with_the_exit_code_of_its_culprit(jobs: Jobs) -> None:
     """A job of agents ends with the exit code of the rank that failed, and says which it was."""
     command = RUN + "--nnodes 2 --no-python bash -c 'sleep 0.3; [ $RANK != 3 ] || exit 7; sleep 99'"

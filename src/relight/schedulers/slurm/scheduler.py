@@ -19,7 +19,7 @@ from typing import Any
 
 from relight import env
 from relight.errors import MachineError, UsageError, signal_name
-from relight.job import records
+from relight.job import launcher_file, records
 from relight.job.app import AppDef, AppState, RetryPolicy
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -139,6 +139,7 @@ class Slurm:
             "roles": {role.name: role.num_replicas for role in app.roles},
             "name": app_id,
             "workspace": cfg.get("workspace"),
+            "has_launcher": any(map(launcher_file.needed, app.roles)),
             "script": text,
         }
         return Request(self.name, app, cfg, body, text, tuple(notes))
@@ -154,6 +155,8 @@ class Slurm:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
             with open(os.open(path, flags, 0o600), "w", errors="surrogateescape") as file:
                 file.write(body["script"])
+            if body["has_launcher"]:
+                _write_launcher(os.path.join(folder, script.LAUNCHER))
         except FileExistsError:
             raise UsageError(f"{folder} is there already", hint="a job is submitted once") from None
         except OSError as error:
@@ -291,6 +294,13 @@ class Slurm:
                 status = self.status([app_id]).get(app_id)
                 self._statuses[app_id] = time.monotonic(), status
         return status is None or status.state.is_over
+
+
+def _write_launcher(folder: str) -> None:
+    os.mkdir(folder, 0o700)
+    path = os.path.join(folder, launcher_file.NAME)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o500), "wb") as file:
+        file.write(launcher_file.build())
 
 
 class _Tail:

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from relight.errors import UsageError
-from relight.job import macros
+from relight.job import launcher_file, macros
 from relight.job.app import AppDef, Role
 
 DEFAULT_SIGNAL = "USR1@120"
@@ -33,6 +33,8 @@ _MARK = re.compile("\0app\0|\0replica\0")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?([A-Z][A-Z0-9]*)(?:@(\d+))?")
+LAUNCHER = "launcher"
+"""The directory, in that of the job, of the launcher that it brings."""
 _RELIGHT_RUN = re.compile(r"(?:\S*/)?relight run\s")
 
 
@@ -325,9 +327,21 @@ def _replica_function(role: Role, function: str, here: str, programs: str) -> li
         lines += [f'    export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/{role.name}"']
     lines += [f"    export {name}={word(value)}" for name, value in own.env.items()]
     if is_ours(role):
-        lines += [f'    export PATH="$PATH":{shlex.quote(programs)}']
+        lines += [f"    export PATH={_path(role, programs)}"]
     lines += [f"    exec {' '.join(map(word, (own.entrypoint, *own.args)))}", "}"]
     return [*lines, f"export -f {function}", ""]
+
+
+def _path(role: Role, programs: str) -> str:
+    """Return where `relight` is looked for: on the node's PATH, where this host has it, and in the
+    directory of the job (`job/launcher_file.py`).
+    """
+    brought = f'"$RELIGHT_JOB_DIR/{LAUNCHER}"'
+    if not launcher_file.needed(role):
+        return f'"$PATH":{shlex.quote(programs)}'
+    if role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS:
+        return f'{brought}:"$PATH"'
+    return f'"$PATH":{shlex.quote(programs)}:{brought}'
 
 
 def _start_step(role: Role, function: str, group: int | None) -> list[str]:
