@@ -79,7 +79,7 @@ def no_module(
     folders = roots if where is None else where
     known = [one for each in folders for one in _modules(each, packages=name != missing)]
     # Of names of packages, many are similar to any short one.
-    meant = nearest(part, known, cutoff=0.6 if where is not None else 0.75)
+    meant = nearest(part, known, cutoff=0.6 if where is not None else 0.65)
     if meant:
         whole = ".".join(filter(None, (package, meant, name[len(missing) + 1 :])))
         hint = f"did you mean {flag}{whole}?"
