@@ -10,9 +10,10 @@ The id of a job is NAMESPACE:NAME, as in TorchX.
 """
 
 import contextlib
+import json
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any
@@ -146,9 +147,8 @@ class Kubernetes:
                 return
             mark = {"metadata": {"annotations": {replicas.CANCELLED: "true"}}}
             for job in jobs:
-                _batch(client).patch_namespaced_job(
-                    job["metadata"]["name"], namespace, {**mark, "spec": {"suspend": True}}
-                )
+                name, patch = job["metadata"]["name"], {**mark, "spec": {"suspend": True}}
+                _json(_batch(client).patch_namespaced_job, name, namespace, patch)
 
     def delete(self, app_id: str) -> None:
         """Remove all objects of a job; its pods are ended, and their logs are lost."""
@@ -230,6 +230,12 @@ def _batch(client: Any) -> Any:
     return kubernetes.client.BatchV1Api(client)
 
 
+def _json(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Return the server's answer as it is: the client's classes differ between its versions."""
+    answer: dict[str, Any] = json.loads(call(*arguments, **options, _preload_content=False).data)
+    return answer
+
+
 def _create(client: Any, namespace: str, each: Mapping[str, Any]) -> Mapping[str, Any]:
     api = _batch(client) if each["kind"] == "Job" else _core(client)
     make = {
@@ -238,10 +244,7 @@ def _create(client: Any, namespace: str, each: Mapping[str, Any]) -> Mapping[str
         "ConfigMap": "create_namespaced_config_map",
         "Secret": "create_namespaced_secret",
     }[each["kind"]]
-    made: Mapping[str, Any] = client.sanitize_for_serialization(
-        getattr(api, make)(namespace, dict(each), field_validation="Strict")
-    )
-    return made
+    return _json(getattr(api, make), namespace, dict(each), field_validation="Strict")
 
 
 def _adopt(client: Any, namespace: str, made: Sequence[Mapping[str, Any]]) -> None:
@@ -261,13 +264,13 @@ def _adopt(client: Any, namespace: str, made: Sequence[Mapping[str, Any]]) -> No
         own = each["metadata"]["name"]
         match each["kind"]:
             case "Service":
-                core.patch_namespaced_service(own, namespace, patch)
+                _json(core.patch_namespaced_service, own, namespace, patch)
             case "ConfigMap":
-                core.patch_namespaced_config_map(own, namespace, patch)
+                _json(core.patch_namespaced_config_map, own, namespace, patch)
             case "Secret":
-                core.patch_namespaced_secret(own, namespace, patch)
+                _json(core.patch_namespaced_secret, own, namespace, patch)
             case "Job" if own != reference["name"]:
-                batch.patch_namespaced_job(own, namespace, patch)
+                _json(batch.patch_namespaced_job, own, namespace, patch)
 
 
 def _remove(client: Any, namespace: str, name: str) -> bool:
@@ -282,10 +285,10 @@ def _remove(client: Any, namespace: str, name: str) -> bool:
         (core.list_namespaced_config_map, core.delete_namespaced_config_map, {}),
         (core.list_namespaced_secret, core.delete_namespaced_secret, {}),
     ):  # fmt: skip
-        for each in listing(namespace, label_selector=selector).items:
+        for each in _json(listing, namespace, label_selector=selector)["items"]:
             found = True
             with _unless_gone():
-                deleting(each.metadata.name, namespace, **options)
+                _json(deleting, each["metadata"]["name"], namespace, **options)
     return found
 
 
@@ -301,14 +304,13 @@ def _unless_gone() -> Iterator[None]:
 
 
 def _jobs(client: Any, namespace: str, selector: str) -> list[Mapping[str, Any]]:
-    listed = _batch(client).list_namespaced_job(namespace, label_selector=selector)
-    found: list[Mapping[str, Any]] = client.sanitize_for_serialization(listed.items)
-    return sorted(found, key=lambda job: str(job["metadata"]["name"]))
+    listed = _json(_batch(client).list_namespaced_job, namespace, label_selector=selector)
+    return sorted(listed["items"], key=lambda job: str(job["metadata"]["name"]))
 
 
 def _pods(client: Any, namespace: str, selector: str) -> list[Mapping[str, Any]]:
-    listed = _core(client).list_namespaced_pod(namespace, label_selector=selector)
-    found: list[Mapping[str, Any]] = client.sanitize_for_serialization(listed.items)
+    listed = _json(_core(client).list_namespaced_pod, namespace, label_selector=selector)
+    found: list[Mapping[str, Any]] = listed["items"]
     return found
 
 
