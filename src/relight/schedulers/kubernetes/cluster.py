@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,21 +15,12 @@ _LIMIT_S = 30.0
 _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
 
 
-def current_namespace(cfg: Mapping[str, Any]) -> str:
-    """Return the namespace of the options, of the context, or of the pod that this runs in."""
-    if cfg.get("namespace"):
-        return str(cfg["namespace"])
-    config = _kubeconfig(cfg)
-    wanted = cfg.get("context") or config.get("current-context")
-    for each in config.get("contexts") or ():
-        if each.get("name") == wanted:
+def current_namespace() -> str:
+    """Return the namespace of the current context, or of the pod that this runs in."""
+    config = _kubeconfig()
+    for each in config["contexts"]:
+        if each.get("name") == config.get("current-context"):
             return str((each.get("context") or {}).get("namespace") or "default")
-    if cfg.get("context"):
-        known = [str(each.get("name")) for each in config.get("contexts") or ()]
-        raise UsageError(
-            f"-cfg context={wanted}: there is no such context",
-            hint=f"contexts: {', '.join(known) or 'none'}",
-        )
     try:
         with open(f"{_IN_CLUSTER}/namespace") as file:
             return file.read().strip() or "default"
@@ -39,17 +30,17 @@ def current_namespace(cfg: Mapping[str, Any]) -> str:
 
 def is_configured() -> bool:
     """Return whether there is a configuration of a cluster."""
-    return os.path.exists(_IN_CLUSTER) or any(map(os.path.exists, _paths({})))
+    return os.path.exists(_IN_CLUSTER) or any(map(os.path.exists, _paths()))
 
 
 class Cluster:
     """The cluster that a kubeconfig names, or that this process runs in; contacted when needed."""
 
     def __init__(self) -> None:
-        self._clients: dict[tuple[str, str], Any] = {}
+        self._client: Any = None
 
     @contextmanager
-    def client(self, cfg: Mapping[str, Any]) -> Iterator[Any]:
+    def client(self) -> Iterator[Any]:
         """Yield an ApiClient of the package kubernetes; its errors become RelightErrors.
 
         Raises:
@@ -64,20 +55,19 @@ class Cluster:
                 "the Kubernetes scheduler needs the package kubernetes",
                 hint="pip install 'relight[kubernetes]', in the environment of relight",
             ) from None
-        key = str(cfg.get("kubeconfig") or ""), str(cfg.get("context") or "")
         try:
-            if key not in self._clients:
-                self._clients[key] = _connect(kubernetes, cfg)
-            yield self._clients[key]
+            if self._client is None:
+                self._client = _connect(kubernetes)
+            yield self._client
         except kubernetes.config.ConfigException as error:
             raise UsageError(
                 f"no Kubernetes cluster is configured: {' '.join(str(error).split())}",
-                hint="KUBECONFIG names the file; -cfg kubeconfig=FILE,context=NAME",
+                hint="KUBECONFIG names the file, ~/.kube/config if it is not set",
             ) from None
         except kubernetes.client.ApiException as error:
             raise explained(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            where = self._clients[key].configuration.host if key in self._clients else "the cluster"
+            where = self._client.configuration.host if self._client else "of the cluster"
             raise MachineError(
                 f"the API server {where} does not answer: {_reason(error)}",
                 hint="kubectl cluster-info",
@@ -85,9 +75,9 @@ class Cluster:
 
     def close(self) -> None:
         """Close the connections."""
-        for client in self._clients.values():
-            client.close()
-        self._clients.clear()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
 
 def explained(error: Any) -> RelightError:
@@ -116,14 +106,12 @@ def explained(error: Any) -> RelightError:
     return MachineError(f"Kubernetes: {error.status} {message}")
 
 
-def _connect(kubernetes: Any, cfg: Mapping[str, Any]) -> Any:
+def _connect(kubernetes: Any) -> Any:
     configuration = kubernetes.client.Configuration()
-    files = _paths(cfg)
+    files = _paths()
     if any(map(os.path.exists, files)) or not os.path.exists(_IN_CLUSTER):
         kubernetes.config.load_kube_config(
-            config_file=os.pathsep.join(files),
-            context=cfg.get("context") or None,
-            client_configuration=configuration,
+            config_file=os.pathsep.join(files), client_configuration=configuration
         )
     else:
         kubernetes.config.load_incluster_config(client_configuration=configuration)
@@ -131,16 +119,16 @@ def _connect(kubernetes: Any, cfg: Mapping[str, Any]) -> Any:
     return kubernetes.client.ApiClient(configuration)
 
 
-def _paths(cfg: Mapping[str, Any]) -> list[str]:
+def _paths() -> list[str]:
     """Return the paths of the kubeconfig files."""
-    said = cfg.get("kubeconfig") or env.read().get("KUBECONFIG") or "~/.kube/config"
+    said = env.read().get("KUBECONFIG") or "~/.kube/config"
     return [os.path.expanduser(path) for path in str(said).split(os.pathsep) if path]
 
 
-def _kubeconfig(cfg: Mapping[str, Any]) -> dict[str, Any]:
+def _kubeconfig() -> dict[str, Any]:
     """Return the contexts of the kubeconfig, as kubectl merges its files."""
     merged: dict[str, Any] = {"contexts": []}
-    for path in _paths(cfg):
+    for path in _paths():
         try:
             with open(path) as file:
                 found = yaml().safe_load(file)

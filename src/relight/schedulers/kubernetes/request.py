@@ -28,11 +28,6 @@ something, or a signal has ended the agent. Such pods are made again a few times
 _TRIES = 3
 
 
-def namespace_of(cfg: Mapping[str, Any], current: str) -> str:
-    """Return the namespace that the options or the current context name."""
-    return str(cfg.get("namespace") or current or "default")
-
-
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
 ) -> list[dict[str, Any]]:

@@ -63,8 +63,6 @@ class Kubernetes:
         Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory's)"),
         Option("user", int, None, "run as this user id"),
         Option("privileged", bool, False, "give containers all rights on the node"),
-        Option("kubeconfig", str, None, "file to use instead of KUBECONFIG, or ~/.kube/config"),
-        Option("context", str, None, "context to use instead of the current one"),
     )  # fmt: skip
     capabilities = Capabilities(
         retries=True, mounts=True, resources=True, elastic=True, images=True, since=True
@@ -79,7 +77,7 @@ class Kubernetes:
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects of an app. See `Scheduler.render`."""
-        namespace = cluster.current_namespace(cfg)
+        namespace = str(cfg.get("namespace") or cluster.current_namespace())
         made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
         body = {"app_id": f"{namespace}:{made[0]['metadata']['name']}", "objects": made}
         notes = [*needs.too_little(app)]
@@ -95,7 +93,7 @@ class Kubernetes:
         """Make the objects; return the id of the app."""
         app_id = str(request.body["app_id"])
         namespace, _, name = app_id.partition(":")
-        with self._cluster.client(request.cfg) as client:
+        with self._cluster.client() as client:
             made: list[Mapping[str, Any]] = []
             try:
                 made.extend(_create(client, namespace, x) for x in request.body["objects"])
@@ -109,7 +107,7 @@ class Kubernetes:
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
         found = {}
-        with self._cluster.client({}) as client:
+        with self._cluster.client() as client:
             for app_id in app_ids:
                 namespace, name = _parts(app_id)
                 jobs = _jobs(client, namespace, f"{pods.APP}={name}")
@@ -123,7 +121,7 @@ class Kubernetes:
         place; both streams are one.
         """
         namespace, name = _parts(app_id)
-        with self._cluster.client({}) as client:
+        with self._cluster.client() as client:
             jobs = _jobs(client, namespace, f"{pods.APP}={name}")
         if not jobs:
             raise _unknown(app_id)
@@ -139,7 +137,7 @@ class Kubernetes:
     def cancel(self, app_id: str) -> None:
         """Suspend the Jobs: their pods are ended."""
         namespace, name = _parts(app_id)
-        with self._cluster.client({}) as client:
+        with self._cluster.client() as client:
             jobs = _jobs(client, namespace, f"{pods.APP}={name}")
             if not jobs:
                 raise _unknown(app_id)
@@ -153,15 +151,15 @@ class Kubernetes:
     def delete(self, app_id: str) -> None:
         """Remove all objects of a job; its pods are ended, and their logs are lost."""
         namespace, name = _parts(app_id)
-        with self._cluster.client({}) as client:
+        with self._cluster.client() as client:
             if not _remove(client, namespace, name):
                 raise _unknown(app_id)
 
     def list(self) -> Sequence[Listed]:
         """Return this user's jobs in the current namespace, newest first."""
-        namespace = cluster.current_namespace({})
+        namespace = cluster.current_namespace()
         selector = f"{pods.USER}={names.label_value(user_name())}"
-        with self._cluster.client({}) as client:
+        with self._cluster.client() as client:
             jobs = _jobs(client, namespace, selector)
             its = replicas.of_app(_pods(client, namespace, selector))
         found: dict[str, list[Mapping[str, Any]]] = {}
@@ -188,7 +186,7 @@ class Kubernetes:
         selector = f"{pods.APP}={name},{pods.ROLE}={query.role}"
         seen: set[str] = set()
         while True:
-            with self._cluster.client({}) as client:
+            with self._cluster.client() as client:
                 its = replicas.of_replica(_pods(client, namespace, selector))
                 jobs = _jobs(client, namespace, f"{pods.APP}={name}")
                 over = not jobs or replicas.status(jobs, ()).state.is_over
