@@ -13,6 +13,7 @@ _MODULES = {
     "docker": "relight.schedulers.docker.scheduler",
     "slurm": "relight.schedulers.slurm.scheduler",
     "ssh": "relight.schedulers.ssh.scheduler",
+    "kubernetes": "relight.schedulers.kubernetes.scheduler",
 }
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""

@@ -1,0 +1,165 @@
+"""The connection to a cluster: which one, and explanations of its errors."""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from relight import env
+from relight.errors import MachineError, RelightError, UsageError
+
+_IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
+_LIMIT_S = 30.0
+_FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
+
+
+def current_namespace() -> str:
+    """Return the namespace of the current context, or of the pod that this runs in."""
+    config = _kubeconfig()
+    for each in config["contexts"]:
+        if each.get("name") == config.get("current-context"):
+            return str((each.get("context") or {}).get("namespace") or "default")
+    try:
+        with open(f"{_IN_CLUSTER}/namespace") as file:
+            return file.read().strip() or "default"
+    except OSError:
+        return "default"
+
+
+def is_configured() -> bool:
+    """Return whether there is a configuration of a cluster."""
+    return os.path.exists(_IN_CLUSTER) or any(map(os.path.exists, _paths()))
+
+
+class Cluster:
+    """The cluster that a kubeconfig names, or that this process runs in; contacted when needed."""
+
+    def __init__(self) -> None:
+        self._client: Any = None
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        """Yield an ApiClient of the package kubernetes; its errors become RelightErrors.
+
+        Raises:
+            UsageError: the package is missing, no cluster is configured, or it refuses the request.
+            MachineError: the cluster does not answer.
+        """
+        try:
+            import kubernetes
+            import urllib3
+        except ImportError:
+            raise UsageError(
+                "the Kubernetes scheduler needs the package kubernetes",
+                hint="pip install 'relight[kubernetes]', in the environment of relight",
+            ) from None
+        try:
+            if self._client is None:
+                self._client = _connect(kubernetes)
+            yield self._client
+        except kubernetes.config.ConfigException as error:
+            raise UsageError(
+                f"no Kubernetes cluster is configured: {' '.join(str(error).split())}",
+                hint="KUBECONFIG names the file, ~/.kube/config if it is not set",
+            ) from None
+        except kubernetes.client.ApiException as error:
+            raise explained(error) from None
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            where = self._client.configuration.host if self._client else "of the cluster"
+            raise MachineError(
+                f"the API server {where} does not answer: {_reason(error)}",
+                hint="kubectl cluster-info",
+            ) from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def explained(error: Any) -> RelightError:
+    """Return an error of the API server in one line."""
+    try:
+        said = json.loads(error.body or "{}")
+    except ValueError:
+        said = {}
+    message = " ".join(str(said.get("message") or error.reason or "").split())
+    if error.status == 401:
+        return UsageError(
+            "the cluster does not accept the credentials: they may have expired",
+            hint="log in again, and look at `kubectl auth whoami`",
+        )
+    if error.status == 403 and (found := _FORBIDDEN.search(message)):
+        verb, resource, group = found.groups()
+        what = f"{resource}.{group}" if group else resource
+        return UsageError(
+            f"Kubernetes does not permit this user to {verb} {what}: {message}",
+            hint=f"a Role with the verb {verb} on {what}; kubectl auth can-i {verb} {what}",
+        )
+    if error.status == 409:
+        return UsageError(f"Kubernetes: {message}", hint="submit it again, under another name")
+    if error.status in (400, 403, 404, 422):
+        return UsageError(f"Kubernetes refuses it: {message}")
+    return MachineError(f"Kubernetes: {error.status} {message}")
+
+
+def _connect(kubernetes: Any) -> Any:
+    configuration = kubernetes.client.Configuration()
+    files = _paths()
+    if any(map(os.path.exists, files)) or not os.path.exists(_IN_CLUSTER):
+        kubernetes.config.load_kube_config(
+            config_file=os.pathsep.join(files), client_configuration=configuration
+        )
+    else:
+        kubernetes.config.load_incluster_config(client_configuration=configuration)
+    configuration.retries = 3
+    return kubernetes.client.ApiClient(configuration)
+
+
+def _paths() -> list[str]:
+    """Return the paths of the kubeconfig files."""
+    said = env.read().get("KUBECONFIG") or "~/.kube/config"
+    return [os.path.expanduser(path) for path in str(said).split(os.pathsep) if path]
+
+
+def _kubeconfig() -> dict[str, Any]:
+    """Return the contexts of the kubeconfig, as kubectl merges its files."""
+    merged: dict[str, Any] = {"contexts": []}
+    for path in _paths():
+        try:
+            with open(path) as file:
+                found = yaml().safe_load(file)
+        except OSError:
+            continue
+        except Exception as error:  # of the package yaml
+            why = " ".join(str(error).split())
+            raise UsageError(f"the kubeconfig {path} can't be read: {why}") from None
+        if isinstance(found, dict):
+            merged["contexts"] += found.get("contexts") or []
+            if found.get("current-context"):
+                merged.setdefault("current-context", found["current-context"])
+    return merged
+
+
+def yaml() -> Any:
+    """Return the package yaml.
+
+    Raises:
+        UsageError: it is missing.
+    """
+    try:
+        import yaml as package
+    except ImportError:
+        raise UsageError(
+            "the Kubernetes scheduler needs the package PyYAML",
+            hint="pip install 'relight[kubernetes]', in the environment of relight",
+        ) from None
+    return package
+
+
+def _reason(error: BaseException) -> str:
+    inner = getattr(error, "reason", None) or error
+    return " ".join(str(inner).split())

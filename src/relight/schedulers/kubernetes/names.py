@@ -1,0 +1,58 @@
+"""Names and labels that a Kubernetes API server accepts (RFC 1123 labels, label values)."""
+
+import re
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, Role
+
+LONGEST = 63
+_SUFFIX = len("-00000")
+"""What the Job controller appends to the name of a pod: five random characters."""
+
+
+def label_name(text: str) -> str:
+    """Return a text as the name of an object: lower case letters, digits and hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def label_value(text: str) -> str:
+    """Return a text as the value of a label: at most 63 characters that begin and end with a letter
+    or a digit.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
+
+
+def app_name(app: AppDef, app_id: str) -> str:
+    """Return the name of the objects of an app: its id, whose random end is kept if it is too long
+    for the host names of its pods.
+
+    Args:
+        app: the app.
+        app_id: its unique name.
+    """
+    roles = app.roles
+    ends = [_end(role, len(roles) > 1) for role in roles]
+    room = LONGEST - max((len(end) for end in ends), default=0)
+    name = label_name(app_id)
+    if room < 24:
+        longest = max(roles, key=lambda role: len(role.name))
+        raise UsageError(
+            f"the name of the role {longest.name} is too long: names of pods have at most "
+            f"{LONGEST} characters",
+            hint="rename the role",
+        )
+    if len(name) > room:
+        start, _, unique = name.rpartition("-")
+        name = f"{start[: room - len(unique) - 1].rstrip('-')}-{unique}"
+    return name if name[:1].isalpha() else f"a{name}"[:room]
+
+
+def job_name(name: str, role: Role, *, is_only: bool) -> str:
+    """Return the name of the Job of a role."""
+    return name if is_only else f"{name}-{label_name(role.name)}"
+
+
+def _end(role: Role, is_named: bool) -> str:
+    """Return what follows the app's name in the longest name of a pod, or of its host."""
+    part = f"-{label_name(role.name)}" if is_named else ""
+    return f"{part}-{max(0, role.num_replicas - 1)}" + "x" * _SUFFIX

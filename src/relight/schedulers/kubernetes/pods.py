@@ -1,0 +1,244 @@
+"""The pods of a role: a template for the Job, JobSet or Volcano Job that makes them."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from relight import __version__
+from relight.errors import UsageError
+from relight.job import launcher_file, macros
+from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
+from relight.job.user import user_name
+from relight.schedulers.kubernetes.names import label_value
+
+LAUNCHER = "/opt/relight"
+"""The directory of the launcher that travels with the job, in the container."""
+GRACE_S = 40
+"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+GPU = "nvidia.com/gpu"
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
+APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
+_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_RANK0_ENV = "RELIGHT_RANK0_HOST"
+_REPLICA_ENV = "RELIGHT_REPLICA_ID"
+_REPLICA = "\0replica\0"
+"""Stands for the number of a replica until all else is escaped."""
+_FIELD = "[FIELD_PATH]"
+_COORDINATORS = 3
+"""How many replicas the endpoint lists, so that the loss of replica 0 does not end the job."""
+
+
+class Place(NamedTuple):
+    """Where the pods of an app find each other: `name` is that of its objects and of its headless
+    Service, `first_job` the name of the first role's Job.
+    """
+
+    name: str
+    first_job: str
+
+    def host(self, number: int) -> str:
+        """Return the host name of a replica of the first role, within the namespace."""
+        return f"{self.first_job}-{number}.{self.name}"
+
+
+def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the pod template of a role.
+
+    Raises:
+        UsageError: a part of the role or an option can't be expressed for Kubernetes.
+    """
+    if not role.image or role.image.startswith("<"):
+        raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
+    values = {"img_root": "", "app_id": place.name, "replica_id": _REPLICA}
+    own = _escaped(macros.substitute(role, {**values, "rank0_env": _RANK0_ENV}))
+    brings = launcher_file.needed(role)
+    if brings:
+        own = launcher_file.wrapped(own, LAUNCHER)
+    volumes, mounts = _volumes(role, cfg, place, brings_launcher=brings)
+    container: dict[str, Any] = {
+        "name": "main",
+        "image": role.image,
+        "command": [own.entrypoint, *own.args],
+        "env": _variables(app, own, role, place),
+        "resources": _resources(role),
+        "volumeMounts": mounts,
+        "securityContext": _container_security(role, cfg),
+    }
+    if cfg.get("image_pull_policy"):
+        container["imagePullPolicy"] = cfg["image_pull_policy"]
+    if role.port_map:
+        container["ports"] = [
+            {"name": name[:15], "containerPort": port} for name, port in role.port_map.items()
+        ]
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "subdomain": place.name,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "securityContext": _pod_security(cfg),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    spec |= _placement(role, cfg, place)
+    if cfg.get("service_account"):
+        spec["serviceAccountName"] = cfg["service_account"]
+    if cfg.get("image_secret"):
+        spec["imagePullSecrets"] = [{"name": cfg["image_secret"]}]
+    if cfg.get("priority_class"):
+        spec["priorityClassName"] = cfg["priority_class"]
+    metadata = {
+        "labels": labels(app, place.name, role),
+        "annotations": {"sidecar.istio.io/inject": "false"},
+    }
+    return {"metadata": metadata, "spec": spec}
+
+
+def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
+    """Return the labels of an object of an app, or of a role of it."""
+    found = {
+        "app.kubernetes.io/name": label_value(app.name),
+        "app.kubernetes.io/managed-by": "relight",
+        "app.kubernetes.io/instance": name,
+        APP: name,
+        USER: label_value(user_name()),
+        "relight/version": label_value(__version__),
+    }
+    return found if role is None else {**found, ROLE: label_value(role.name)}
+
+
+def _escaped(role: Role) -> Role:
+    """Return the role with words that reach the program as they are: the kubelet replaces
+    `$(NAME)`, and `$$` by `$`.
+    """
+    args = [_escape(word) for word in role.args]
+    env = {name: _escape(value) for name, value in role.env.items()}
+    return replace(role, entrypoint=_escape(role.entrypoint), args=args, env=env)
+
+
+def _escape(text: str) -> str:
+    if text.startswith(_FIELD):
+        return text
+    return re.sub(r"\$(?=[$(])", "$$", text).replace(_REPLICA, f"$({_REPLICA_ENV})")
+
+
+def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[str, Any]]:
+    index = {"fieldRef": {"fieldPath": _INDEX}}
+    found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
+    hosts = place.host(0)
+    port = next(iter(app.roles[0].port_map.values()), 0)
+    if launcher_file.needed(role) and port:
+        # The component appends the port to the last one.
+        others = min(_COORDINATORS, app.roles[0].num_replicas)
+        hosts = f":{port},".join(place.host(number) for number in range(others))
+    defaults = {
+        "PYTHONUNBUFFERED": "x",
+        _RANK0_ENV: hosts,
+        "TORCHX_RANK0_HOST": place.host(0),
+        "RELIGHT_IMAGE": role.image,
+        "TORCHX_IMAGE": role.image,
+    }
+    for name, value in {**defaults, **own.env}.items():
+        if name == _REPLICA_ENV:
+            continue
+        if value.startswith(_FIELD):
+            path = {"fieldRef": {"fieldPath": value.removeprefix(_FIELD)}}
+            found.append({"name": name, "valueFrom": path})
+        else:
+            found.append({"name": name, "value": value})
+    if TOKEN not in own.env:
+        secret = {"secretKeyRef": {"name": f"{place.name}-token", "key": TOKEN}}
+        found.append({"name": TOKEN, "valueFrom": secret})
+    return found
+
+
+def _resources(role: Role) -> dict[str, Any]:
+    has, found = role.resource, {}
+    if has.cpu > 0:
+        found["cpu"] = str(has.cpu)
+    if has.memMB > 0:
+        found["memory"] = f"{has.memMB}Mi"
+    if has.gpu > 0:
+        found[GPU] = str(has.gpu)
+    found |= {name: str(number) for name, number in has.devices.items()}
+    return {"requests": found, "limits": dict(found)} if found else {}
+
+
+def _volumes(
+    role: Role, cfg: Mapping[str, Any], place: Place, *, brings_launcher: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    size = cfg.get("shm_size") or (f"{role.resource.memMB}Mi" if role.resource.memMB > 0 else "")
+    memory = {"medium": "Memory", **({"sizeLimit": size} if size else {})}
+    volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": memory}]
+    mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]  # noqa: S108
+    if brings_launcher:
+        source = {"name": f"{place.name}-launcher", "defaultMode": 0o555}
+        volumes.append({"name": "launcher", "configMap": source})
+        mounts.append({"name": "launcher", "mountPath": LAUNCHER, "readOnly": True})
+    for number, mount in enumerate(role.mounts):
+        name = f"mount-{number}"
+        match mount:
+            case BindMount(source_path, target, read_only):
+                volume: dict[str, Any] = {"hostPath": {"path": source_path}}
+            case VolumeMount(claim, target, read_only):
+                volume = {"persistentVolumeClaim": {"claimName": claim}}
+            case DeviceMount(source_path, target, permissions):
+                volume, read_only = {"hostPath": {"path": source_path}}, "w" not in permissions
+        if not target.startswith("/"):
+            raise UsageError(f"{role.name}: mount of {target}: a path in a container begins with /")
+        volumes.append({"name": name, **volume})
+        mounts.append({"name": name, "mountPath": target, "readOnly": read_only})
+    return volumes, mounts
+
+
+def _is_privileged(role: Role, cfg: Mapping[str, Any]) -> bool:
+    return bool(cfg.get("privileged")) or any(isinstance(x, DeviceMount) for x in role.mounts)
+
+
+def _container_security(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the *restricted* Pod Security Standard asks of a container."""
+    if _is_privileged(role, cfg):
+        return {"privileged": True}
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _pod_security(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {"seccompProfile": {"type": "RuntimeDefault"}}
+    if cfg.get("user") is not None:
+        found |= {"runAsUser": cfg["user"], "runAsNonRoot": cfg["user"] != 0}
+    return found
+
+
+def _placement(role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return on which nodes the pods may run."""
+    found: dict[str, Any] = {}
+    selector = dict(cfg.get("node_selector") or {})
+    kind = role.resource.capabilities.get("node.kubernetes.io/instance-type")
+    if kind:
+        selector["node.kubernetes.io/instance-type"] = str(kind)
+    if selector:
+        found["nodeSelector"] = selector
+    if cfg.get("tolerations"):
+        found["tolerations"] = [_toleration(text) for text in cfg["tolerations"]]
+    if cfg.get("topology"):
+        term = {
+            "labelSelector": {"matchLabels": {APP: place.name}},
+            "topologyKey": cfg["topology"],
+        }
+        required = {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+        found["affinity"] = {"podAffinity": required}
+    return found
+
+
+def _toleration(text: str) -> dict[str, Any]:
+    """Read a toleration as `kubectl taint` writes a taint: KEY, KEY=VALUE, with :EFFECT."""
+    taint, _, effect = text.partition(":")
+    key, equals, value = taint.partition("=")
+    effects = ("NoSchedule", "PreferNoSchedule", "NoExecute", "")
+    if not key or effect not in effects:
+        raise UsageError(
+            f"-cfg tolerations: {text} is no toleration",
+            hint="KEY, KEY=VALUE or KEY=VALUE:EFFECT; effects: NoSchedule, NoExecute",
+        )
+    found = {"key": key, "operator": "Equal" if equals else "Exists"}
+    found |= {"value": value} if equals else {}
+    return found | ({"effect": effect} if effect else {})

@@ -1,0 +1,139 @@
+"""The status of a job, from its Jobs and pods."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from relight.job.app import AppState
+from relight.schedulers.api import AppStatus, ReplicaStatus
+from relight.schedulers.kubernetes import pods
+
+CANCELLED = "relight/cancelled"
+"""The annotation of a Job that was cancelled."""
+INDEX = "batch.kubernetes.io/job-completion-index"
+_PHASES = {
+    "Pending": AppState.PENDING,
+    "Running": AppState.RUNNING,
+    "Succeeded": AppState.SUCCEEDED,
+    "Failed": AppState.FAILED,
+}
+_BAD_WAITING = (
+    "ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError",
+    "CreateContainerError", "RunContainerError", "ErrImageNeverPull",
+)  # fmt: skip
+"""Reasons of a container that waits for something that may never come."""
+
+
+def of_replica(
+    found: Iterable[Mapping[str, Any]],
+) -> dict[tuple[str, int], list[Mapping[str, Any]]]:
+    """Return the pods of each replica, by role and index, the oldest first."""
+    replicas: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for pod in found:
+        labels = pod["metadata"].get("labels") or {}
+        index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX, "0")
+        replicas.setdefault((labels.get(pods.ROLE, ""), int(index)), []).append(pod)
+    for its in replicas.values():
+        its.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
+    return replicas
+
+
+def of_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Return the pods of each job, by its name."""
+    apps: dict[str, list[Mapping[str, Any]]] = {}
+    for pod in found:
+        apps.setdefault((pod["metadata"].get("labels") or {}).get(pods.APP, ""), []).append(pod)
+    return apps
+
+
+def status(jobs: Sequence[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> AppStatus:
+    """Return the status of a job.
+
+    Args:
+        jobs: the Job of each role.
+        found: their pods.
+    """
+    replicas = of_replica(found)
+    statuses, states, messages = list[ReplicaStatus](), list[AppState](), list[str]()
+    for job in jobs:
+        role = (job["metadata"].get("labels") or {}).get(pods.ROLE, "")
+        size = job["spec"].get("completions") or 0
+        statuses += [_replica(role, n, replicas.get((role, n), [])) for n in range(size)]
+        state, message = _verdict(job, [each for each in statuses if each.role == role])
+        states.append(state)
+        messages += [message] if message else []
+    retries = sum(len(its) - 1 for its in replicas.values())
+    return AppStatus(_whole(states), "; ".join(messages), tuple(statuses), retries)
+
+
+def _whole(states: Sequence[AppState]) -> AppState:
+    for state in (AppState.FAILED, AppState.CANCELLED, AppState.RUNNING, AppState.PENDING):
+        if state in states:
+            return state
+    return AppState.SUCCEEDED if states else AppState.UNKNOWN
+
+
+def _verdict(job: Mapping[str, Any], replicas: Sequence[ReplicaStatus]) -> tuple[AppState, str]:
+    """Return the state of a role and the reason."""
+    conditions = {
+        each["type"]: each
+        for each in job.get("status", {}).get("conditions") or ()
+        if each.get("status") == "True"
+    }
+    why = next((f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), "")
+    if (job["metadata"].get("annotations") or {}).get(CANCELLED):
+        return AppState.CANCELLED, "it was cancelled"
+    if "Complete" in conditions or "SuccessCriteriaMet" in conditions:
+        return AppState.SUCCEEDED, ""
+    for kind in ("Failed", "FailureTarget"):
+        if kind in conditions:
+            return AppState.FAILED, why or str(conditions[kind].get("message") or "")
+    if "Suspended" in conditions:
+        return AppState.PENDING, "the Job is suspended: it waits for its queue"
+    states = [each.state for each in replicas]
+    if AppState.RUNNING in states:
+        return AppState.RUNNING, ""
+    return AppState.PENDING, why
+
+
+def _replica(role: str, number: int, found: Sequence[Mapping[str, Any]]) -> ReplicaStatus:
+    if not found:
+        return ReplicaStatus(role, number, AppState.SUBMITTED, "", None, "")
+    pod = found[-1]
+    known = pod.get("status") or {}
+    state = _PHASES.get(known.get("phase") or "", AppState.UNKNOWN)
+    host = str((pod.get("spec") or {}).get("nodeName") or "")
+    exitcode, message = _end(known)
+    return ReplicaStatus(role, number, state, host, exitcode, message or _waits(known))
+
+
+def _end(known: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Return the exit code of the container, and why it has failed."""
+    for container in known.get("containerStatuses") or ():
+        ended = (container.get("state") or {}).get("terminated")
+        if ended:
+            code = ended.get("exitCode")
+            if code == 0:
+                return 0, ""
+            reason = str(ended.get("reason") or "")
+            said = " ".join(str(ended.get("message") or "").split())
+            if reason == "OOMKilled":
+                return code, "out of memory: the container used more than its limit"
+            return code, said or f"exit code {code}"
+    if known.get("phase") == "Failed":
+        reason, said = (str(known.get(name) or "") for name in ("reason", "message"))
+        return None, ": ".join(filter(None, (reason, " ".join(said.split())))) or "its pod failed"
+    return None, ""
+
+
+def _waits(known: Mapping[str, Any]) -> str:
+    """Return what a pod waits for, if that is known."""
+    for container in known.get("containerStatuses") or ():
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _BAD_WAITING:
+            said = " ".join(str(waiting.get("message") or "").split())
+            return f"{waiting['reason']}: {said}" if said else str(waiting["reason"])
+    for condition in known.get("conditions") or ():
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            said = " ".join(str(condition.get("message") or "").split())
+            return f"{condition.get('reason') or 'Unschedulable'}: {said}"
+    return ""

@@ -1,0 +1,466 @@
+"""A stand-in for a Kubernetes cluster, as no API server can be installed here: an HTTP server that
+keeps objects, makes the pods of Indexed Jobs, and runs the command of each pod as a process.
+
+    with ApiServer(directory) as server:
+        server.kubeconfig   # a file for -cfg kubeconfig
+
+What it does as a real one: names must be unique (409), objects have uid, resourceVersion and times,
+lists take label selectors, an owner's deletion deletes what it owns, a failed pod is judged by
+podFailurePolicy, backoffLimit and backoffLimitPerIndex, and the kubelet's `$(NAME)` is expanded. It
+checks neither schemas nor quotas, and all pods share this host: they run on loopback, and the host
+names of pods are replaced by it.
+"""
+
+import base64
+import contextlib
+import datetime
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import threading
+import time
+import urllib.parse
+import uuid
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+Object = dict[str, Any]
+INDEX = "batch.kubernetes.io/job-completion-index"
+KINDS = {
+    "services": ("v1", "Service"),
+    "configmaps": ("v1", "ConfigMap"),
+    "secrets": ("v1", "Secret"),
+    "pods": ("v1", "Pod"),
+    "jobs": ("batch/v1", "Job"),
+}
+_PATH = re.compile(
+    r"/(?:api/v1|apis/batch/v1)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
+)
+LIMIT_S = 30.0
+
+
+def now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class ApiServer:
+    """The server, its controller and its kubelet.
+
+    Attributes:
+        objects: by namespace, plural and name.
+        refuse: called with method, plural and body; returns a status and a message to refuse it.
+        unschedulable: indexes of pods that find no node.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.objects: dict[tuple[str, str, str], Object] = {}
+        self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
+        self.unschedulable: set[int] = set()
+        self.waiting: dict[str, str] = {}
+        """What each container waits for: reason and message."""
+        self._lock = threading.RLock()
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._version = 0
+        self._port = 0
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def handle_any(self) -> None:
+                outer.answer(self)
+
+            do_GET = do_POST = do_PATCH = do_DELETE = handle_any
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.kubeconfig = directory / "kubeconfig"
+
+    def __enter__(self) -> "ApiServer":
+        self.kubeconfig.write_text(
+            json.dumps(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "clusters": [{"name": "c", "cluster": {"server": self.url}}],
+                    "users": [{"name": "u", "user": {"token": "t"}}],
+                    "contexts": [
+                        {"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "ns"}}
+                    ],
+                    "current-context": "x",
+                }
+            )
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def of(self, plural: str) -> list[Object]:
+        """All objects of a kind."""
+        with self._lock:
+            return [each for (_, its, _), each in self.objects.items() if its == plural]
+
+    # The API.
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        url = urllib.parse.urlsplit(handler.path)
+        query = dict(urllib.parse.parse_qsl(url.query))
+        size = int(handler.headers.get("Content-Length") or 0)
+        body = json.loads(handler.rfile.read(size) or b"null") if size else {}
+        match = _PATH.fullmatch(url.path)
+        if match is None:
+            self._send(handler, 404, {"message": f"no such path: {url.path}"})
+            return
+        namespace, plural, name, part = match.groups()
+        method = handler.command
+        if refused := self.refuse(method, plural, body):
+            self._send(handler, refused[0], {"kind": "Status", "message": refused[1]})
+        elif part == "log":
+            self._send_log(handler, namespace, name, query)
+        else:
+            code, found = self._change(method, namespace, plural, name, body, query)
+            self._send(handler, code, found)
+
+    def _change(
+        self,
+        method: str,
+        namespace: str,
+        plural: str,
+        name: str | None,
+        body: Object,
+        query: Object,
+    ) -> tuple[int, Object]:
+        with self._lock:
+            if method == "GET" and name is None:
+                return 200, self._list(namespace, plural, query.get("labelSelector", ""))
+            if method == "POST":
+                return self._make(namespace, plural, body)
+            key = (namespace, plural, name or "")
+            if key not in self.objects:
+                return 404, {"message": f'{plural} "{name}" not found', "code": 404}
+            if method == "PATCH":
+                _merge(self.objects[key], body)
+                self._touch(self.objects[key])
+                if plural == "jobs":
+                    self._control(self.objects[key])
+            elif method == "DELETE":
+                self._delete(key)
+                return 200, {"kind": "Status", "status": "Success"}
+            return 200, self.objects[key]
+
+    def _list(self, namespace: str, plural: str, selector: str) -> Object:
+        wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
+        items = [
+            each
+            for (its, kind, _), each in self.objects.items()
+            if (its, kind) == (namespace, plural)
+            and wanted.items() <= (each["metadata"].get("labels") or {}).items()
+        ]
+        version, kind = KINDS[plural]
+        meta = {"resourceVersion": str(self._version)}
+        return {"apiVersion": version, "kind": f"{kind}List", "metadata": meta, "items": items}
+
+    def _make(self, namespace: str, plural: str, body: Object) -> tuple[int, Object]:
+        name = body["metadata"]["name"]
+        key = (namespace, plural, name)
+        if key in self.objects:
+            return 409, {"message": f'{plural} "{name}" already exists', "code": 409}
+        body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
+        self.objects[key] = body
+        self._touch(body)
+        if plural == "jobs":
+            body["status"] = {}
+            self._control(body)
+        return 201, body
+
+    def _touch(self, each: Object) -> None:
+        self._version += 1
+        each["metadata"]["resourceVersion"] = str(self._version)
+
+    def _delete(self, key: tuple[str, str, str]) -> None:
+        each = self.objects.pop(key)
+        uid = each["metadata"]["uid"]
+        if key[1] == "pods":
+            self._stop(uid)
+        for other, its in list(self.objects.items()):
+            owners = its["metadata"].get("ownerReferences") or []
+            if any(owner["uid"] == uid for owner in owners) and other in self.objects:
+                self._delete(other)
+
+    def _send(self, handler: BaseHTTPRequestHandler, code: int, body: Object) -> None:
+        data = json.dumps(body).encode()
+        handler.send_response(code)
+        handler.send_header("Content-Type", "application/json")
+        handler.send_header("Content-Length", str(len(data)))
+        handler.end_headers()
+        handler.wfile.write(data)
+
+    def _send_log(
+        self, handler: BaseHTTPRequestHandler, namespace: str, name: str, query: Object
+    ) -> None:
+        with self._lock:
+            pod = self.objects.get((namespace, "pods", name))
+        path = self.directory / f"{name}.log"
+        if pod is None or not path.exists():
+            self._send(handler, 404 if pod is None else 400, {"message": f"no logs of {name}"})
+            return
+        handler.send_response(200)
+        handler.send_header("Content-Type", "text/plain")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        with path.open("rb") as file, contextlib.suppress(OSError):
+            while True:
+                over = query.get("follow") != "true" or self._is_over(pod)
+                if data := file.read(1 << 16):
+                    handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                elif over:
+                    handler.wfile.write(b"0\r\n\r\n")
+                    return
+                else:
+                    time.sleep(0.02)
+
+    @staticmethod
+    def _is_over(pod: Object) -> bool:
+        return pod["status"].get("phase") in ("Succeeded", "Failed")
+
+    # The Job controller.
+
+    def _control(self, job: Object) -> None:
+        """Make the pods that a Job lacks, end those that it must not have, or end the Job."""
+        spec, status, meta = job["spec"], job["status"], job["metadata"]
+        if any(x["type"] in ("Complete", "Failed") for x in status.get("conditions", ())):
+            return
+        mine = [
+            pod
+            for pod in self.of("pods")
+            if pod["metadata"]["ownerReferences"][0]["uid"] == meta["uid"]
+        ]
+        if spec.get("suspend"):
+            for pod in mine:
+                self._delete((meta["namespace"], "pods", pod["metadata"]["name"]))
+            self._condition(job, "Suspended", "")
+            return
+        if why := self._failure(spec, mine):
+            self._condition(job, "Failed", why)
+            return
+        done = {_index(pod) for pod in mine if pod["status"]["phase"] == "Succeeded"}
+        least = spec["completions"]
+        for rule in (spec.get("successPolicy") or {}).get("rules", ()):
+            least = rule["succeededCount"]
+        if len(done) >= least:
+            self._condition(job, "Complete", "")
+            return
+        live = {_index(pod) for pod in mine if not self._is_over(pod)}
+        for index in sorted(set(range(spec["completions"])) - done - live):
+            self._make_pod(job, index)
+
+    def _failure(self, spec: Object, mine: list[Object]) -> str:
+        """Return why a Job has failed by its failed pods, or an empty text."""
+        counted: dict[int, int] = {}
+        for pod in mine:
+            if pod["status"]["phase"] == "Failed":
+                action = _action(spec, pod)
+                if action == "FailJob":
+                    return f"Container main for pod {pod['metadata']['name']} failed"
+                if action != "Ignore":
+                    counted[_index(pod)] = counted.get(_index(pod), 0) + 1
+        each = spec.get("backoffLimitPerIndex")
+        if each is not None and any(number > each for number in counted.values()):
+            return "Job has failed indexes"
+        if each is None and sum(counted.values()) > spec.get("backoffLimit", 6):
+            return "Job has reached the specified backoff limit"
+        return ""
+
+    def _condition(self, job: Object, kind: str, message: str) -> None:
+        job["status"].setdefault("conditions", []).append(
+            {"type": kind, "status": "True", "message": message, "lastTransitionTime": now()}
+        )
+        if kind in ("Failed", "Complete"):
+            for pod in self.of("pods"):
+                owner = pod["metadata"]["ownerReferences"][0]["uid"]
+                if owner == job["metadata"]["uid"] and not self._is_over(pod):
+                    self._stop(pod["metadata"]["uid"])
+
+    def _make_pod(self, job: Object, index: int) -> None:
+        template, meta = job["spec"]["template"], job["metadata"]
+        name = f"{meta['name']}-{index}-{uuid.uuid4().hex[:5]}"
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": name,
+                "namespace": meta["namespace"],
+                "uid": str(uuid.uuid4()),
+                "creationTimestamp": now(),
+                "labels": {**template["metadata"]["labels"], INDEX: str(index)},
+                "annotations": {INDEX: str(index)},
+                "ownerReferences": [owner],
+            },
+            "spec": json.loads(json.dumps(template["spec"])),
+            "status": {"phase": "Pending"},
+        }
+        self.objects[(meta["namespace"], "pods", name)] = pod
+        if index in self.unschedulable:
+            said = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+            condition = {"type": "PodScheduled", "status": "False", "message": said}
+            pod["status"] |= {"conditions": [{**condition, "reason": "Unschedulable"}]}
+        elif self.waiting:
+            state = {"state": {"waiting": dict(self.waiting)}, "name": "main"}
+            pod["status"] |= {"containerStatuses": [state]}
+        else:
+            self._run(pod, index)
+
+    # The kubelet.
+
+    def _run(self, pod: Object, index: int) -> None:
+        container, name = pod["spec"]["containers"][0], pod["metadata"]["name"]
+        variables = self._variables(pod, container, index)
+
+        def expanded(text: str) -> str:
+            return re.sub(
+                r"\$(?:\$|\(([\w.-]+)\))",
+                lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]),
+                text,
+            )
+
+        words = [expanded(word) for word in container["command"]]
+        for volume in pod["spec"].get("volumes", ()):
+            if "configMap" in volume:
+                words = [w.replace("/opt/relight", str(self._files(pod, volume))) for w in words]
+        pod["spec"]["nodeName"] = f"node{index}"
+        log = (self.directory / f"{name}.log").open("ab")
+        process = subprocess.Popen(
+            words,
+            env={"PATH": os.environ["PATH"], "JOB_COMPLETION_INDEX": str(index), **variables},
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+        log.close()
+        self._processes[pod["metadata"]["uid"]] = process
+        state = {"name": "main", "state": {"running": {"startedAt": now()}}}
+        pod["status"] |= {"phase": "Running", "containerStatuses": [state]}
+        threading.Thread(target=self._wait, args=(pod, process), daemon=True).start()
+
+    def _variables(self, pod: Object, container: Object, index: int) -> dict[str, str]:
+        """Return the variables of a container; on loopback, pods meet at one free port."""
+        found: dict[str, str] = {}
+        for each in container.get("env", ()):
+            source = each.get("valueFrom") or {}
+            if "fieldRef" in source:
+                found[each["name"]] = str(index)
+            elif "secretKeyRef" in source:
+                key = (pod["metadata"]["namespace"], "secrets", source["secretKeyRef"]["name"])
+                found[each["name"]] = self.objects[key]["stringData"][source["secretKeyRef"]["key"]]
+            else:
+                found[each["name"]] = each["value"].replace("$$", "$")
+        if "RELIGHT_RANK0_HOST" in found:
+            found["RELIGHT_RANK0_HOST"] = "127.0.0.1"
+        return found
+
+    def _files(self, pod: Object, volume: Object) -> Path:
+        """Write the files of a ConfigMap; return their directory."""
+        name = volume["configMap"]["name"]
+        folder = self.directory / name
+        folder.mkdir(exist_ok=True)
+        known = self.objects[(pod["metadata"]["namespace"], "configmaps", name)]
+        for file, data in known["binaryData"].items():
+            path = folder / file
+            if not path.exists():
+                path.write_bytes(base64.b64decode(data))
+                path.chmod(volume["configMap"]["defaultMode"])
+        return folder
+
+    def _wait(self, pod: Object, process: "subprocess.Popen[bytes]") -> None:
+        code = process.wait()
+        code = 128 - code if code < 0 else code
+        ended = {"exitCode": code, "reason": "Error" if code else "Completed", "finishedAt": now()}
+        with self._lock:
+            state = {"name": "main", "state": {"terminated": ended}}
+            phase = "Failed" if code else "Succeeded"
+            pod["status"] |= {"phase": phase, "containerStatuses": [state]}
+            for job in self.of("jobs"):
+                if job["metadata"]["uid"] == pod["metadata"]["ownerReferences"][0]["uid"]:
+                    self._control(job)
+
+    def _stop(self, uid: str) -> None:
+        process = self._processes.get(uid)
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+
+    def evict(self, index: int) -> None:
+        """Drain the node of a replica: its pod is ended, and marked as disrupted."""
+        with self._lock:
+            for pod in self.of("pods"):
+                if _index(pod) == index and pod["status"]["phase"] == "Running":
+                    lost = {"type": "DisruptionTarget", "status": "True"}
+                    pod["status"]["conditions"] = [lost]
+                    self._stop(pod["metadata"]["uid"])
+
+
+def _index(pod: Object) -> int:
+    return int(pod["metadata"]["annotations"][INDEX])
+
+
+def _action(spec: Object, pod: Object) -> str:
+    """Return what podFailurePolicy says about a failed pod."""
+    conditions = {each["type"] for each in pod["status"].get("conditions", ())}
+    code = pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"]
+    for rule in (spec.get("podFailurePolicy") or {}).get("rules", ()):
+        if any(each["type"] in conditions for each in rule.get("onPodConditions", ())):
+            return str(rule["action"])
+        codes = rule.get("onExitCodes")
+        if codes and (code in codes["values"]) == (codes["operator"] == "In"):
+            return str(rule["action"])
+    return "Count"
+
+
+def _merge(one: Object, other: Object) -> None:
+    for key, value in other.items():
+        if isinstance(value, dict) and isinstance(one.get(key), dict):
+            _merge(one[key], value)
+        else:
+            one[key] = value
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@contextlib.contextmanager
+def until(condition: Callable[[], Any]) -> Iterator[None]:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, "it does not become true"
+        time.sleep(0.02)
+    yield

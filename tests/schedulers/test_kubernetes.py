@@ -1,0 +1,273 @@
+"""Jobs on a stand-in for a Kubernetes cluster (`clusters/kubernetes.py`), with real agents."""
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clusters.kubernetes import LIMIT_S, ApiServer, free_port
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, AppState, Role
+from relight.job.components import dist
+from relight.schedulers.api import AppStatus, LogQuery
+from relight.schedulers.kubernetes import scheduler as kubernetes
+
+CANCELLED, FAILED, PENDING, RUNNING, SUCCEEDED = (
+    AppState[name] for name in ("CANCELLED", "FAILED", "PENDING", "RUNNING", "SUCCEEDED")
+)
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path) as server:
+        monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
+        yield server
+
+
+class Jobs:
+    """The scheduler, and what tests do with it."""
+
+    def __init__(self, server: ApiServer) -> None:
+        self.server = server
+        self.scheduler = kubernetes.make()
+        self._count = 0
+
+    def submit(self, app: AppDef, **cfg: Any) -> str:
+        self._count += 1
+        return self.scheduler.submit(self.scheduler.render(app, cfg, f"job-x{self._count}"))
+
+    def status(self, app_id: str) -> AppStatus:
+        return self.scheduler.status([app_id])[app_id]
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            logs = [path.read_text() for path in sorted(self.server.directory.glob("*.log"))]
+            assert time.monotonic() < end, logs
+            time.sleep(0.05)
+
+    def wait(self, app_id: str) -> AppStatus:
+        self.until(lambda: self.status(app_id).state.is_over)
+        return self.status(app_id)
+
+    def lines(self, app_id: str, role: str, replica: int = 0, **query: Any) -> list[str]:
+        return list(self.scheduler.logs(app_id, LogQuery(role, replica, **query)))
+
+
+@pytest.fixture
+def jobs(server: ApiServer) -> Iterator[Jobs]:
+    jobs = Jobs(server)
+    yield jobs
+    jobs.scheduler.close()
+
+
+def sh(text: str, **parts: Any) -> AppDef:
+    return AppDef("job", [Role("main", "img", entrypoint="sh", args=["-c", text], **parts)])
+
+
+def train(folder: Path, text: str, **options: Any) -> AppDef:
+    """A job of a script; it meets at a free port of this host."""
+    path = folder / "train.py"
+    path.write_text("import os, sys, time\nrank = os.environ['RANK']\n" + text)
+    known = {"script": str(path), "image": "img", "rdzv_port": free_port(), "name": "train"}
+    return dist.ddp(**{**known, **options})
+
+
+def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
+    app = train(tmp_path, "print('rank', rank, 'trains')\n", j="1x2")
+    app_id = jobs.submit(app)
+    assert app_id == "ns:job-x1"
+    status = jobs.wait(app_id)
+    assert status.state is SUCCEEDED
+    (replica,) = status.replicas
+    assert (replica.role, replica.replica, replica.exitcode) == ("train", 0, 0)
+    lines = jobs.lines(app_id, "train")
+    assert sorted(x[-13:] for x in lines if "trains" in x) == ["rank 0 trains", "rank 1 trains"]
+
+
+def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path) -> None:
+    """It is preferred to the one of the tests, and comes from the ConfigMap."""
+    text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
+    app = train(tmp_path, text, j="2x2", env={"RELIGHT_LAUNCHER": "travels"})
+    app_id = jobs.submit(app)
+    assert jobs.wait(app_id).state is SUCCEEDED
+    lines = jobs.lines(app_id, "train", 0) + jobs.lines(app_id, "train", 1)
+    for rank in range(4):
+        assert any(f"rank {rank} of 4" in line for line in lines), lines
+    assert not any("no token" in line for line in lines)
+
+
+def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path) -> None:
+    app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"))
+    status = jobs.wait(app_id)
+    assert status.state is FAILED
+    assert status.exitcode == 1
+    assert "exit code 1" in status.message
+    lines = jobs.lines(app_id, "train", 0) + jobs.lines(app_id, "train", 1)
+    assert any("ValueError: wrong data" in line for line in lines)
+    assert len(jobs.server.of("pods")) == 2  # none was made again
+
+
+def test_a_drained_pod_comes_again_and_the_group_goes_on(jobs: Jobs, tmp_path: Path) -> None:
+    """It is no failure: neither for the Job nor for --max-restarts."""
+    text = (
+        "print('begin', rank, os.environ['WORLD_SIZE'], flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
+    )
+    conf = "last_call_timeout=1,join_timeout=25"
+    app_id = jobs.submit(train(tmp_path, text, j="1:2x1", rdzv_conf=conf))
+    jobs.until(lambda: any("2" in x for x in jobs.lines(app_id, "train", 0) if "begin" in x))
+    jobs.server.evict(1)
+    jobs.until(lambda: len(jobs.server.of("pods")) == 3)
+    jobs.until(lambda: sum("begin" in x for x in jobs.lines(app_id, "train", 1)) >= 2)
+    (tmp_path / "go").touch()
+    status = jobs.wait(app_id)
+    assert status.state is SUCCEEDED
+    assert status.restarts == 1
+
+
+def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    app_id = jobs.submit(sh(f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last"))
+    lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
+    assert next(lines) == "first"
+    go.touch()
+    assert list(lines) == ["last"]
+
+
+def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs) -> None:
+    app_id = jobs.submit(sh("exec sleep 1000"))
+    jobs.until(lambda: jobs.status(app_id).state is RUNNING)
+    jobs.scheduler.cancel(app_id)
+    assert jobs.status(app_id).state is CANCELLED
+    assert not jobs.server.of("pods")
+    jobs.scheduler.cancel(app_id)
+
+
+def test_delete_leaves_nothing(jobs: Jobs) -> None:
+    """Neither does the deletion of its Job by another tool."""
+    jobs.submit(sh("relight run --help"))
+    app_id = jobs.submit(sh("relight run --help"))
+    kinds = {each["kind"] for each in jobs.server.objects.values()}
+    assert {"Job", "Service", "ConfigMap", "Secret", "Pod"} == kinds
+    jobs.scheduler.delete(app_id)
+    assert app_id not in jobs.scheduler.status([app_id])
+    with jobs.server._lock:
+        jobs.server._delete(("ns", "jobs", "job-x1"))
+    assert not jobs.server.objects
+    with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
+        jobs.scheduler.delete(app_id)
+
+
+@pytest.mark.parametrize("kind", ["services", "secrets", "jobs"])
+def test_what_is_refused_half_way_leaves_nothing(jobs: Jobs, kind: str) -> None:
+    """And the right that lacks is named."""
+    group = "batch" if kind == "jobs" else ""
+    said = (
+        f'{kind} is forbidden: User "u" cannot create resource "{kind}" in API group "{group}" in '
+        'the namespace "ns"'
+    )
+    jobs.server.refuse = lambda method, plural, _: (
+        (403, said) if (method, plural) == ("POST", kind) else None
+    )
+    with pytest.raises(UsageError, match=f"does not permit this user to create {kind}") as caught:
+        jobs.submit(sh("true"))
+    assert f"kubectl auth can-i create {kind}" in caught.value.hint
+    assert not jobs.server.objects
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "expected"),
+    [
+        (401, "Unauthorized", "does not accept the credentials"),
+        (422, "Job is invalid: spec.x: wrong", "Kubernetes refuses it: Job is invalid"),
+        (500, "etcd is slow", "Kubernetes: 500 etcd is slow"),
+    ],
+)
+def test_an_error_of_the_server_is_one_line(
+    jobs: Jobs, code: int, said: str, expected: str
+) -> None:
+    jobs.server.refuse = lambda *_: (code, said)
+    with pytest.raises((UsageError, MachineError), match=expected) as caught:
+        jobs.submit(sh("true"))
+    assert "\n" not in caught.value.message
+
+
+def test_a_name_that_exists_is_refused(jobs: Jobs) -> None:
+    request = jobs.scheduler.render(sh("true"), {}, "same-x1")
+    jobs.scheduler.submit(request)
+    again = jobs.scheduler.render(sh("true"), {}, "same-x1")
+    with pytest.raises(UsageError, match="already exists"):
+        jobs.scheduler.submit(again)
+    assert jobs.wait("ns:same-x1").state is SUCCEEDED
+
+
+def test_what_a_pod_waits_for_is_said(jobs: Jobs) -> None:
+    jobs.server.unschedulable = {1}
+    app_id = jobs.submit(sh("exec sleep 1000", num_replicas=2))
+    waiting = jobs.status(app_id).replicas[1]
+    assert waiting.state is PENDING
+    assert "Unschedulable: 0/1 nodes are available" in waiting.error
+    jobs.server.unschedulable = set()
+    said = 'Back-off pulling image "img"'
+    jobs.server.waiting = {"reason": "ImagePullBackOff", "message": said}
+    app_id = jobs.submit(sh("true"))
+    status = jobs.status(app_id)
+    assert status.state is PENDING
+    assert status.message == f"main/0: ImagePullBackOff: {said}"
+
+
+def test_lines_are_those_between_two_times(jobs: Jobs) -> None:
+    app_id = jobs.submit(
+        sh("echo 2026-01-01T00:00:00.123456789Z old; echo $(date -u +%FT%T.%NZ) new")
+    )
+    jobs.wait(app_id)
+    since = datetime.now(UTC) - timedelta(minutes=5)
+    assert jobs.lines(app_id, "main", since=since) == ["new"]
+    assert jobs.lines(app_id, "main", until=since) == ["old"]
+
+
+def test_jobs_are_listed_newest_first(jobs: Jobs) -> None:
+    first = jobs.submit(sh("true"))
+    jobs.wait(first)
+    jobs.server.objects[("ns", "jobs", "job-x1")]["metadata"]["creationTimestamp"] = (
+        "2026-01-01T00:00:00Z"
+    )
+    second = jobs.submit(sh("exec sleep 1000"))
+    jobs.until(lambda: jobs.status(second).state is RUNNING)
+    listed = jobs.scheduler.list()
+    assert [each.app_id for each in listed] == [second, first]
+    assert [each.state for each in listed] == [RUNNING, SUCCEEDED]
+    assert listed[0].name == "job"
+
+
+def test_unknown_jobs_and_replicas_are_named(jobs: Jobs) -> None:
+    assert jobs.scheduler.status(["ns:nothing"]) == {}
+    with pytest.raises(UsageError, match="no job ns:nothing on this cluster"):
+        jobs.scheduler.cancel("ns:nothing")
+    with pytest.raises(UsageError, match="is no job of Kubernetes"):
+        jobs.scheduler.status(["nothing"])
+    app_id = jobs.submit(sh("true"))
+    with pytest.raises(UsageError, match="has no replica main/3") as caught:
+        jobs.lines(app_id, "main", 3)
+    assert caught.value.hint == "it has main/0 to 0"
+
+
+def test_a_server_that_is_gone_is_one_line(jobs: Jobs) -> None:
+    jobs.server.__exit__(None, None, None)
+    with pytest.raises(MachineError, match="does not answer") as caught:
+        jobs.scheduler.status(["ns:x"])
+    assert "\n" not in caught.value.message
+
+
+def test_without_a_configuration_nothing_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    scheduler = kubernetes.make()
+    assert scheduler.affinity() == 0
+    with pytest.raises(UsageError, match="no Kubernetes cluster is configured"):
+        scheduler.status(["ns:x"])
