@@ -63,6 +63,8 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
         self.unschedulable: set[int] = set()
+        self.drops = 0
+        """How many connections for logs are dropped after their first data."""
         self.waiting: dict[str, str] = {}
         """What each container waits for: reason and message."""
         self._lock = threading.RLock()
@@ -237,6 +239,10 @@ class ApiServer:
                 over = query.get("follow") != "true" or self._is_over(pod)
                 if data := file.read(1 << 16):
                     handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+                    if self.drops:
+                        self.drops -= 1
+                        handler.close_connection = True
+                        return
                 elif over:
                     handler.wfile.write(b"0\r\n\r\n")
                     return
@@ -415,6 +421,14 @@ class ApiServer:
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
+
+    def find_nodes(self) -> None:
+        """Let all pods that wait for a node run."""
+        with self._lock:
+            self.unschedulable = set()
+            for pod in self.of("pods"):
+                if pod["status"]["phase"] == "Pending":
+                    self._run(pod, _index(pod))
 
     def evict(self, index: int) -> None:
         """Drain the node of a replica: its pod is ended, and marked as disrupted."""

@@ -129,6 +129,26 @@ def test_a_drained_pod_comes_again_and_the_group_goes_on(jobs: Jobs, tmp_path: P
     assert status.restarts == 1
 
 
+def test_an_elastic_job_begins_with_the_pods_that_have_a_node_and_grows(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    text = (
+        "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
+    )
+    jobs.server.unschedulable = {1}
+    conf = "last_call_timeout=1,join_timeout=25"
+    app_id = jobs.submit(train(tmp_path, text, j="1:2x1", rdzv_conf=conf))
+    jobs.until(lambda: any("begin 0 of 1" in x for x in jobs.lines(app_id, "train", 0)))
+    status = jobs.status(app_id)
+    assert status.state is RUNNING
+    assert status.replicas[1].state is PENDING
+    jobs.server.find_nodes()
+    jobs.until(lambda: any("begin 1 of 2" in x for x in jobs.lines(app_id, "train", 1)))
+    (tmp_path / "go").touch()
+    assert jobs.wait(app_id).state is SUCCEEDED
+
+
 def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
     go = tmp_path / "go"
     app_id = jobs.submit(sh(f"echo first; until [ -e {go} ]; do sleep 0.1; done; printf last"))
@@ -136,6 +156,18 @@ def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
     assert next(lines) == "first"
     go.touch()
     assert list(lines) == ["last"]
+
+
+def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
+    """No line is lost, and none comes twice."""
+    jobs.server.drops = 2
+    go = tmp_path / "go"
+    app_id = jobs.submit(sh(f"seq 5; until [ -e {go} ]; do sleep 0.1; done; seq 6 9"))
+    lines = jobs.scheduler.logs(app_id, LogQuery("main", 0, follow=True))
+    first = [next(lines) for _ in range(5)]
+    go.touch()
+    assert [*first, *lines] == [str(number) for number in range(1, 10)]
+    assert not jobs.server.drops
 
 
 def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs) -> None:

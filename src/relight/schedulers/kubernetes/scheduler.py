@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 from relight.errors import MachineError, UsageError
@@ -35,6 +36,8 @@ from relight.schedulers.kubernetes import cluster, names, pods, replicas, reques
 from relight.schedulers.kubernetes.cluster import Cluster
 
 _POLL_S = 1.0
+_TRIES = 5
+"""How often a lost connection for logs is opened again without a new line."""
 _GONE = (404, 410)
 _STARTS = 400
 """The API server's answer for logs of a container that has not started."""
@@ -197,7 +200,7 @@ class Kubernetes:
                 ]
                 for pod in fresh:
                     seen.add(pod["metadata"]["uid"])
-                    yield from _lines_of(client, namespace, pod["metadata"]["name"], query)
+                    yield from _all_lines_of(client, namespace, pod["metadata"]["name"], query)
             if not query.follow or (over and not fresh):
                 return
             if not fresh:
@@ -314,6 +317,27 @@ def _pods(client: Any, namespace: str, selector: str) -> list[Mapping[str, Any]]
 
 def _has_started(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def _all_lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Iterator[str]:
+    """Yield the lines of a pod; if the connection is lost while they are followed, go on with the
+    next one.
+    """
+    import urllib3
+
+    seen, tries = 0, _TRIES
+    while True:
+        try:
+            for line in islice(_lines_of(client, namespace, pod, query), seen, None):
+                seen, tries = seen + 1, _TRIES
+                yield line
+        except urllib3.exceptions.HTTPError:
+            tries -= 1
+            if not query.follow or not tries:
+                raise
+            time.sleep(_POLL_S)
+        else:
+            return
 
 
 def _lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Iterator[str]:
