@@ -2,13 +2,15 @@
 keeps objects, makes the pods of Indexed Jobs, and runs the command of each pod as a process.
 
     with ApiServer(directory) as server:
-        server.kubeconfig   # a file for -cfg kubeconfig
+        server.kubeconfig   # for the variable KUBECONFIG
 
-What it does as a real one: names must be unique (409), objects have uid, resourceVersion and times,
-lists take label selectors, an owner's deletion deletes what it owns, a failed pod is judged by
-podFailurePolicy, backoffLimit and backoffLimitPerIndex, and the kubelet's `$(NAME)` is expanded. It
-checks neither schemas nor quotas, and all pods share this host: they run on loopback, and the host
-names of pods are replaced by it.
+What it does as a real one: names must be unique (409), objects have uid, resourceVersion and
+times, lists take label selectors and do not repeat the kind, patches are JSON patches and say so,
+a dry run makes nothing, an owner's deletion deletes what it owns, a failed pod is judged by
+podFailurePolicy, backoffLimit and backoffLimitPerIndex, and the kubelet's `$(NAME)` is expanded.
+JobSets, TrainJobs and Jobs of Volcano make Jobs and pods as their controllers do, but know only
+what relight says in them. It checks neither schemas nor quotas, and all pods share this host:
+they run on loopback, and the host names of pods are replaced by it.
 """
 
 import base64
@@ -38,9 +40,13 @@ KINDS = {
     "secrets": ("v1", "Secret"),
     "pods": ("v1", "Pod"),
     "jobs": ("batch/v1", "Job"),
+    "jobsets": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+    "jobs.volcano": ("batch.volcano.sh/v1alpha1", "Job"),
+    "trainjobs": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
 }
+VOLCANO_INDEX = "volcano.sh/task-index"
 _PATH = re.compile(
-    r"/(?:api/v1|apis/batch/v1)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
+    r"/(api/v1|apis/[^/]+/\w+)/namespaces/([^/]+)/(\w+)(?:/([^/]+))?(?:/(log|status))?"
 )
 LIMIT_S = 30.0
 
@@ -63,6 +69,10 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
         self.unschedulable: set[int] = set()
+        self.installed = set(KINDS)
+        """The kinds that this cluster knows; of the others it answers 404."""
+        self.dry_runs: list[str] = []
+        """The plurals of objects that were only checked."""
         self.drops = 0
         """How many connections for logs are dropped after their first data."""
         self.waiting: dict[str, str] = {}
@@ -137,9 +147,14 @@ class ApiServer:
         if match is None:
             self._send(handler, 404, {"message": f"no such path: {url.path}"})
             return
-        namespace, plural, name, part = match.groups()
+        group, namespace, plural, name, part = match.groups()
+        plural = "jobs.volcano" if "volcano" in group else plural
         method = handler.command
-        if refused := self.refuse(method, plural, body):
+        if plural not in self.installed:
+            self._send(handler, 404, {"message": "the server could not find the resource"})
+        elif method == "PATCH" and (why := _bad_patch(handler, plural, body)):
+            self._send(handler, 415, {"message": why})
+        elif refused := self.refuse(method, plural, body):
             self._send(handler, refused[0], {"kind": "Status", "message": refused[1]})
         elif part == "log":
             self._send_log(handler, namespace, name, query)
@@ -160,15 +175,15 @@ class ApiServer:
             if method == "GET" and name is None:
                 return 200, self._list(namespace, plural, query.get("labelSelector", ""))
             if method == "POST":
-                return self._make(namespace, plural, body)
+                return self._make(namespace, plural, body, query)
             key = (namespace, plural, name or "")
             if key not in self.objects:
                 return 404, {"message": f'{plural} "{name}" not found', "code": 404}
             if method == "PATCH":
-                _merge(self.objects[key], body)
+                for each in body:
+                    _add(self.objects[key], each["path"], each["value"])
                 self._touch(self.objects[key])
-                if plural == "jobs":
-                    self._control(self.objects[key])
+                self._controller(plural)(self.objects[key])
             elif method == "DELETE":
                 self._delete(key)
                 return 200, {"kind": "Status", "status": "Success"}
@@ -184,20 +199,33 @@ class ApiServer:
         ]
         version, kind = KINDS[plural]
         meta = {"resourceVersion": str(self._version)}
+        items = [{k: v for k, v in x.items() if k not in ("kind", "apiVersion")} for x in items]
         return {"apiVersion": version, "kind": f"{kind}List", "metadata": meta, "items": items}
 
-    def _make(self, namespace: str, plural: str, body: Object) -> tuple[int, Object]:
+    def _make(self, namespace: str, plural: str, body: Object, query: Object) -> tuple[int, Object]:
         name = body["metadata"]["name"]
         key = (namespace, plural, name)
         if key in self.objects:
             return 409, {"message": f'{plural} "{name}" already exists', "code": 409}
+        if query.get("dryRun"):
+            self.dry_runs.append(plural)
+            return 201, body
         body["metadata"] |= {"uid": str(uuid.uuid4()), "creationTimestamp": now()}
         self.objects[key] = body
         self._touch(body)
-        if plural == "jobs":
+        if plural in ("jobs", "jobsets", "jobs.volcano", "trainjobs"):
             body["status"] = {}
-            self._control(body)
+        self._controller(plural)(body)
         return 201, body
+
+    def _controller(self, plural: str) -> Callable[[Object], None]:
+        controllers = {
+            "jobs": self._control,
+            "jobsets": self._control_jobset,
+            "jobs.volcano": self._control_volcano,
+            "trainjobs": self._control_trainjob,
+        }
+        return controllers.get(plural, lambda _: None)
 
     def _touch(self, each: Object) -> None:
         self._version += 1
@@ -282,7 +310,8 @@ class ApiServer:
             return
         live = {_index(pod) for pod in mine if not self._is_over(pod)}
         for index in sorted(set(range(spec["completions"])) - done - live):
-            self._make_pod(job, index)
+            name = f"{meta['name']}-{index}-{uuid.uuid4().hex[:5]}"
+            self._make_pod(job, spec["template"], name, {INDEX: str(index)})
 
     def _failure(self, spec: Object, mine: list[Object]) -> str:
         """Return why a Job has failed by its failed pods, or an empty text."""
@@ -310,11 +339,128 @@ class ApiServer:
                 owner = pod["metadata"]["ownerReferences"][0]["uid"]
                 if owner == job["metadata"]["uid"] and not self._is_over(pod):
                     self._stop(pod["metadata"]["uid"])
+            self._tell_owner(job)
 
-    def _make_pod(self, job: Object, index: int) -> None:
-        template, meta = job["spec"]["template"], job["metadata"]
-        name = f"{meta['name']}-{index}-{uuid.uuid4().hex[:5]}"
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
+    def _own(self, owner: Object, plural: str, name: str, labels: Object, spec: Object) -> Object:
+        """Make an object that another one owns, if it does not exist; return it."""
+        meta, (version, kind) = owner["metadata"], KINDS[plural]
+        key = (meta["namespace"], plural, name)
+        if key not in self.objects:
+            reference = {"uid": meta["uid"], "kind": owner["kind"], "name": meta["name"]}
+            metadata = {"name": name, "namespace": meta["namespace"], "labels": dict(labels)}
+            metadata["ownerReferences"] = [reference]
+            body = {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+            self._make(meta["namespace"], plural, body, {})
+        return self.objects[key]
+
+    def _control_jobset(self, jobset: Object) -> None:
+        """Make the Jobs of a JobSet, and end it as they end."""
+        spec, name = jobset["spec"], jobset["metadata"]["name"]
+        suspended = bool(spec.get("suspend"))
+        ends = []
+        for each in spec["replicatedJobs"]:
+            template = each["template"]
+            labels = (template.get("metadata") or {}).get("labels") or {}
+            own = f"{name}-{each['name']}-0"
+            job = self._own(jobset, "jobs", own, labels, {**template["spec"], "suspend": suspended})
+            if job["spec"]["suspend"] != suspended:
+                job["spec"]["suspend"] = suspended
+                self._control(job)
+            ends.append({x["type"] for x in job["status"].get("conditions", ())})
+        if suspended:
+            self._end(jobset, "Suspended")
+        elif any("Failed" in its for its in ends):
+            self._end(jobset, "Failed")
+        elif all("Complete" in its for its in ends):
+            self._end(jobset, "Completed")
+
+    def _control_trainjob(self, trainjob: Object) -> None:
+        """Make the JobSet of a TrainJob by the runtime torch-distributed, and end as it ends."""
+        spec, name = trainjob["spec"], trainjob["metadata"]["name"]
+        trainer = spec["trainer"]
+        (patch,) = spec["runtimePatches"]
+        (step,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+        pod = json.loads(json.dumps(step["template"]["spec"]["template"]))
+        (container,) = pod["spec"]["containers"]
+        container |= {key: trainer[key] for key in ("image", "command", "env")}
+        pod["spec"] |= {"restartPolicy": "Never"}
+        job = {
+            "completions": trainer["numNodes"],
+            "completionMode": "Indexed",
+            "backoffLimit": 0,
+            "template": pod,
+        }
+        template = {"metadata": step["template"]["metadata"], "spec": job}
+        jobs = [{"name": step["name"], "replicas": 1, "template": template}]
+        jobset = self._own(trainjob, "jobsets", name, {}, {"replicatedJobs": jobs})
+        if bool(spec.get("suspend")) != bool(jobset["spec"].get("suspend")):
+            jobset["spec"]["suspend"] = bool(spec.get("suspend"))
+            self._control_jobset(jobset)
+        ends = {x["type"] for x in jobset["status"].get("conditions", ())}
+        for theirs, ours in (
+            ("Suspended", "Suspended"), ("Failed", "Failed"), ("Completed", "Complete")
+        ):  # fmt: skip
+            if theirs in ends:
+                self._end(trainjob, ours)
+
+    def _end(self, each: Object, kind: str) -> None:
+        """Add a condition to an object that makes Jobs, and tell its owner."""
+        conditions = each["status"].setdefault("conditions", [])
+        if all(x["type"] != kind for x in conditions):
+            conditions.append({"type": kind, "status": "True", "message": ""})
+            self._tell_owner(each)
+
+    def _tell_owner(self, each: Object) -> None:
+        for owner in each["metadata"].get("ownerReferences") or ():
+            for (_, plural, _), other in list(self.objects.items()):
+                if other["metadata"]["uid"] == owner["uid"]:
+                    self._controller(plural)(other)
+
+    def _control_volcano(self, job: Object) -> None:
+        """Make the pods of a Job of Volcano that it lacks, or end it."""
+        spec, meta = job["spec"], job["metadata"]
+        state = job["status"].setdefault("state", {"phase": "Pending"})
+        mine = [
+            pod
+            for pod in self.of("pods")
+            if pod["metadata"]["ownerReferences"][0]["uid"] == meta["uid"]
+        ]
+        phases = [pod["status"]["phase"] for pod in mine]
+        if state["phase"] in ("Completed", "Failed", "Terminated", "Aborted"):
+            pass
+        elif "Failed" in phases:
+            (policy,) = spec["policies"]
+            retries = job["status"].get("retryCount", 0)
+            if policy["action"] == "RestartJob" and retries < spec["maxRetry"]:
+                job["status"]["retryCount"] = retries + 1
+                for pod in mine:
+                    self._delete((meta["namespace"], "pods", pod["metadata"]["name"]))
+                mine = []
+            else:
+                state["phase"] = "Terminated" if policy["action"] != "RestartJob" else "Failed"
+        elif phases.count("Succeeded") >= spec.get("minSuccess", max(1, self._size(spec))):
+            state["phase"] = "Completed"
+        if state["phase"] in ("Completed", "Failed", "Terminated", "Aborted"):
+            for pod in mine:
+                if not self._is_over(pod):
+                    self._stop(pod["metadata"]["uid"])
+            return
+        names = {pod["metadata"]["name"] for pod in mine}
+        for task in spec["tasks"]:
+            for number in range(task["replicas"]):
+                name = f"{meta['name']}-{task['name']}-{number}"
+                if name not in names:
+                    state["phase"] = "Running"
+                    self._make_pod(job, task["template"], name, {VOLCANO_INDEX: str(number)})
+
+    @staticmethod
+    def _size(spec: Object) -> int:
+        return sum(task["replicas"] for task in spec["tasks"])
+
+    def _make_pod(self, job: Object, template: Object, name: str, number: dict[str, str]) -> None:
+        meta = job["metadata"]
+        index = int(next(iter(number.values())))
+        owner = {"kind": job["kind"], "name": meta["name"], "uid": meta["uid"]}
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -323,7 +469,7 @@ class ApiServer:
                 "namespace": meta["namespace"],
                 "uid": str(uuid.uuid4()),
                 "creationTimestamp": now(),
-                "labels": {**template["metadata"]["labels"], INDEX: str(index)},
+                "labels": {**template["metadata"]["labels"], **number},
                 "annotations": {INDEX: str(index)},
                 "ownerReferences": [owner],
             },
@@ -412,9 +558,7 @@ class ApiServer:
             state = {"name": "main", "state": {"terminated": ended}}
             phase = "Failed" if code else "Succeeded"
             pod["status"] |= {"phase": phase, "containerStatuses": [state]}
-            for job in self.of("jobs"):
-                if job["metadata"]["uid"] == pod["metadata"]["ownerReferences"][0]["uid"]:
-                    self._control(job)
+            self._tell_owner(pod)
 
     def _stop(self, uid: str) -> None:
         process = self._processes.get(uid)
@@ -457,12 +601,20 @@ def _action(spec: Object, pod: Object) -> str:
     return "Count"
 
 
-def _merge(one: Object, other: Object) -> None:
-    for key, value in other.items():
-        if isinstance(value, dict) and isinstance(one.get(key), dict):
-            _merge(one[key], value)
-        else:
-            one[key] = value
+def _bad_patch(handler: BaseHTTPRequestHandler, plural: str, body: Any) -> str:
+    """Return why a patch is no JSON patch, or an empty text."""
+    said = handler.headers.get("Content-Type") or ""
+    if said == "application/json-patch+json" and isinstance(body, list):
+        return ""
+    return f"{said} is no type of a patch of {plural}"
+
+
+def _add(one: Object, path: str, value: Any) -> None:
+    """Apply an operation `add` of a JSON patch (RFC 6902) to an object."""
+    *parts, last = path.removeprefix("/").split("/")
+    for part in parts:
+        one = one[part]
+    one[last] = value
 
 
 def free_port() -> int:

@@ -1,5 +1,6 @@
 """Jobs on a stand-in for a Kubernetes cluster (`clusters/kubernetes.py`), with real agents."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -76,9 +77,14 @@ def train(folder: Path, text: str, **options: Any) -> AppDef:
     return dist.ddp(**{**known, **options})
 
 
-def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> None:
+KINDS = ("job", "jobset", "volcano", "trainjob")
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@every_kind
+def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     app = train(tmp_path, "print('rank', rank, 'trains')\n", j="1x2")
-    app_id = jobs.submit(app)
+    app_id = jobs.submit(app, kind=kind)
     assert app_id == "ns:job-x1"
     status = jobs.wait(app_id)
     assert status.state is SUCCEEDED
@@ -88,11 +94,12 @@ def test_a_job_of_one_pod_runs_and_is_read_back(jobs: Jobs, tmp_path: Path) -> N
     assert sorted(x[-13:] for x in lines if "trains" in x) == ["rank 0 trains", "rank 1 trains"]
 
 
-def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path) -> None:
+@every_kind
+def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path, kind: str) -> None:
     """It is preferred to the one of the tests, and comes from the ConfigMap."""
     text = "print('rank', rank, 'of', os.environ['WORLD_SIZE'])\n"
     app = train(tmp_path, text, j="2x2", env={"RELIGHT_LAUNCHER": "travels"})
-    app_id = jobs.submit(app)
+    app_id = jobs.submit(app, kind=kind)
     assert jobs.wait(app_id).state is SUCCEEDED
     lines = jobs.lines(app_id, "train", 0) + jobs.lines(app_id, "train", 1)
     for rank in range(4):
@@ -100,8 +107,9 @@ def test_pods_meet_with_the_launcher_that_travels(jobs: Jobs, tmp_path: Path) ->
     assert not any("no token" in line for line in lines)
 
 
-def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path) -> None:
-    app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"))
+@every_kind
+def test_an_error_of_the_user_ends_the_job_at_once(jobs: Jobs, tmp_path: Path, kind: str) -> None:
+    app_id = jobs.submit(train(tmp_path, "raise ValueError('wrong data')\n", j="2x1"), kind=kind)
     status = jobs.wait(app_id)
     assert status.state is FAILED
     assert status.exitcode == 1
@@ -170,25 +178,77 @@ def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> 
     assert not jobs.server.drops
 
 
-def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs) -> None:
-    app_id = jobs.submit(sh("exec sleep 1000"))
+@every_kind
+def test_cancel_ends_the_pods_and_keeps_the_job(jobs: Jobs, kind: str) -> None:
+    app_id = jobs.submit(sh("exec sleep 1000"), kind=kind)
     jobs.until(lambda: jobs.status(app_id).state is RUNNING)
     jobs.scheduler.cancel(app_id)
     assert jobs.status(app_id).state is CANCELLED
-    assert not jobs.server.of("pods")
+    jobs.until(lambda: all(pod["status"]["phase"] != "Running" for pod in jobs.server.of("pods")))
     jobs.scheduler.cancel(app_id)
 
 
-def test_delete_leaves_nothing(jobs: Jobs) -> None:
-    """Neither does the deletion of its Job by another tool."""
-    jobs.submit(sh("relight run --help"))
-    app_id = jobs.submit(sh("relight run --help"))
+def test_volcano_restarts_the_whole_job_as_often_as_it_may(jobs: Jobs, tmp_path: Path) -> None:
+    app = sh(f"echo x >> {tmp_path}/tries; exit 3", max_retries=2, num_replicas=2)
+    status = jobs.wait(jobs.submit(app, kind="volcano"))
+    assert status.state is FAILED
+    assert "exit code 3" in status.message
+    assert len((tmp_path / "tries").read_text().split()) >= 3
+
+
+def test_jobs_are_found_where_the_other_kinds_are_not_installed(jobs: Jobs) -> None:
+    jobs.server.installed -= {"jobsets", "jobs.volcano", "trainjobs"}
+    app_id = jobs.submit(sh("true"))
+    assert jobs.wait(app_id).state is SUCCEEDED
+    assert [each.app_id for each in jobs.scheduler.list()] == [app_id]
+    with pytest.raises(UsageError, match="could not find the resource"):
+        jobs.submit(sh("true"), kind="jobset")
+    jobs.scheduler.delete(app_id)
+    assert not jobs.server.objects
+
+
+def test_all_objects_are_checked_before_any_is_made(jobs: Jobs) -> None:
+    """-cfg validate_spec=false skips it, as in TorchX."""
+    jobs.wait(jobs.submit(sh("true")))
+    assert jobs.server.dry_runs == ["services", "secrets", "jobs"]
+    jobs.wait(jobs.submit(sh("true"), validate_spec=False))
+    assert len(jobs.server.dry_runs) == 3
+
+
+def test_a_job_is_found_in_the_context_that_it_was_sent_to(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the current one is then; the names of clusters of EKS have colons and slashes."""
+    arn = "arn:aws:eks:eu:1:cluster/a@b"
+    config = json.loads(jobs.server.kubeconfig.read_text())
+    config["contexts"][0]["name"] = arn
+    config["current-context"] = arn
+    jobs.server.kubeconfig.write_text(json.dumps(config))
+    app_id = jobs.submit(sh("true"), context=arn)
+    config["current-context"] = "another"
+    jobs.server.kubeconfig.write_text(json.dumps(config))
+    assert app_id == f"{arn}@ns:job-x1"
+    other = kubernetes.make()
+    jobs.until(lambda: other.status([app_id])[app_id].state is SUCCEEDED)
+    other.close()
+    with pytest.raises(UsageError, match="no context arn:aws:eks:eu:1:cluster/a@c") as caught:
+        jobs.submit(sh("true"), context="arn:aws:eks:eu:1:cluster/a@c")
+    assert arn in caught.value.hint
+
+
+@every_kind
+def test_delete_leaves_nothing(jobs: Jobs, kind: str) -> None:
+    """Neither does the deletion of what makes its pods by another tool."""
+    first = jobs.submit(sh("relight run --help"), kind=kind)
+    app_id = jobs.submit(sh("relight run --help"), kind=kind)
     kinds = {each["kind"] for each in jobs.server.objects.values()}
-    assert {"Job", "Service", "ConfigMap", "Secret", "Pod"} == kinds
+    assert {"Job", "ConfigMap", "Secret", "Pod"} <= kinds
+    jobs.wait(first)
     jobs.scheduler.delete(app_id)
     assert app_id not in jobs.scheduler.status([app_id])
+    plural = {"job": "jobs", "volcano": "jobs.volcano"}.get(kind, f"{kind}s")
     with jobs.server._lock:
-        jobs.server._delete(("ns", "jobs", "job-x1"))
+        jobs.server._delete(("ns", plural, "job-x1"))
     assert not jobs.server.objects
     with pytest.raises(UsageError, match="no job ns:job-x2 on this cluster"):
         jobs.scheduler.delete(app_id)

@@ -3,24 +3,36 @@
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from relight import env
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
-_LIMIT_S = 30.0
+_JSON_PATCH = "application/json-patch+json"
 _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
 
 
-def current_namespace() -> str:
-    """Return the namespace of the current context, or of the pod that this runs in."""
+def current_namespace(context: str) -> str:
+    """Return the namespace of a context, of the current one if it is empty, or of the pod that this
+    runs in.
+
+    Raises:
+        UsageError: no kubeconfig has such a context.
+    """
     config = _kubeconfig()
+    wanted = context or config.get("current-context")
     for each in config["contexts"]:
-        if each.get("name") == config.get("current-context"):
+        if each.get("name") == wanted:
             return str((each.get("context") or {}).get("namespace") or "default")
+    if context:
+        known = [str(each.get("name")) for each in config["contexts"]]
+        raise UsageError(
+            f"-cfg context: the kubeconfig has no context {context}",
+            hint=did_you_mean(context, known, f"it has {', '.join(known) or 'none'}"),
+        )
     try:
         with open(f"{_IN_CLUSTER}/namespace") as file:
             return file.read().strip() or "default"
@@ -34,9 +46,14 @@ def is_configured() -> bool:
 
 
 class Cluster:
-    """The cluster that a kubeconfig names, or that this process runs in; contacted when needed."""
+    """The cluster that a kubeconfig names, or that this process runs in; contacted when needed.
 
-    def __init__(self) -> None:
+    Args:
+        context: of the kubeconfig, or empty for the current one.
+    """
+
+    def __init__(self, context: str = "") -> None:
+        self._context = context
         self._client: Any = None
 
     @contextmanager
@@ -57,7 +74,7 @@ class Cluster:
             ) from None
         try:
             if self._client is None:
-                self._client = _connect(kubernetes)
+                self._client = _connect(kubernetes, self._context)
             yield self._client
         except kubernetes.config.ConfigException as error:
             raise UsageError(
@@ -106,17 +123,28 @@ def explained(error: Any) -> RelightError:
     return MachineError(f"Kubernetes: {error.status} {message}")
 
 
-def _connect(kubernetes: Any) -> Any:
+def _connect(kubernetes: Any, context: str) -> Any:
     configuration = kubernetes.client.Configuration()
     files = _paths()
-    if any(map(os.path.exists, files)) or not os.path.exists(_IN_CLUSTER):
+    if context or any(map(os.path.exists, files)) or not os.path.exists(_IN_CLUSTER):
         kubernetes.config.load_kube_config(
-            config_file=os.pathsep.join(files), client_configuration=configuration
+            config_file=os.pathsep.join(files),
+            context=context or None,
+            client_configuration=configuration,
         )
     else:
         kubernetes.config.load_incluster_config(client_configuration=configuration)
     configuration.retries = 3
-    return kubernetes.client.ApiClient(configuration)
+    client = kubernetes.client.ApiClient(configuration)
+    usual = client.select_header_content_type
+
+    def content_type(offered: Sequence[str], *rest: Any) -> Any:
+        """Say that patches are JSON patches: versions of the package differ in what they say."""
+        is_patch = any("patch" in each for each in offered)
+        return _JSON_PATCH if is_patch else usual(offered, *rest)
+
+    client.select_header_content_type = content_type
+    return client
 
 
 def _paths() -> list[str]:

@@ -1,6 +1,7 @@
 """Names and labels that a Kubernetes API server accepts (RFC 1123 labels, label values)."""
 
 import re
+from collections.abc import Callable
 
 from relight.errors import UsageError
 from relight.job.app import AppDef, Role
@@ -22,16 +23,17 @@ def label_value(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", ".", text)[:LONGEST].strip("._-")
 
 
-def app_name(app: AppDef, app_id: str) -> str:
+def app_name(app: AppDef, app_id: str, stem: Callable[[str, Role], str]) -> str:
     """Return the name of the objects of an app: its id, whose random end is kept if it is too long
     for the host names of its pods.
 
     Args:
         app: the app.
         app_id: its unique name.
+        stem: returns what precedes the number in the names of a role's pods, for an app's name.
     """
     roles = app.roles
-    ends = [_end(role, len(roles) > 1) for role in roles]
+    ends = [f"{stem('', role)}-{max(0, role.num_replicas - 1)}" + "x" * _SUFFIX for role in roles]
     room = LONGEST - max((len(end) for end in ends), default=0)
     name = label_name(app_id)
     if room < 24:
@@ -45,14 +47,3 @@ def app_name(app: AppDef, app_id: str) -> str:
         start, _, unique = name.rpartition("-")
         name = f"{start[: room - len(unique) - 1].rstrip('-')}-{unique}"
     return name if name[:1].isalpha() else f"a{name}"[:room]
-
-
-def job_name(name: str, role: Role, *, is_only: bool) -> str:
-    """Return the name of the Job of a role."""
-    return name if is_only else f"{name}-{label_name(role.name)}"
-
-
-def _end(role: Role, is_named: bool) -> str:
-    """Return what follows the app's name in the longest name of a pod, or of its host."""
-    part = f"-{label_name(role.name)}" if is_named else ""
-    return f"{part}-{max(0, role.num_replicas - 1)}" + "x" * _SUFFIX

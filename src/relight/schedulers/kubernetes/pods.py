@@ -1,4 +1,4 @@
-"""The pods of a role: a template for the Job, JobSet or Volcano Job that makes them."""
+"""The pods of a role: a template for the object that makes them."""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from relight.errors import UsageError
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Role, VolumeMount
 from relight.job.user import user_name
+from relight.schedulers.kubernetes import overrides
 from relight.schedulers.kubernetes.names import label_value
 
 LAUNCHER = "/opt/relight"
@@ -17,9 +18,11 @@ LAUNCHER = "/opt/relight"
 GRACE_S = 40
 """From SIGTERM to SIGKILL: more than the agents give their workers."""
 GPU = "nvidia.com/gpu"
+RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
+"""What TorchX leaves of a node for others, unless told otherwise."""
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
-_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+EFA = "vpc.amazonaws.com/efa"
 _RANK0_ENV = "RELIGHT_RANK0_HOST"
 _REPLICA_ENV = "RELIGHT_REPLICA_ID"
 _REPLICA = "\0replica\0"
@@ -30,16 +33,19 @@ _COORDINATORS = 3
 
 
 class Place(NamedTuple):
-    """Where the pods of an app find each other: `name` is that of its objects and of its headless
-    Service, `first_job` the name of the first role's Job.
+    """Where the pods of an app find each other.
+
+    `name` is that of its objects and of its headless Service, `stem` precedes the number in the
+    host names of the first role's pods, and `number` is the field of a pod that has its number.
     """
 
     name: str
-    first_job: str
+    stem: str
+    number: str
 
     def host(self, number: int) -> str:
         """Return the host name of a replica of the first role, within the namespace."""
-        return f"{self.first_job}-{number}.{self.name}"
+        return f"{self.stem}-{number}.{self.name}"
 
 
 def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
@@ -61,7 +67,7 @@ def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> d
         "image": role.image,
         "command": [own.entrypoint, *own.args],
         "env": _variables(app, own, role, place),
-        "resources": _resources(role),
+        "resources": _resources(role, cfg),
         "volumeMounts": mounts,
         "securityContext": _container_security(role, cfg),
     }
@@ -90,7 +96,10 @@ def template(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> d
         "labels": labels(app, place.name, role),
         "annotations": {"sidecar.istio.io/inject": "false"},
     }
-    return {"metadata": metadata, "spec": spec}
+    found = {"metadata": metadata, "spec": spec}
+    if cfg.get("pods"):
+        found = overrides.merged(found, overrides.read(cfg["pods"]))
+    return found
 
 
 def labels(app: AppDef, name: str, role: Role | None = None) -> dict[str, str]:
@@ -122,7 +131,7 @@ def _escape(text: str) -> str:
 
 
 def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[str, Any]]:
-    index = {"fieldRef": {"fieldPath": _INDEX}}
+    index = {"fieldRef": {"fieldPath": place.number}}
     found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)
@@ -151,22 +160,37 @@ def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[st
     return found
 
 
-def _resources(role: Role) -> dict[str, Any]:
-    has, found = role.resource, {}
+def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits and requests of the container. As in TorchX, requests leave a rest of the
+    node for what the cluster runs there.
+    """
+    has = role.resource
+    limits, requests = dict[str, str](), dict[str, str]()
     if has.cpu > 0:
-        found["cpu"] = str(has.cpu)
+        cpu = int(has.cpu * 1000)
+        limits["cpu"] = f"{cpu}m"
+        requests["cpu"] = f"{max(0, cpu - _reserved(cfg, 'reserved_millicpu'))}m"
     if has.memMB > 0:
-        found["memory"] = f"{has.memMB}Mi"
-    if has.gpu > 0:
-        found[GPU] = str(has.gpu)
-    found |= {name: str(number) for name, number in has.devices.items()}
-    return {"requests": found, "limits": dict(found)} if found else {}
+        limits["memory"] = f"{has.memMB}M"
+        requests["memory"] = f"{max(0, has.memMB - _reserved(cfg, 'reserved_memmb'))}M"
+    devices = {GPU: has.gpu} if has.gpu > 0 else {}
+    devices |= has.devices
+    if cfg.get("efa_device_count") is not None:
+        devices[EFA] = cfg["efa_device_count"]
+    counts = {name: str(number) for name, number in devices.items() if number}
+    found = {"limits": limits | counts, "requests": requests | counts}
+    return found if any(found.values()) else {}
+
+
+def _reserved(cfg: Mapping[str, Any], name: str) -> int:
+    said = cfg.get(name)
+    return RESERVED[name] if said is None else int(said)
 
 
 def _volumes(
     role: Role, cfg: Mapping[str, Any], place: Place, *, brings_launcher: bool
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    size = cfg.get("shm_size") or (f"{role.resource.memMB}Mi" if role.resource.memMB > 0 else "")
+    size = cfg.get("shm_size") or (f"{role.resource.memMB}M" if role.resource.memMB > 0 else "")
     memory = {"medium": "Memory", **({"sizeLimit": size} if size else {})}
     volumes: list[dict[str, Any]] = [{"name": "dshm", "emptyDir": memory}]
     mounts: list[dict[str, Any]] = [{"name": "dshm", "mountPath": "/dev/shm"}]  # noqa: S108

@@ -1,11 +1,13 @@
-"""The status of a job, from its Jobs and pods."""
+"""The status of a job, from the objects that make its pods, and from the pods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from relight.job.app import AppState
 from relight.schedulers.api import AppStatus, ReplicaStatus
-from relight.schedulers.kubernetes import pods
+from relight.schedulers.kubernetes import pods, volcano
+from relight.schedulers.kubernetes.kind import Kind
+from relight.schedulers.kubernetes.store import Object
 
 CANCELLED = "relight/cancelled"
 """The annotation of a Job that was cancelled."""
@@ -30,7 +32,9 @@ def of_replica(
     replicas: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for pod in found:
         labels = pod["metadata"].get("labels") or {}
-        index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX, "0")
+        # The label is there since Kubernetes 1.28.
+        index = labels.get(INDEX) or (pod["metadata"].get("annotations") or {}).get(INDEX)
+        index = index or labels.get(volcano.INDEX) or "0"
         replicas.setdefault((labels.get(pods.ROLE, ""), int(index)), []).append(pod)
     for its in replicas.values():
         its.sort(key=lambda pod: str(pod["metadata"].get("creationTimestamp")))
@@ -45,20 +49,24 @@ def of_app(found: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     return apps
 
 
-def status(jobs: Sequence[Mapping[str, Any]], found: Iterable[Mapping[str, Any]]) -> AppStatus:
+def status(kind: Kind, objects: Sequence[Object], found: Iterable[Mapping[str, Any]]) -> AppStatus:
     """Return the status of a job.
 
     Args:
-        jobs: the Job of each role.
-        found: their pods.
+        kind: the kind of its objects.
+        objects: what makes its pods.
+        found: its pods.
     """
     replicas = of_replica(found)
     statuses, states, messages = list[ReplicaStatus](), list[AppState](), list[str]()
-    for job in jobs:
-        role = (job["metadata"].get("labels") or {}).get(pods.ROLE, "")
-        size = job["spec"].get("completions") or 0
-        statuses += [_replica(role, n, replicas.get((role, n), [])) for n in range(size)]
-        state, message = _verdict(job, [each for each in statuses if each.role == role])
+    for each in objects:
+        its = [
+            _replica(role, number, replicas.get((role, number), []))
+            for role, size in kind.roles(each).items()
+            for number in range(size)
+        ]
+        statuses += its
+        state, message = _verdict(kind, each, its)
         states.append(state)
         messages += [message] if message else []
     retries = sum(len(its) - 1 for its in replicas.values())
@@ -72,25 +80,17 @@ def _whole(states: Sequence[AppState]) -> AppState:
     return AppState.SUCCEEDED if states else AppState.UNKNOWN
 
 
-def _verdict(job: Mapping[str, Any], replicas: Sequence[ReplicaStatus]) -> tuple[AppState, str]:
-    """Return the state of a role and the reason."""
-    conditions = {
-        each["type"]: each
-        for each in job.get("status", {}).get("conditions") or ()
-        if each.get("status") == "True"
-    }
+def _verdict(kind: Kind, each: Object, replicas: Sequence[ReplicaStatus]) -> tuple[AppState, str]:
+    """Return the state of an object's replicas and the reason."""
     why = next((f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), "")
-    if (job["metadata"].get("annotations") or {}).get(CANCELLED):
+    if (each["metadata"].get("annotations") or {}).get(CANCELLED):
         return AppState.CANCELLED, "it was cancelled"
-    if "Complete" in conditions or "SuccessCriteriaMet" in conditions:
-        return AppState.SUCCEEDED, ""
-    for kind in ("Failed", "FailureTarget"):
-        if kind in conditions:
-            return AppState.FAILED, why or str(conditions[kind].get("message") or "")
-    if "Suspended" in conditions:
-        return AppState.PENDING, "the Job is suspended: it waits for its queue"
-    states = [each.state for each in replicas]
-    if AppState.RUNNING in states:
+    state, message = kind.verdict(each)
+    if state is AppState.FAILED:
+        return state, why or message
+    if state is not None:
+        return state, message
+    if any(replica.state is AppState.RUNNING for replica in replicas):
         return AppState.RUNNING, ""
     return AppState.PENDING, why
 

@@ -1,23 +1,23 @@
-"""Jobs on a Kubernetes cluster: an Indexed Job for each role.
+"""Jobs on a Kubernetes cluster: Indexed Jobs, or another kind of object (`kinds`).
 
     render   the objects (`request`), as YAML for `kubectl apply -f -`
     submit   makes them one after the other; if one is refused, the others are removed
-    status   Jobs and pods, by their labels (`replicas`)
-    cancel   suspends the Jobs, which ends their pods
+    status   what makes the pods, and the pods, by their labels (`replicas`)
+    cancel   suspends what makes the pods, which ends them
     delete   removes all
 
-The id of a job is NAMESPACE:NAME, as in TorchX.
+The id of a job is NAMESPACE:NAME, as in TorchX, or CONTEXT@NAMESPACE:NAME with `-cfg context=`.
 """
 
 import contextlib
-import json
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, RetryPolicy
@@ -32,13 +32,19 @@ from relight.schedulers.api import (
     Request,
     no_replica,
 )
-from relight.schedulers.kubernetes import cluster, names, pods, replicas, request
+from relight.schedulers.kubernetes import cluster, names, pods, replicas, request, store
 from relight.schedulers.kubernetes.cluster import Cluster
+from relight.schedulers.kubernetes.kind import Kind
+from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
+from relight.schedulers.kubernetes.pods import RESERVED
+from relight.schedulers.kubernetes.store import Object
+from relight.schedulers.kubernetes.trainjob import RUNTIME
 
 _POLL_S = 1.0
 _TRIES = 5
 """How often a lost connection for logs is opened again without a new line."""
 _GONE = (404, 410)
+_FORBIDDEN = 403
 _STARTS = 400
 """The API server's answer for logs of a container that has not started."""
 
@@ -53,8 +59,11 @@ class Kubernetes:
 
     name = "kubernetes"
     options: Sequence[Option] = (
+        Option("kind", str, "job", "what makes the pods", False, tuple(KINDS)),
+        Option("context", str, None, "context of the kubeconfig (default: the current one)"),
         Option("namespace", str, None, "namespace (default: that of the context)"),
-        Option("queue", str, None, "queue of Kueue, the label kueue.x-k8s.io/queue-name"),
+        Option("queue", str, None, "queue of Kueue; with kind=volcano, of Volcano"),
+        Option("runtime", str, None, f"with kind=trainjob: its runtime (default: {RUNTIME})"),
         Option("service_account", str, None, "service account of the pods"),
         Option("image_secret", str, None, "secret with which images are pulled"),
         Option("image_pull_policy", str, None, "when to pull images", False,
@@ -66,13 +75,22 @@ class Kubernetes:
         Option("shm_size", str, None, "size of /dev/shm, such as 8Gi (default: the memory's)"),
         Option("user", int, None, "run as this user id"),
         Option("privileged", bool, False, "give containers all rights on the node"),
+        Option("reserved_millicpu", int, RESERVED["reserved_millicpu"],
+               "thousandths of a CPU that are not requested"),
+        Option("reserved_memmb", int, RESERVED["reserved_memmb"],
+               "megabytes of memory that are not requested"),
+        Option("efa_device_count", int, None, "number of EFA devices (default: the resource's)"),
+        Option("pods", str, None, "a YAML or JSON file that is merged into each pod"),
+        Option("validate_spec", bool, True, "have the server check all objects before any is made"),
+        Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
+        Option("quiet", bool, False, "TorchX option; no effect"),
     )  # fmt: skip
     capabilities = Capabilities(
         retries=True, mounts=True, resources=True, elastic=True, images=True, since=True
     )
 
     def __init__(self) -> None:
-        self._cluster = Cluster()
+        self._clusters: dict[str, Cluster] = {}
 
     def affinity(self) -> int:
         """Return how well Kubernetes suits this machine: a cluster is configured."""
@@ -80,216 +98,240 @@ class Kubernetes:
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the objects of an app. See `Scheduler.render`."""
-        namespace = str(cfg.get("namespace") or cluster.current_namespace())
+        context = str(cfg.get("context") or "")
+        namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
-        body = {"app_id": f"{namespace}:{made[0]['metadata']['name']}", "objects": made}
-        notes = [*needs.too_little(app)]
-        notes += [
-            f"{role.name}: Kubernetes retries each replica by itself"
-            for role in app.roles
-            if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA
-        ]
+        name = made[-1]["metadata"]["labels"][pods.APP]
+        body = {"app_id": str(JobId(context, namespace, name)), "objects": made}
         text = cluster.yaml().safe_dump_all(made, sort_keys=False, width=10**9)
-        return Request(self.name, app, cfg, body, text, tuple(notes))
+        return Request(self.name, app, cfg, body, text, (*needs.too_little(app), *_notes(app, cfg)))
 
     def submit(self, request: Request) -> str:
         """Make the objects; return the id of the app."""
-        app_id = str(request.body["app_id"])
-        namespace, _, name = app_id.partition(":")
-        with self._cluster.client() as client:
-            made: list[Mapping[str, Any]] = []
+        job = _read(request.body["app_id"])
+        objects = request.body["objects"]
+        with self._client(job) as client:
+            if request.cfg.get("validate_spec", True):
+                for each in objects:
+                    store.create(client, _resource(each), each, dry_run=True)
+            made: list[Object] = []
             try:
-                made.extend(_create(client, namespace, x) for x in request.body["objects"])
-                _adopt(client, namespace, made)
+                made.extend(store.create(client, _resource(each), each) for each in objects)
+                _adopt(client, made)
             except BaseException:
                 if made:
-                    _remove(client, namespace, name)
+                    _remove(client, job)
                 raise
-        return app_id
+        return str(request.body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
         found = {}
-        with self._cluster.client() as client:
-            for app_id in app_ids:
-                namespace, name = _parts(app_id)
-                jobs = _jobs(client, namespace, f"{pods.APP}={name}")
-                if jobs:
-                    its = _pods(client, namespace, f"{pods.APP}={name}")
-                    found[app_id] = replicas.status(jobs, its)
+        for app_id in app_ids:
+            job = _read(app_id)
+            with self._client(job) as client:
+                kind, objects = _makers(client, job)
+                if objects:
+                    its = store.listed(client, store.PODS, job.namespace, job.selector)
+                    found[app_id] = replicas.status(kind, objects, its)
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
         """Return the lines that the pods of a replica have written, also of those that took its
         place; both streams are one.
         """
-        namespace, name = _parts(app_id)
-        with self._cluster.client() as client:
-            jobs = _jobs(client, namespace, f"{pods.APP}={name}")
-        if not jobs:
+        job = _read(app_id)
+        with self._client(job) as client:
+            kind, objects = _makers(client, job)
+        if not objects:
             raise _unknown(app_id)
-        sizes = {
-            job["metadata"]["labels"].get(pods.ROLE, ""): job["spec"].get("completions") or 0
-            for job in jobs
-        }
+        sizes = {role: size for each in objects for role, size in kind.roles(each).items()}
         if not 0 <= query.replica < sizes.get(query.role, 0):
             known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
             raise no_replica(app_id, query, known)
-        return self._lines(app_id, query)
+        return self._lines(job, query)
 
     def cancel(self, app_id: str) -> None:
-        """Suspend the Jobs: their pods are ended."""
-        namespace, name = _parts(app_id)
-        with self._cluster.client() as client:
-            jobs = _jobs(client, namespace, f"{pods.APP}={name}")
-            if not jobs:
+        """End the pods of a job; it stays, as cancelled."""
+        job = _read(app_id)
+        with self._client(job) as client:
+            kind, objects = _makers(client, job)
+            if not objects:
                 raise _unknown(app_id)
-            if replicas.status(jobs, ()).state.is_over:
+            if replicas.status(kind, objects, ()).state.is_over:
                 return
-            mark = {"metadata": {"annotations": {replicas.CANCELLED: "true"}}}
-            for job in jobs:
-                name, patch = job["metadata"]["name"], {**mark, "spec": {"suspend": True}}
-                _json(_batch(client).patch_namespaced_job, name, namespace, patch)
+            for each in objects:
+                marks = {**(each["metadata"].get("annotations") or {}), replicas.CANCELLED: "true"}
+                mark = {"op": "add", "path": "/metadata/annotations", "value": marks}
+                part, change = kind.cancelling(each)
+                store.patch(client, kind.resource, each, [mark, *(change if not part else ())])
+                if part:
+                    store.patch(client, kind.resource, each, change, part)
 
     def delete(self, app_id: str) -> None:
         """Remove all objects of a job; its pods are ended, and their logs are lost."""
-        namespace, name = _parts(app_id)
-        with self._cluster.client() as client:
-            if not _remove(client, namespace, name):
+        job = _read(app_id)
+        with self._client(job) as client:
+            if not _remove(client, job):
                 raise _unknown(app_id)
 
     def list(self) -> Sequence[Listed]:
         """Return this user's jobs in the current namespace, newest first."""
-        namespace = cluster.current_namespace()
+        namespace = cluster.current_namespace("")
         selector = f"{pods.USER}={names.label_value(user_name())}"
-        with self._cluster.client() as client:
-            jobs = _jobs(client, namespace, selector)
-            its = replicas.of_app(_pods(client, namespace, selector))
-        found: dict[str, list[Mapping[str, Any]]] = {}
-        for job in jobs:
-            found.setdefault(job["metadata"]["labels"].get(pods.APP, ""), []).append(job)
-        listed = [
-            Listed(
-                f"{namespace}:{name}",
-                replicas.status(its_jobs, its.get(name, ())).state,
-                its_jobs[0]["metadata"]["labels"].get("app.kubernetes.io/name", name),
-                _local(its_jobs[0]["metadata"].get("creationTimestamp")),
-            )
-            for name, its_jobs in found.items()
-        ]
+        listed: list[Listed] = []
+        with self._client(JobId("", namespace, "")) as client:
+            its = replicas.of_app(store.listed(client, store.PODS, namespace, selector))
+            for kind in KINDS.values():
+                found: dict[str, list[Object]] = {}
+                for each in _of_kind(client, kind, namespace, selector):
+                    found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
+                listed += [
+                    Listed(
+                        f"{namespace}:{name}",
+                        replicas.status(kind, objects, its.get(name, ())).state,
+                        objects[0]["metadata"]["labels"].get("app.kubernetes.io/name", name),
+                        _local(objects[0]["metadata"].get("creationTimestamp")),
+                    )
+                    for name, objects in found.items()
+                ]
         return sorted(listed, key=lambda each: each.submitted, reverse=True)
 
     def close(self) -> None:
         """Close the connections; jobs continue."""
-        self._cluster.close()
+        for each in self._clusters.values():
+            each.close()
 
-    def _lines(self, app_id: str, query: LogQuery) -> Iterator[str]:
+    def _client(self, job: "JobId") -> AbstractContextManager[Any]:
+        """Return a client of the cluster of a job."""
+        return self._clusters.setdefault(job.context, Cluster(job.context)).client()
+
+    def _lines(self, job: "JobId", query: LogQuery) -> Iterator[str]:
         """Yield the lines of one pod after the other, until the replica or the job is over."""
-        namespace, name = _parts(app_id)
-        selector = f"{pods.APP}={name},{pods.ROLE}={query.role}"
+        selector = f"{job.selector},{pods.ROLE}={query.role}"
         seen: set[str] = set()
         while True:
-            with self._cluster.client() as client:
-                its = replicas.of_replica(_pods(client, namespace, selector))
-                jobs = _jobs(client, namespace, f"{pods.APP}={name}")
-                over = not jobs or replicas.status(jobs, ()).state.is_over
+            with self._client(job) as client:
+                found = store.listed(client, store.PODS, job.namespace, selector)
+                kind, objects = _makers(client, job)
+                over = not objects or replicas.status(kind, objects, ()).state.is_over
                 fresh = [
                     pod
-                    for pod in its.get((query.role, query.replica), [])
+                    for pod in replicas.of_replica(found).get((query.role, query.replica), [])
                     if pod["metadata"]["uid"] not in seen and _has_started(pod)
                 ]
                 for pod in fresh:
                     seen.add(pod["metadata"]["uid"])
-                    yield from _all_lines_of(client, namespace, pod["metadata"]["name"], query)
+                    yield from _all_lines_of(client, pod, kind.container, query)
             if not query.follow or (over and not fresh):
                 return
             if not fresh:
                 time.sleep(_POLL_S)
 
 
-def _parts(app_id: str) -> tuple[str, str]:
-    """Return the namespace and the name of a job."""
-    namespace, colon, name = app_id.partition(":")
+class JobId(NamedTuple):
+    """The id of a job: [CONTEXT@]NAMESPACE:NAME."""
+
+    context: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return the id as users see it."""
+        return f"{self.context}{'@' * bool(self.context)}{self.namespace}:{self.name}"
+
+    @property
+    def selector(self) -> str:
+        """The label of its objects."""
+        return f"{pods.APP}={self.name}"
+
+
+def _read(app_id: str) -> JobId:
+    """Return the parts of the id of a job."""
+    context, _, rest = app_id.rpartition("@")  # a namespace and a name have none
+    namespace, colon, name = rest.partition(":")
     if not colon or not name:
-        raise UsageError(f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME")
-    return namespace, name
+        raise UsageError(
+            f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
+        )
+    return JobId(context, namespace, name)
 
 
 def _unknown(app_id: str) -> UsageError:
     return UsageError(f"no job {app_id} on this cluster", hint="relight list -s kubernetes")
 
 
-def _core(client: Any) -> Any:
-    import kubernetes
-
-    return kubernetes.client.CoreV1Api(client)
-
-
-def _batch(client: Any) -> Any:
-    import kubernetes
-
-    return kubernetes.client.BatchV1Api(client)
-
-
-def _json(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
-    """Return the server's answer as it is: the client's classes differ between its versions."""
-    answer: dict[str, Any] = json.loads(call(*arguments, **options, _preload_content=False).data)
-    return answer
+def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the user may not expect."""
+    whole = cfg.get("kind") == "volcano"
+    for role in app.roles:
+        if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
+            what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
+            yield f"{role.name}: {what} by itself"
+    if cfg.get("image_repo"):
+        yield "image_repo has no effect: no image is built, none is pushed"
 
 
-def _create(client: Any, namespace: str, each: Mapping[str, Any]) -> Mapping[str, Any]:
-    api = _batch(client) if each["kind"] == "Job" else _core(client)
-    make = {
-        "Job": "create_namespaced_job",
-        "Service": "create_namespaced_service",
-        "ConfigMap": "create_namespaced_config_map",
-        "Secret": "create_namespaced_secret",
-    }[each["kind"]]
-    return _json(getattr(api, make), namespace, dict(each), field_validation="Strict")
+def _resource(each: Object) -> store.Resource:
+    """Return the resource of an object that relight makes."""
+    known = (store.SERVICES, store.CONFIG_MAPS, store.SECRETS)
+    made = (*known, *(kind.resource for kind in KINDS.values()))
+    return next(x for x in made if (x.version, x.kind) == (each["apiVersion"], each["kind"]))
 
 
-def _adopt(client: Any, namespace: str, made: Sequence[Mapping[str, Any]]) -> None:
-    """Make the first Job the owner of all else: whoever deletes it, by whatever tool, leaves
-    nothing behind.
+def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
+    """Return what makes the pods of a job, and its kind; nothing if there is no such job."""
+    for kind in KINDS.values():
+        if found := _of_kind(client, kind, job.namespace, job.selector):
+            return kind, found
+    return DEFAULT, ()
+
+
+def _of_kind(client: Any, kind: Kind, namespace: str, selector: str) -> Sequence[Object]:
+    """Return the objects of a kind, by name; none if the cluster does not know the kind, or this
+    user may not look at what only an addition to the cluster has.
     """
-    owner = next(each for each in made if each["kind"] == "Job")
+    import kubernetes
+
+    try:
+        found = store.listed(client, kind.resource, namespace, selector)
+    except kubernetes.client.ApiException as error:
+        if kind is DEFAULT or error.status not in (_FORBIDDEN, *_GONE):
+            raise
+        return ()
+    return sorted(found, key=lambda each: str(each["metadata"]["name"]))
+
+
+def _adopt(client: Any, made: Sequence[Object]) -> None:
+    """Let what makes the first role's pods own all else: whoever deletes it, by whatever tool,
+    leaves nothing behind.
+    """
+    resources = [kind.resource for kind in KINDS.values()]
+    owner = next(each for each in made if _resource(each) in resources)
     reference = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
         "name": owner["metadata"]["name"],
         "uid": owner["metadata"]["uid"],
     }
-    patch = {"metadata": {"ownerReferences": [reference]}}
-    core, batch = _core(client), _batch(client)
+    change = {"op": "add", "path": "/metadata/ownerReferences", "value": [reference]}
     for each in made:
-        own = each["metadata"]["name"]
-        match each["kind"]:
-            case "Service":
-                _json(core.patch_namespaced_service, own, namespace, patch)
-            case "ConfigMap":
-                _json(core.patch_namespaced_config_map, own, namespace, patch)
-            case "Secret":
-                _json(core.patch_namespaced_secret, own, namespace, patch)
-            case "Job" if own != reference["name"]:
-                _json(batch.patch_namespaced_job, own, namespace, patch)
+        if each is not owner:
+            store.patch(client, _resource(each), each, [change])
 
 
-def _remove(client: Any, namespace: str, name: str) -> bool:
+def _remove(client: Any, job: JobId) -> bool:
     """Delete all objects of a job; return whether there were any."""
-    core, batch = _core(client), _batch(client)
-    selector = f"{pods.APP}={name}"
-    found = False
-    for listing, deleting, options in (
-        (batch.list_namespaced_job, batch.delete_namespaced_job,
-         {"propagation_policy": "Background"}),
-        (core.list_namespaced_service, core.delete_namespaced_service, {}),
-        (core.list_namespaced_config_map, core.delete_namespaced_config_map, {}),
-        (core.list_namespaced_secret, core.delete_namespaced_secret, {}),
-    ):  # fmt: skip
-        for each in _json(listing, namespace, label_selector=selector)["items"]:
+    kind, objects = _makers(client, job)
+    found = bool(objects)
+    for each in objects:
+        with _unless_gone():
+            store.delete(client, kind.resource, each)
+    for resource in (store.SERVICES, store.CONFIG_MAPS, store.SECRETS):
+        for each in store.listed(client, resource, job.namespace, job.selector):
             found = True
             with _unless_gone():
-                _json(deleting, each["metadata"]["name"], namespace, **options)
+                store.delete(client, resource, each)
     return found
 
 
@@ -304,22 +346,11 @@ def _unless_gone() -> Iterator[None]:
             raise
 
 
-def _jobs(client: Any, namespace: str, selector: str) -> list[Mapping[str, Any]]:
-    listed = _json(_batch(client).list_namespaced_job, namespace, label_selector=selector)
-    return sorted(listed["items"], key=lambda job: str(job["metadata"]["name"]))
-
-
-def _pods(client: Any, namespace: str, selector: str) -> list[Mapping[str, Any]]:
-    listed = _json(_core(client).list_namespaced_pod, namespace, label_selector=selector)
-    found: list[Mapping[str, Any]] = listed["items"]
-    return found
-
-
 def _has_started(pod: Mapping[str, Any]) -> bool:
     return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def _all_lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Iterator[str]:
+def _all_lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
     """Yield the lines of a pod; if the connection is lost while they are followed, go on with the
     next one.
     """
@@ -328,7 +359,7 @@ def _all_lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Ite
     seen, tries = 0, _TRIES
     while True:
         try:
-            for line in islice(_lines_of(client, namespace, pod, query), seen, None):
+            for line in islice(_lines_of(client, pod, container, query), seen, None):
                 seen, tries = seen + 1, _TRIES
                 yield line
         except urllib3.exceptions.HTTPError:
@@ -340,18 +371,21 @@ def _all_lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Ite
             return
 
 
-def _lines_of(client: Any, namespace: str, pod: str, query: LogQuery) -> Iterator[str]:
+def _lines_of(client: Any, pod: Object, container: str, query: LogQuery) -> Iterator[str]:
     """Yield the lines of a pod, within the times of the query."""
     import kubernetes
 
     timed = query.since is not None or query.until is not None
-    options: dict[str, Any] = {"follow": query.follow, "timestamps": timed, "container": "main"}
+    options: dict[str, Any] = {"follow": query.follow, "timestamps": timed, "container": container}
     if query.since is not None:
         age = (datetime.now(UTC) - query.since.astimezone(UTC)).total_seconds()
         options["since_seconds"] = max(1, int(age) + 1)
     try:
-        stream = _core(client).read_namespaced_pod_log(
-            pod, namespace, _preload_content=False, **options
+        stream = kubernetes.client.CoreV1Api(client).read_namespaced_pod_log(
+            pod["metadata"]["name"],
+            pod["metadata"]["namespace"],
+            _preload_content=False,
+            **options,
         )
     except kubernetes.client.ApiException as error:
         if error.status in (*_GONE, _STARTS):  # the pod was removed, or starts

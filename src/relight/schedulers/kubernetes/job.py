@@ -1,0 +1,97 @@
+"""Indexed Jobs, one for each role: nothing has to be installed in the cluster.
+
+A pod that is preempted or whose node is lost is made again and counts as no failure; an error of
+the user's program fails the Job at once, or after `max_retries` for each replica. A role that may
+shrink succeeds when so many replicas have succeeded as it needs.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relight.errors import EXIT_GROUP, EXIT_MACHINE
+from relight.job.app import AppDef, Role
+from relight.schedulers.kubernetes import pods
+from relight.schedulers.kubernetes.kind import (
+    Verdict,
+    by_conditions,
+    least,
+    queue_label,
+    role_label,
+    suspending,
+)
+from relight.schedulers.kubernetes.names import label_name
+from relight.schedulers.kubernetes.pods import Place
+from relight.schedulers.kubernetes.store import Object, Resource
+
+_TRANSIENT = [EXIT_GROUP, EXIT_MACHINE, 129, 130, 137, 143]
+"""Exit codes that are no error of the user's program: nodes did not meet, a machine refused
+something, or a signal has ended the agent. Such pods are made again a few times.
+"""
+_TRIES = 3
+
+
+class Job:
+    """`-cfg kind=job`, the default."""
+
+    name = "job"
+    resource = Resource("batch/v1", "Job", "jobs")
+    index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    container = "main"
+    has_service = True
+    cancelling = staticmethod(suspending)
+
+    def stem(self, name: str, role: Role, is_only: bool, /) -> str:
+        """Return the name of the Job of a role."""
+        return name if is_only else f"{name}-{label_name(role.name)}"
+
+    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        """Accept every app."""
+
+    def specs(
+        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+        """Yield a Job for each role."""
+        for role in app.roles:
+            name = self.stem(place.name, role, len(app.roles) == 1)
+            yield name, role_label(role) | queue_label(cfg), spec(app, role, cfg, place)
+
+    def roles(self, each: Object) -> dict[str, int]:
+        """Return the role of a Job."""
+        role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
+        return {role: each["spec"].get("completions") or 0}
+
+    def verdict(self, each: Object) -> Verdict:
+        """Return what the conditions of a Job say."""
+        return by_conditions(
+            each, ("Complete", "SuccessCriteriaMet"), ("Failed", "FailureTarget"), "Suspended"
+        )
+
+
+def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[str, Any]:
+    """Return the specification of a role's Job."""
+    size = role.num_replicas
+    found: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": size,
+        "parallelism": size,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {"rules": _rules(role)},
+    }
+    if role.max_retries > 0:
+        found |= {"backoffLimitPerIndex": role.max_retries, "maxFailedIndexes": 0}
+    else:
+        found["backoffLimit"] = _TRIES * size
+    if least(role) < size:
+        rule = {"succeededIndexes": f"0-{size - 1}", "succeededCount": least(role)}
+        found["successPolicy"] = {"rules": [rule]}
+    return {**found, "template": pods.template(app, role, cfg, place)}
+
+
+def _rules(role: Role) -> list[dict[str, Any]]:
+    """Return what a failed pod means."""
+    lost = {"type": "DisruptionTarget", "status": "True"}
+    rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [lost]}]
+    if role.max_retries <= 0:
+        codes = {"containerName": "main", "operator": "NotIn", "values": [0, *_TRANSIENT]}
+        rules.append({"action": "FailJob", "onExitCodes": codes})
+    return rules

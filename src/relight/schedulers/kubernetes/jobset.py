@@ -1,0 +1,77 @@
+"""A JobSet: the Jobs of all roles as one object, which Kueue admits as a whole.
+
+Source: the API jobset.x-k8s.io/v1alpha2 of JobSet 0.12.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relight.job.app import AppDef, Role
+from relight.schedulers.kubernetes import pods
+from relight.schedulers.kubernetes.job import Job, spec
+from relight.schedulers.kubernetes.kind import (
+    Verdict,
+    by_conditions,
+    queue_label,
+    role_label,
+    suspending,
+)
+from relight.schedulers.kubernetes.names import label_name
+from relight.schedulers.kubernetes.pods import Place
+from relight.schedulers.kubernetes.store import Object, Resource
+
+
+class JobSet:
+    """`-cfg kind=jobset`."""
+
+    name = "jobset"
+    resource = Resource("jobset.x-k8s.io/v1alpha2", "JobSet", "jobsets")
+    index = Job.index
+    container = "main"
+    has_service = True
+    cancelling = staticmethod(suspending)
+
+    def stem(self, name: str, role: Role, _is_only: bool, /) -> str:
+        """Return the name of the only Job of a role, as JobSet forms it."""
+        return f"{name}-{label_name(role.name)}-0"
+
+    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        """Accept every app."""
+
+    def specs(
+        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+        """Yield one JobSet. Its Jobs retry by themselves; it fails as soon as one has failed."""
+        jobs = [
+            {
+                "name": label_name(role.name),
+                "replicas": 1,
+                "template": {
+                    "metadata": {"labels": role_label(role)},
+                    "spec": spec(app, role, cfg, place),
+                },
+            }
+            for role in app.roles
+        ]
+        yield (
+            place.name,
+            queue_label(cfg),
+            {
+                "network": {"enableDNSHostnames": False},  # relight's own Service does it
+                "successPolicy": {"operator": "All"},
+                "failurePolicy": {"maxRestarts": 0},
+                "replicatedJobs": jobs,
+            },
+        )
+
+    def roles(self, each: Object) -> dict[str, int]:
+        """Return the roles of a JobSet."""
+        jobs = [job["template"] for job in each["spec"].get("replicatedJobs") or ()]
+        return {
+            (job["metadata"].get("labels") or {}).get(pods.ROLE, ""): job["spec"]["completions"]
+            for job in jobs
+        }
+
+    def verdict(self, each: Object) -> Verdict:
+        """Return what the conditions of a JobSet say."""
+        return by_conditions(each, ("Completed",), ("Failed",), "Suspended")

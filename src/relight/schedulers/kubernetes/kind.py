@@ -1,0 +1,118 @@
+"""What the scheduler needs to know of a kind of object that makes pods, such as a Job."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, AppState, Role
+from relight.schedulers.kubernetes.names import label_value
+from relight.schedulers.kubernetes.pods import ROLE, Place
+from relight.schedulers.kubernetes.store import Object, Resource
+
+Verdict = tuple[AppState | None, str]
+"""The state of the pods as a whole, None while they decide it; and the reason."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+
+class Kind(Protocol):
+    """A kind of object, of which an app has one, or one for each role.
+
+    Attributes:
+        name: its name for `-cfg kind=NAME`.
+        resource: its name in the API.
+        index: the field of a pod that has the number of its replica.
+        container: the name of the container in which the command runs.
+        has_service: whether relight makes the Service by which pods find each other.
+    """
+
+    name: str
+    resource: Resource
+    index: str
+    container: str
+    has_service: bool
+
+    def stem(self, name: str, role: Role, is_only: bool, /) -> str:
+        """Return what precedes the number in the host names of a role's pods."""
+
+    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        """Raise a UsageError for what objects of this kind can't express."""
+
+    def specs(
+        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+        """Yield the name, additional labels and specification of each object."""
+
+    def roles(self, each: Object) -> dict[str, int]:
+        """Return the number of replicas of each role of an object."""
+
+    def verdict(self, each: Object) -> Verdict:
+        """Return what the status of an object says."""
+
+    def cancelling(self, each: Object) -> tuple[str, list[dict[str, Any]]]:
+        """Return a subresource, or an empty string, and a JSON patch of it that ends the pods."""
+
+
+def role_label(role: Role) -> dict[str, str]:
+    """Return the label that tells the pods of a role from those of others."""
+    return {ROLE: label_value(role.name)}
+
+
+def queue_label(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """Return the label by which Kueue takes an object into a queue."""
+    return {QUEUE: cfg["queue"]} if cfg.get("queue") else {}
+
+
+def suspending(*_: Object) -> tuple[str, list[dict[str, Any]]]:
+    """Suspend an object that has `spec.suspend`."""
+    return "", [{"op": "add", "path": "/spec/suspend", "value": True}]
+
+
+def conditions(each: Object, *names: str) -> Iterator[tuple[str, str]]:
+    """Yield those of the named conditions that are true, in this order, with their messages."""
+    known = {
+        condition["type"]: str(condition.get("message") or "")
+        for condition in (each.get("status") or {}).get("conditions") or ()
+        if condition.get("status") == "True"
+    }
+    for name in names:
+        if name in known:
+            yield name, known[name]
+
+
+def by_conditions(
+    each: Object, succeeded: Iterable[str], failed: Iterable[str], suspended: str
+) -> Verdict:
+    """Return the verdict of an object that has conditions.
+
+    Args:
+        each: the object.
+        succeeded: conditions, each of which means success.
+        failed: conditions, each of which means failure.
+        suspended: the condition that it waits for its queue.
+    """
+    for _ in conditions(each, *succeeded):
+        return AppState.SUCCEEDED, ""
+    for _, message in conditions(each, *failed):
+        return AppState.FAILED, message
+    for _ in conditions(each, suspended):
+        return AppState.PENDING, f"the {each['kind']} is suspended: it waits for its queue"
+    return None, ""
+
+
+def least(role: Role) -> int:
+    """Return the number of replicas that a role needs."""
+    return role.num_replicas if role.min_replicas is None else role.min_replicas
+
+
+def only_role(kind: Kind, app: AppDef) -> Role:
+    """Return the only role of an app.
+
+    Raises:
+        UsageError: it has several.
+    """
+    if len(app.roles) == 1:
+        return app.roles[0]
+    raise UsageError(
+        f"the app {app.name} has {len(app.roles)} roles: a {kind.resource.kind} runs one",
+        hint="-cfg kind=job, kind=jobset or kind=volcano",
+    )

@@ -1,0 +1,93 @@
+"""The objects of a cluster: makes, lists, changes and deletes those of any kind.
+
+Changes are JSON patches (RFC 6902): what the package kubernetes makes of a merge patch differs
+between its versions, and custom resources refuse strategic ones.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Object = Mapping[str, Any]
+
+
+class Resource(NamedTuple):
+    """A kind of object, as the API names it: `batch/v1`, `Job` and `jobs`."""
+
+    version: str
+    kind: str
+    plural: str
+
+
+SERVICES = Resource("v1", "Service", "services")
+CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
+SECRETS = Resource("v1", "Secret", "secrets")
+PODS = Resource("v1", "Pod", "pods")
+_CORE = {SERVICES: "service", CONFIG_MAPS: "config_map", SECRETS: "secret", PODS: "pod"}
+"""How the package kubernetes names them."""
+_BACKGROUND = {"propagation_policy": "Background"}
+
+
+def create(client: Any, resource: Resource, each: Object, *, dry_run: bool = False) -> Object:
+    """Make an object, or have the server only check it."""
+    options: dict[str, Any] = {"field_validation": "Strict"}
+    if dry_run:
+        options["dry_run"] = "All"
+    call, place = _call(client, "create", resource, each["metadata"]["namespace"])
+    return {**_json(call, *place, dict(each), **options), **_typed(resource)}
+
+
+def listed(client: Any, resource: Resource, namespace: str, selector: str) -> list[Object]:
+    """Return the objects that have some labels."""
+    call, place = _call(client, "list", resource, namespace)
+    # A list of built-in kinds does not repeat the kind in each item.
+    return [
+        {**each, **_typed(resource)}
+        for each in _json(call, *place, label_selector=selector)["items"]
+    ]
+
+
+def patch(
+    client: Any, resource: Resource, each: Object, change: Sequence[Object], part: str = ""
+) -> None:
+    """Change an object, or a subresource of it such as `status`."""
+    call, place = _call(client, "patch", resource, each["metadata"]["namespace"], part)
+    _json(call, *place, each["metadata"]["name"], list(change))
+
+
+def delete(client: Any, resource: Resource, each: Object) -> None:
+    """Delete an object, and in the background those that it owns."""
+    call, place = _call(client, "delete", resource, each["metadata"]["namespace"])
+    _json(call, *place, each["metadata"]["name"], propagation_policy="Background")
+
+
+def _typed(resource: Resource) -> dict[str, str]:
+    return {"apiVersion": resource.version, "kind": resource.kind}
+
+
+def _call(
+    client: Any, verb: str, resource: Resource, namespace: str, part: str = ""
+) -> tuple[Callable[..., Any], list[str]]:
+    """Return a method of the package kubernetes, and the arguments before the object's name."""
+    import kubernetes
+
+    if resource not in _CORE:
+        group, _, version = resource.version.rpartition("/")
+        api = kubernetes.client.CustomObjectsApi(client)
+        name = f"{verb}_namespaced_custom_object{part and '_'}{part}"
+        return getattr(api, name), [group, version, namespace, resource.plural]
+    core = kubernetes.client.CoreV1Api(client)
+    method = getattr(core, f"{verb}_namespaced_{_CORE[resource]}")
+    if verb in ("create", "list"):
+        return method, [namespace]
+
+    def named(namespace: str, name: str, *rest: Any, **options: Any) -> Any:
+        return method(name, namespace, *rest, **options)
+
+    return named, [namespace]
+
+
+def _json(call: Callable[..., Any], *arguments: Any, **options: Any) -> dict[str, Any]:
+    """Return the server's answer as it is: the client's classes differ between its versions."""
+    answer: dict[str, Any] = json.loads(call(*arguments, **options, _preload_content=False).data)
+    return answer

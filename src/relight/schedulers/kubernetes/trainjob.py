@@ -1,0 +1,130 @@
+"""A TrainJob of Kubeflow Trainer, by a runtime that an administrator has installed.
+
+The runtime decides what happens to failed pods. Source: the API trainer.kubeflow.org/v1alpha1 of
+Kubeflow Trainer 2.3.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, Role
+from relight.schedulers.kubernetes import pods
+from relight.schedulers.kubernetes.job import Job
+from relight.schedulers.kubernetes.kind import (
+    Verdict,
+    by_conditions,
+    least,
+    only_role,
+    queue_label,
+    role_label,
+    suspending,
+)
+from relight.schedulers.kubernetes.pods import Place
+from relight.schedulers.kubernetes.store import Object, Resource
+
+RUNTIME = "torch-distributed"
+"""The runtime for PyTorch that comes with Kubeflow Trainer."""
+_STEP = "node"
+"""The name of the replicated job of the runtime, and of its container."""
+_FORWARDED = (
+    "serviceAccountName", "nodeSelector", "affinity", "tolerations", "imagePullSecrets",
+    "securityContext", "terminationGracePeriodSeconds", "volumes",
+)  # fmt: skip
+"""What a TrainJob may say of its pods."""
+
+
+class TrainJob:
+    """`-cfg kind=trainjob`."""
+
+    name = "trainjob"
+    resource = Resource("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
+    index = Job.index
+    container = _STEP
+    has_service = False  # that of the JobSet is used
+    cancelling = staticmethod(suspending)
+
+    def stem(self, name: str, _role: Role, _is_only: bool, /) -> str:
+        """Return the name of the Job that Kubeflow Trainer makes."""
+        return f"{name}-{_STEP}-0"
+
+    def check(self, app: AppDef, cfg: Mapping[str, Any]) -> None:
+        """Refuse what the runtime decides."""
+        role = only_role(self, app)
+        if least(role) < role.num_replicas:
+            raise UsageError(
+                f"{role.name}: a TrainJob has a fixed number of pods, and succeeds when all have",
+                hint="-cfg kind=job for an elastic job",
+            )
+        for name in ("priority_class", "image_pull_policy", "pods"):
+            if cfg.get(name):
+                raise UsageError(
+                    f"-cfg {name}: a TrainJob can't say it, its runtime does",
+                    hint=f"set it in the runtime {cfg.get('runtime') or RUNTIME}, or kind=jobset",
+                )
+        if role.max_retries:
+            raise UsageError(
+                f"{role.name}: a TrainJob can't say max_retries={role.max_retries}: the failure "
+                "policy of its runtime decides",
+                hint="--max_retries=0, or -cfg kind=jobset",
+            )
+
+    def specs(
+        self, app: AppDef, cfg: Mapping[str, Any], place: Place
+    ) -> Iterator[tuple[str, dict[str, str], dict[str, Any]]]:
+        """Yield one TrainJob."""
+        role = only_role(self, app)
+        template = pods.template(app, role, cfg, place)
+        pod = template["spec"]
+        main = pod["containers"][0]
+        patched = {name: pod[name] for name in _FORWARDED if name in pod}
+        container = {
+            "name": _STEP,
+            "volumeMounts": main["volumeMounts"],
+            "securityContext": main["securityContext"],
+        }
+        labelled = {"metadata": {"labels": role_label(role)}}
+        step = {
+            "name": _STEP,
+            "template": {
+                **labelled,
+                "spec": {
+                    "template": {
+                        "metadata": template["metadata"],
+                        "spec": {**patched, "containers": [container]},
+                    }
+                },
+            },
+        }
+        runtime = {"name": cfg.get("runtime") or RUNTIME}
+        yield (
+            place.name,
+            role_label(role) | queue_label(cfg),
+            {
+                "runtimeRef": runtime,
+                "trainer": {
+                    "image": main["image"],
+                    "command": main["command"],
+                    "env": main["env"],
+                    "numNodes": role.num_replicas,
+                    "resourcesPerNode": main["resources"],
+                },
+                "runtimePatches": [
+                    {
+                        "manager": "relight",
+                        "trainingRuntimeSpec": {
+                            "template": {"spec": {"replicatedJobs": [step]}},
+                        },
+                    }
+                ],
+            },
+        )
+
+    def roles(self, each: Object) -> dict[str, int]:
+        """Return the role of a TrainJob."""
+        role = (each["metadata"].get("labels") or {}).get(pods.ROLE, "")
+        return {role: each["spec"]["trainer"].get("numNodes") or 1}
+
+    def verdict(self, each: Object) -> Verdict:
+        """Return what the conditions of a TrainJob say."""
+        return by_conditions(each, ("Complete",), ("Failed",), "Suspended")
