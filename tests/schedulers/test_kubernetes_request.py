@@ -1,8 +1,10 @@
 """What jobs become on Kubernetes: objects that its schemas allow, and that a server accepts."""
 
 import base64
+import json
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -46,16 +48,21 @@ def variables(made: list[dict[str, Any]]) -> dict[str, str]:
 
 def check(each: dict[str, Any]) -> None:
     """What schemas say, and what a server refuses beyond them."""
-    kubernetes_validate.validate(each, VERSION, strict=True)
+    if "." not in each["apiVersion"].partition("/")[0]:
+        kubernetes_validate.validate(each, VERSION, strict=True)
     meta = each["metadata"]
     assert DNS_LABEL.fullmatch(meta["name"])
     assert all(LABEL_VALUE.fullmatch(value) for value in meta["labels"].values())
     if each["kind"] == "ConfigMap":
         assert sum(len(base64.b64decode(x)) for x in each["binaryData"].values()) < 1 << 20
-    if each["kind"] != "Job":
-        return
-    spec, pod = each["spec"], each["spec"]["template"]["spec"]
-    assert len(f"{meta['name']}-{spec['completions'] - 1}-00000") <= 63
+    if (each["apiVersion"], each["kind"]) == ("batch/v1", "Job"):
+        check_job(each)
+
+
+def check_job(job: dict[str, Any]) -> None:
+    """What a server says of a Job."""
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert len(f"{job['metadata']['name']}-{spec['completions'] - 1}-00000") <= 63
     assert spec["completionMode"] == "Indexed"
     assert spec["podReplacementPolicy"] == "Failed"  # demanded by podFailurePolicy
     assert pod["restartPolicy"] == "Never"  # demanded by podFailurePolicy
@@ -64,6 +71,11 @@ def check(each: dict[str, Any]) -> None:
         values = rule.get("onExitCodes", {}).get("values", [])
         assert values == sorted(set(values)) and len(values) <= 255
         assert rule["action"] in ("Ignore", "FailJob", "Count", "FailIndex")
+    check_pod(pod)
+
+
+def check_pod(pod: dict[str, Any]) -> None:
+    """What a server says of the specification of a pod."""
     names = [each["name"] for each in pod["volumes"]]
     assert len(names) == len(set(names))
     for its in pod["containers"]:
@@ -242,3 +254,196 @@ def test_a_bad_part_of_an_app_is_refused(role: Role, cfg: dict[str, Any], said: 
     app = AppDef("a", [role, Role("b" * 60, "i", entrypoint="x")] if not said else [role])
     with pytest.raises(UsageError, match=said or "too long"):
         objects(app, **cfg)
+
+
+def jobs_of(jobset: dict[str, Any]) -> list[dict[str, Any]]:
+    """The Jobs that the controller of JobSets makes."""
+    name = jobset["metadata"]["name"]
+    return [
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {**each["template"]["metadata"], "name": f"{name}-{each['name']}-0"},
+            "spec": each["template"]["spec"],
+        }
+        for each in jobset["spec"]["replicatedJobs"]
+    ]
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_a_jobset_has_the_jobs_of_all_roles(name: str) -> None:
+    app, cfg = APPS[name]
+    *others, jobset = objects(app, **cfg, kind="jobset")
+    assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+    assert jobset["metadata"]["labels"].get("kueue.x-k8s.io/queue-name") == cfg.get("queue")
+    for each in (*others, *jobs_of(jobset)):
+        check(each)
+    assert len(jobset["spec"]["replicatedJobs"]) == len(app.roles)
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_a_job_of_volcano_has_a_task_for_each_role(name: str) -> None:
+    app, cfg = APPS[name]
+    *others, job = objects(app, **cfg, kind="volcano")
+    assert job["apiVersion"] == "batch.volcano.sh/v1alpha1"
+    spec = job["spec"]
+    assert spec["queue"] == cfg.get("queue", "default")
+    for each in others:
+        check(each)
+    for task in spec["tasks"]:
+        pod = {"apiVersion": "v1", "kind": "Pod", **task["template"]}
+        kubernetes_validate.validate(pod, VERSION, strict=True)
+        check_pod(task["template"]["spec"])
+        assert DNS_LABEL.fullmatch(f"{job['metadata']['name']}-{task['name']}-{task['replicas']}")
+        assert task["minAvailable"] <= task["replicas"]
+    assert spec["minAvailable"] <= sum(task["replicas"] for task in spec["tasks"])
+
+
+def test_volcano_may_run_an_elastic_job_with_fewer_pods() -> None:
+    spec = objects(ddp(j="2:5x8"), kind="volcano")[-1]["spec"]
+    assert (spec["minAvailable"], spec["minSuccess"]) == (2, 2)
+    assert spec["tasks"][0]["replicas"] == 5
+
+
+def test_volcano_gets_what_torchx_sends() -> None:
+    """For the same command line; TorchX makes a task for each replica, and names it so."""
+    lines = (Path(__file__).parents[1] / "job" / "torchx-golden.jsonl").read_text().splitlines()
+    golden = next(json.loads(x) for x in lines if '"-s", "kubernetes", "-cfg"' in x)
+    options = golden["argv"][golden["argv"].index("-cfg") + 1].split(",")
+    given = dict(each.split("=") for each in options)
+    numbers = {key: int(x) for key, x in given.items() if x.isdigit()}
+    role = Role("echo", "ghcr.io/pytorch/torchx:2026.10.26", entrypoint="echo",
+                args=["hello world"], resource=Resource(1, 0, 1024))  # fmt: skip
+    *_, ours = objects(AppDef("echo", [role]), **{**given, **numbers}, kind="volcano")
+    theirs = golden["stdout_json"]["request"]["resource"]
+    assert (ours["apiVersion"], ours["kind"]) == (theirs["apiVersion"], theirs["kind"])
+    for name in ("schedulerName", "queue", "priorityClassName"):
+        assert ours["spec"][name] == theirs["spec"][name]
+    pod = ours["spec"]["tasks"][0]["template"]["spec"]
+    text = theirs["spec"]["tasks"][0]["template"]  # Python's text of the client's object
+    (main,) = pod["containers"]
+    found = main["resources"]
+    assert found["limits"].pop("vpc.amazonaws.com/efa") == "2"
+    for said in (
+        f"'command': {main['command']}",
+        f"'image': '{main['image']}'",
+        f"'requests': {{'cpu': '{found['requests']['cpu']}', "
+        f"'memory': '{found['requests']['memory']}'}}",
+        f"'cpu': '{found['limits']['cpu']}'",
+        "'vpc.amazonaws.com/efa': '2'",
+        f"'restart_policy': '{pod['restartPolicy']}'",
+        f"'service_account_name': '{pod['serviceAccountName']}'",
+        f"'mount_path': '{main['volumeMounts'][0]['mountPath']}'",
+    ):
+        assert said in text, said
+
+
+def test_a_trainjob_brings_the_pods_to_the_runtime() -> None:
+    *others, job = objects(ddp(), kind="trainjob", queue="q", node_selector={"gpu": "h100"})
+    assert [each["kind"] for each in others] == ["ConfigMap", "Secret"]
+    assert job["spec"]["runtimeRef"] == {"name": "torch-distributed"}
+    trainer = job["spec"]["trainer"]
+    assert (trainer["numNodes"], trainer["image"]) == (2, "img:1")
+    hosts = {x["name"]: x["value"] for x in trainer["env"] if "value" in x}["RELIGHT_RANK0_HOST"]
+    assert "train-x7abc-node-0-0.train-x7abc" in hosts
+    (patch,) = job["spec"]["runtimePatches"]
+    (step,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    pod = step["template"]["spec"]["template"]
+    assert pod["metadata"]["labels"]["relight/app-id"] == "train-x7abc"
+    assert pod["spec"]["nodeSelector"] == {"gpu": "h100"}
+    mounts = pod["spec"]["containers"][0]["volumeMounts"]
+    assert {x["name"] for x in mounts} == {x["name"] for x in pod["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("app", "cfg", "said"),
+    [
+        (ddp(j="2:5x8"), {}, "fixed number of pods"),
+        (ddp(max_retries=3), {}, "can't say max_retries=3"),
+        (ddp(), {"priority_class": "high"}, "-cfg priority_class: a TrainJob can't say it"),
+        (APPS["roles"][0], {}, "has 2 roles: a TrainJob runs one"),
+    ],
+)
+def test_what_a_trainjob_cannot_say_is_refused(app: AppDef, cfg: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        objects(app, **cfg, kind="trainjob")
+
+
+def test_requests_leave_a_rest_of_the_node() -> None:
+    role = Role("r", "img", entrypoint="true", resource=Resource(96, 8, 4096))
+    found = container(objects(AppDef("a", [role])))["resources"]
+    assert found["limits"] == {"cpu": "96000m", "memory": "4096M", "nvidia.com/gpu": "8"}
+    assert found["requests"] == {"cpu": "95900m", "memory": "3072M", "nvidia.com/gpu": "8"}
+    none = {"reserved_millicpu": 0, "reserved_memmb": 0}
+    found = container(objects(AppDef("a", [role]), **none))["resources"]
+    assert found["limits"] == found["requests"]
+
+
+def test_devices_for_efa_are_set_and_removed() -> None:
+    has = Resource(1, 0, 1024, {}, {"vpc.amazonaws.com/efa": 4})
+    app = AppDef("a", [Role("r", "img", entrypoint="true", resource=has)])
+    for count, expected in ((None, "4"), (2, "2"), (0, None)):
+        limits = container(objects(app, efa_device_count=count))["resources"]["limits"]
+        assert limits.get("vpc.amazonaws.com/efa") == expected
+
+
+OVERRIDES = """
+metadata: {annotations: {team: a}}
+spec:
+  hostNetwork: true
+  terminationGracePeriodSeconds: null
+  tolerations: [{key: spot, operator: Exists}]
+  volumes: [{name: scratch, emptyDir: {}}]
+  containers:
+    - name: main
+      env: [{name: NCCL_DEBUG, value: INFO}]
+      volumeMounts: [{name: scratch, mountPath: /scratch}]
+    - {name: sidecar, image: proxy}
+"""
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "volcano"])
+def test_overrides_are_merged_into_each_pod(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "pods.yaml"
+    path.write_text(OVERRIDES)
+    *_, plain = objects(ddp(), kind=kind)
+    *_, made = objects(ddp(), kind=kind, pods=str(path))
+    before, after = ((pod_of(plain)), (pod_of(made)))
+    assert after["metadata"]["annotations"] == {
+        **before["metadata"]["annotations"], "team": "a"}  # fmt: skip
+    was, now = before["spec"], after["spec"]
+    assert now["hostNetwork"] and "terminationGracePeriodSeconds" not in now
+    assert [x["name"] for x in now["volumes"]] == ["dshm", "launcher", "scratch"]
+    main, sidecar = now["containers"]
+    assert sidecar == {"name": "sidecar", "image": "proxy"}
+    assert main["command"] == was["containers"][0]["command"]
+    assert main["env"] == [*was["containers"][0]["env"], {"name": "NCCL_DEBUG", "value": "INFO"}]
+    assert [x["mountPath"] for x in main["volumeMounts"]][-1] == "/scratch"
+
+
+def pod_of(made: dict[str, Any]) -> dict[str, Any]:
+    spec = made["spec"]
+    for part in ("replicatedJobs", "tasks"):
+        if part in spec:
+            spec = spec[part][0]
+    found: dict[str, Any] = spec["template"]
+    return found["spec"].get("template", found)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("a: [", "is no YAML"),
+        ("- 1", "expected a mapping"),
+        ("sepc: {}", "sepc is no part of a pod"),
+        ("kind: Deployment", "kind Deployment is no part of a pod"),
+        ("metadata: {annotations: {at: 2026-01-01}}", "date is not JSON"),
+    ],
+)
+def test_bad_overrides_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    path = tmp_path / "pods.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        objects(ddp(), pods=str(path))
