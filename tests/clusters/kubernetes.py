@@ -32,6 +32,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from netlab import Lab
+
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
 KINDS = {
@@ -69,6 +71,10 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
         self.unschedulable: set[int] = set()
+        self.lab: Lab | None = None
+        """Hosts with the names of the pods in which they run, as a cluster's nodes; None: all pods
+        run on this host.
+        """
         self.installed = set(KINDS)
         """The kinds that this cluster knows; of the others it answers 404."""
         self.dry_runs: list[str] = []
@@ -505,6 +511,8 @@ class ApiServer:
             if "configMap" in volume:
                 words = [w.replace("/opt/relight", str(self._files(pod, volume))) for w in words]
         pod["spec"]["nodeName"] = f"node{index}"
+        if self.lab is not None:
+            words = [*self.lab[self._host(pod, index)].entrance, *words]
         log = (self.directory / f"{name}.log").open("ab")
         process = subprocess.Popen(
             words,
@@ -533,9 +541,14 @@ class ApiServer:
                 found[each["name"]] = self.objects[key]["stringData"][source["secretKeyRef"]["key"]]
             else:
                 found[each["name"]] = each["value"].replace("$$", "$")
-        if "RELIGHT_RANK0_HOST" in found:
+        if "RELIGHT_RANK0_HOST" in found and self.lab is None:
             found["RELIGHT_RANK0_HOST"] = "127.0.0.1"
         return found
+
+    @staticmethod
+    def _host(pod: Object, index: int) -> str:
+        owner = pod["metadata"]["ownerReferences"][0]["name"]
+        return f"{owner}-{index}.{pod['spec']['subdomain']}"
 
     def _files(self, pod: Object, volume: Object) -> Path:
         """Write the files of a ConfigMap; return their directory."""
@@ -582,6 +595,15 @@ class ApiServer:
                     lost = {"type": "DisruptionTarget", "status": "True"}
                     pod["status"]["conditions"] = [lost]
                     self._stop(pod["metadata"]["uid"])
+
+    def lose(self, index: int) -> None:
+        """The node of a replica fails, and no other one is free."""
+        assert self.lab is not None
+        self.unschedulable = {index}
+        (pod,) = (x for x in self.of("pods") if _index(x) == index)
+        pod["status"]["conditions"] = [{"type": "DisruptionTarget", "status": "True"}]
+        self.lab.cut(self._host(pod, index))
+        self._processes[pod["metadata"]["uid"]].kill()
 
 
 def _index(pod: Object) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from clusters.kubernetes import LIMIT_S, ApiServer, free_port
+from netlab import Lab, lab_unavailable
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, AppState, Role
@@ -155,6 +156,32 @@ def test_an_elastic_job_begins_with_the_pods_that_have_a_node_and_grows(
     jobs.until(lambda: any("begin 1 of 2" in x for x in jobs.lines(app_id, "train", 1)))
     (tmp_path / "go").touch()
     assert jobs.wait(app_id).state is SUCCEEDED
+
+
+def test_the_loss_of_pod_0_is_survived(jobs: Jobs, tmp_path: Path) -> None:
+    """Each pod on a host of its own: the first one, which coordinates, is lost with its node."""
+    if reason := lab_unavailable():
+        pytest.skip(reason)
+    text = (
+        "print('begin', rank, 'of', os.environ['WORLD_SIZE'], flush=True)\n"
+        f"while not os.path.exists({str(tmp_path / 'go')!r}):\n    time.sleep(0.05)\n"
+    )
+    app = train(tmp_path, text, j="2:3x1", rdzv_conf="last_call_timeout=2,join_timeout=25")
+    names = [f"job-x1-{number}.job-x1" for number in range(3)]
+    with Lab(hosts=names, hostnames={name: name.partition(".")[0] for name in names}) as lab:
+        jobs.server.lab = lab
+        app_id = jobs.submit(app)
+
+        def begun(replica: int, size: int) -> bool:
+            lines = jobs.lines(app_id, "train", replica)
+            return any("begin" in x and f"of {size}" in x for x in lines)
+
+        jobs.until(lambda: all(begun(replica, 3) for replica in range(3)))
+        jobs.server.lose(0)
+        jobs.until(lambda: begun(1, 2) and begun(2, 2))
+        assert "Unschedulable" in jobs.status(app_id).replicas[0].error
+        (tmp_path / "go").touch()
+        assert jobs.wait(app_id).state is SUCCEEDED
 
 
 def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
