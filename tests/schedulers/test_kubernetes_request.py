@@ -25,7 +25,7 @@ LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 
 
 def objects(app: AppDef, app_id: str = "train-x7abc", **cfg: Any) -> list[dict[str, Any]]:
-    return request.objects(app, cfg, app_id, "ns", "secret")
+    return request.objects(app, cfg, app_id, "ns", "secret")[1]
 
 
 def ddp(*words: str, **options: Any) -> AppDef:
@@ -447,3 +447,14 @@ def test_bad_overrides_are_refused(tmp_path: Path, text: str | None, said: str) 
         path.write_text(text)
     with pytest.raises(UsageError, match=said):
         objects(ddp(), pods=str(path))
+
+
+@pytest.mark.parametrize(("context", "expected"), [("", "ns:job-x1"), ("prod", "prod@ns:job-x1")])
+def test_a_job_knows_its_own_id(context: str, expected: str) -> None:
+    """`relight status $RELIGHT_JOB_ID` works in it. TorchX leaves the namespace out."""
+    names = {"RELIGHT_JOB_ID": "relight", "TORCHX_JOB_ID": "torchx"}
+    env = {name: f"kubernetes://{session}/${{app_id}}" for name, session in names.items()}
+    app = AppDef("job", [Role("main", "img", entrypoint="true", env=env)])
+    found = variables(objects(app, "job-x1", context=context))
+    assert found["RELIGHT_JOB_ID"] == f"kubernetes://relight/{expected}"
+    assert found["TORCHX_JOB_ID"] == "kubernetes://torchx/job-x1"

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 from relight.errors import UsageError
 from relight.job.app import AppDef, Role
@@ -9,6 +10,29 @@ from relight.job.app import AppDef, Role
 LONGEST = 63
 _SUFFIX = len("-00000")
 """What the Job controller appends to the name of a pod: five random characters."""
+
+
+class JobId(NamedTuple):
+    """The id of a job: [CONTEXT@]NAMESPACE:NAME."""
+
+    context: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return the id as users see it."""
+        return f"{self.context}{'@' * bool(self.context)}{self.namespace}:{self.name}"
+
+
+def read_id(app_id: str) -> JobId:
+    """Return the parts of the id of a job."""
+    context, _, rest = app_id.rpartition("@")  # a namespace and a name have none
+    namespace, colon, name = rest.partition(":")
+    if not colon or not name:
+        raise UsageError(
+            f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
+        )
+    return JobId(context, namespace, name)
 
 
 def label_name(text: str) -> str:

@@ -20,6 +20,7 @@ GRACE_S = 40
 GPU = "nvidia.com/gpu"
 RESERVED = {"reserved_millicpu": 100, "reserved_memmb": 1024}
 """What TorchX leaves of a node for others, unless told otherwise."""
+JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 APP, ROLE, USER = "relight/app-id", "relight/role", "relight/user"
 EFA = "vpc.amazonaws.com/efa"
@@ -37,8 +38,10 @@ class Place(NamedTuple):
 
     `name` is that of its objects and of its headless Service, `stem` precedes the number in the
     host names of the first role's pods, and `number` is the field of a pod that has its number.
+    `job` is the id of the job, with its namespace.
     """
 
+    job: str
     name: str
     stem: str
     number: str
@@ -146,7 +149,10 @@ def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[st
         "RELIGHT_IMAGE": role.image,
         "TORCHX_IMAGE": role.image,
     }
-    for name, value in {**defaults, **own.env}.items():
+    values = {**defaults, **own.env}
+    if JOB in values:  # TorchX writes its own without the namespace, and so it stays
+        values[JOB] = role.env[JOB].replace("${app_id}", place.job)
+    for name, value in values.items():
         if name == _REPLICA_ENV:
             continue
         if value.startswith(_FIELD):

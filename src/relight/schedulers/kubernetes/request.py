@@ -14,15 +14,15 @@ from relight.errors import UsageError
 from relight.job import launcher_file
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import names, pods
-from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
+from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import Place
 
 
 def objects(
     app: AppDef, cfg: Mapping[str, Any], app_id: str, namespace: str, token: str
-) -> list[dict[str, Any]]:
-    """Return the objects of an app, in the order in which they are made.
+) -> tuple[JobId, list[dict[str, Any]]]:
+    """Return the id of an app and its objects, in the order in which they are made.
 
     Args:
         app: the app with its macros.
@@ -38,8 +38,14 @@ def objects(
         raise UsageError(f"the app {app.name} has no roles")
     kind = KINDS[cfg.get("kind") or DEFAULT.name]
     kind.check(app, cfg)
-    place = _place(kind, app, app_id)
-    name = place.name
+    is_only = len(app.roles) == 1
+
+    def stem(name: str, role: Role) -> str:
+        return kind.stem(name, role, is_only)
+
+    name = names.app_name(app, app_id, stem)
+    job = JobId(str(cfg.get("context") or ""), namespace, name)
+    place = Place(str(job), name, stem(name, app.roles[0]), kind.index)
 
     def made(of: str, version: str, own: str, **rest: Any) -> dict[str, Any]:
         metadata = {"name": own, "namespace": namespace, "labels": pods.labels(app, name)}
@@ -63,14 +69,4 @@ def objects(
         each = made(kind.resource.kind, kind.resource.version, own, spec=spec)
         each["metadata"]["labels"] |= labels
         found.append(each)
-    return found
-
-
-def _place(kind: Kind, app: AppDef, app_id: str) -> Place:
-    is_only = len(app.roles) == 1
-
-    def stem(name: str, role: Role) -> str:
-        return kind.stem(name, role, is_only)
-
-    name = names.app_name(app, app_id, stem)
-    return Place(name, stem(name, app.roles[0]), kind.index)
+    return job, found

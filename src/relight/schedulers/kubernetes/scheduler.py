@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from relight.errors import MachineError, UsageError
 from relight.job.app import AppDef, RetryPolicy
@@ -36,6 +36,7 @@ from relight.schedulers.kubernetes import cluster, names, pods, replicas, reques
 from relight.schedulers.kubernetes.cluster import Cluster
 from relight.schedulers.kubernetes.kind import Kind
 from relight.schedulers.kubernetes.kinds import DEFAULT, KINDS
+from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import RESERVED
 from relight.schedulers.kubernetes.store import Object
 from relight.schedulers.kubernetes.trainjob import RUNTIME
@@ -100,15 +101,14 @@ class Kubernetes:
         """Return the objects of an app. See `Scheduler.render`."""
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
-        made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
-        name = made[-1]["metadata"]["labels"][pods.APP]
-        body = {"app_id": str(JobId(context, namespace, name)), "objects": made}
+        job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
+        body = {"app_id": str(job), "objects": made}
         text = cluster.yaml().safe_dump_all(made, sort_keys=False, width=10**9)
         return Request(self.name, app, cfg, body, text, (*needs.too_little(app), *_notes(app, cfg)))
 
     def submit(self, request: Request) -> str:
         """Make the objects; return the id of the app."""
-        job = _read(request.body["app_id"])
+        job = names.read_id(request.body["app_id"])
         objects = request.body["objects"]
         with self._client(job) as client:
             if request.cfg.get("validate_spec", True):
@@ -128,11 +128,11 @@ class Kubernetes:
         """Return the statuses of those jobs that exist."""
         found = {}
         for app_id in app_ids:
-            job = _read(app_id)
+            job = names.read_id(app_id)
             with self._client(job) as client:
                 kind, objects = _makers(client, job)
                 if objects:
-                    its = store.listed(client, store.PODS, job.namespace, job.selector)
+                    its = store.listed(client, store.PODS, job.namespace, _selector(job))
                     found[app_id] = replicas.status(kind, objects, its)
         return found
 
@@ -140,7 +140,7 @@ class Kubernetes:
         """Return the lines that the pods of a replica have written, also of those that took its
         place; both streams are one.
         """
-        job = _read(app_id)
+        job = names.read_id(app_id)
         with self._client(job) as client:
             kind, objects = _makers(client, job)
         if not objects:
@@ -153,7 +153,7 @@ class Kubernetes:
 
     def cancel(self, app_id: str) -> None:
         """End the pods of a job; it stays, as cancelled."""
-        job = _read(app_id)
+        job = names.read_id(app_id)
         with self._client(job) as client:
             kind, objects = _makers(client, job)
             if not objects:
@@ -170,7 +170,7 @@ class Kubernetes:
 
     def delete(self, app_id: str) -> None:
         """Remove all objects of a job; its pods are ended, and their logs are lost."""
-        job = _read(app_id)
+        job = names.read_id(app_id)
         with self._client(job) as client:
             if not _remove(client, job):
                 raise _unknown(app_id)
@@ -202,13 +202,13 @@ class Kubernetes:
         for each in self._clusters.values():
             each.close()
 
-    def _client(self, job: "JobId") -> AbstractContextManager[Any]:
+    def _client(self, job: JobId) -> AbstractContextManager[Any]:
         """Return a client of the cluster of a job."""
         return self._clusters.setdefault(job.context, Cluster(job.context)).client()
 
-    def _lines(self, job: "JobId", query: LogQuery) -> Iterator[str]:
+    def _lines(self, job: JobId, query: LogQuery) -> Iterator[str]:
         """Yield the lines of one pod after the other, until the replica or the job is over."""
-        selector = f"{job.selector},{pods.ROLE}={query.role}"
+        selector = f"{_selector(job)},{pods.ROLE}={query.role}"
         seen: set[str] = set()
         while True:
             with self._client(job) as client:
@@ -229,32 +229,9 @@ class Kubernetes:
                 time.sleep(_POLL_S)
 
 
-class JobId(NamedTuple):
-    """The id of a job: [CONTEXT@]NAMESPACE:NAME."""
-
-    context: str
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """Return the id as users see it."""
-        return f"{self.context}{'@' * bool(self.context)}{self.namespace}:{self.name}"
-
-    @property
-    def selector(self) -> str:
-        """The label of its objects."""
-        return f"{pods.APP}={self.name}"
-
-
-def _read(app_id: str) -> JobId:
-    """Return the parts of the id of a job."""
-    context, _, rest = app_id.rpartition("@")  # a namespace and a name have none
-    namespace, colon, name = rest.partition(":")
-    if not colon or not name:
-        raise UsageError(
-            f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
-        )
-    return JobId(context, namespace, name)
+def _selector(job: JobId) -> str:
+    """Return the label of the objects of a job."""
+    return f"{pods.APP}={job.name}"
 
 
 def _unknown(app_id: str) -> UsageError:
@@ -282,7 +259,7 @@ def _resource(each: Object) -> store.Resource:
 def _makers(client: Any, job: JobId) -> tuple[Kind, Sequence[Object]]:
     """Return what makes the pods of a job, and its kind; nothing if there is no such job."""
     for kind in KINDS.values():
-        if found := _of_kind(client, kind, job.namespace, job.selector):
+        if found := _of_kind(client, kind, job.namespace, _selector(job)):
             return kind, found
     return DEFAULT, ()
 
@@ -328,7 +305,7 @@ def _remove(client: Any, job: JobId) -> bool:
         with _unless_gone():
             store.delete(client, kind.resource, each)
     for resource in (store.SERVICES, store.CONFIG_MAPS, store.SECRETS):
-        for each in store.listed(client, resource, job.namespace, job.selector):
+        for each in store.listed(client, resource, job.namespace, _selector(job)):
             found = True
             with _unless_gone():
                 store.delete(client, resource, each)

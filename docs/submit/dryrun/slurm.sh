@@ -1,0 +1,111 @@
+# relight submit --dryrun -s slurm -cfg partition=gpu dist.ddp -j 2:4x8 -h gpu.medium --script train.py
+#!/bin/bash
+# Job train-x7abc, written by relight. Submit it with: sbatch FILE
+#
+#SBATCH --job-name=train-x7abc
+#SBATCH --chdir=/home/me/project
+#SBATCH --output=/home/me/.local/state/relight/jobs/train-x7abc/slurm/batch.log
+#SBATCH --open-mode=append
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@120
+#SBATCH --nodes=2-4
+#SBATCH --no-kill
+#SBATCH --cpus-per-task=16
+#SBATCH --mem=65536M
+#SBATCH --gpus-per-node=2
+
+export RELIGHT_JOB_DIR=/home/me/.local/state/relight/jobs/train-x7abc/slurm
+# This script runs on the first node of the first role.
+export RELIGHT_RANK0_HOST=$SLURMD_NODENAME TORCHX_RANK0_HOST=$SLURMD_NODENAME
+export RELIGHT_MAX_RETRIES=0 TORCHX_MAX_RETRIES=0
+export PYTHONUNBUFFERED=1
+# An agent needs this token to join the job.
+export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
+
+# One replica of train; $SLURM_PROCID is its number.
+run_train() {
+    unset -f run_train
+    export TORCHELASTIC_ERROR_FILE="$RELIGHT_JOB_DIR/train/$SLURM_PROCID/error.json"
+    export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/train"
+    export LOGLEVEL=WARNING
+    export TORCHX_TRACKING_EXPERIMENT_NAME=default-experiment
+    export TORCHX_TRACKING_RUN_NAME=train
+    export TORCHX_JOB_ID="slurm://torchx/${SLURM_JOB_ID}"
+    export TORCHX_INTERNAL_SESSION_ID=0123456789abcdef
+    export RELIGHT_TRACKING_EXPERIMENT_NAME=default-experiment
+    export RELIGHT_TRACKING_RUN_NAME=train
+    export RELIGHT_JOB_ID="slurm://relight/${SLURM_JOB_ID}"
+    export RELIGHT_INTERNAL_SESSION_ID=0123456789abcdef
+    export RELIGHT_REPLICA_ID="${SLURM_PROCID}"
+    export PATH="$PATH":/home/me/env/bin:"$RELIGHT_JOB_DIR/launcher"
+    exec bash -c "relight run --rdzv_backend c10d --rdzv_endpoint \${RELIGHT_RANK0_HOST:=localhost}:29500 --rdzv_id '${SLURM_JOB_ID}' --nnodes 2:4 --nproc_per_node 8 --tee 3 --role '' train.py"
+}
+export -f run_train
+
+# Remove files of an earlier attempt.
+(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)
+mkdir -p "$RELIGHT_JOB_DIR"/train/{0..3}
+
+# Print the exit code or signal of the first failed task, from srun's messages; ignore tasks on
+# lost nodes.
+first_failure() {
+    awk '/: error: Node failure on / { lost[$NF ":"] }
+         /: error: [^ ]+: tasks? [^ ]+: / && !($3 in lost) { print $NF; exit }' "$1"
+}
+
+# Run a role: one task on each of its nodes.
+step() {
+    local role=$1 nodes=$2 code first_code srun_log=$RELIGHT_JOB_DIR/$1/srun.log
+    shift 2
+    trap : TERM USR1 # let srun handle the signal; keep waiting
+    srun --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 --wait=0 --open-mode=append \
+        --output="$RELIGHT_JOB_DIR/$role/%t/stdout.log" \
+        --error="$RELIGHT_JOB_DIR/$role/%t/stderr.log" "$@" 2>"$srun_log"
+    code=$?
+    cat "$srun_log"
+    first_code=$(first_failure "$srun_log")
+    if [[ $code != 0 && $first_code =~ ^[0-9]+$ ]]; then
+        code=$first_code # srun may exit with the code of a task that was stopped afterwards
+    elif [[ -z $first_code && "$*" == *--no-kill* ]] &&
+        grep -q ': error: Node failure on ' "$srun_log"; then
+        code=0 # the other nodes went on without the lost ones
+    fi
+    if [ "$code" != 0 ]; then
+        echo "$code $role" >>"$RELIGHT_JOB_DIR/failed"
+    fi
+}
+
+# Slurm sends USR1 to this script when the time limit is near: signal the workers.
+near_the_limit() {
+    interrupted=yes
+    echo "relight: the time limit is near, sending SIGUSR1 to the workers"
+    scancel --signal=USR1 "$SLURM_JOB_ID"
+    if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+        # Stop what still runs, in time to queue the job again. After a requeue the job id is the
+        # same: stop it only if this script still runs.
+        { sleep 60; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
+    fi
+}
+trap near_the_limit USR1
+trap 'interrupted=yes stopped=yes' TERM # cancelled, or the time limit
+
+steps=()
+step train "$SLURM_JOB_NUM_NODES" --cpus-per-task=16 --kill-on-bad-exit=0 --no-kill bash -c run_train &
+steps+=($!)
+
+# A signal interrupts `wait`: wait again.
+until interrupted=; wait "${steps[@]}"; [ -z "$interrupted" ]; do :; done
+
+code=0
+[ ! -e "$RELIGHT_JOB_DIR/failed" ] || read -r code role <"$RELIGHT_JOB_DIR/failed"
+[ "$code" = 0 ] || echo "relight: $role failed with exit code $code"
+if [ -n "$stopped" ]; then
+    exit "$code" # cancelled or timed out: Slurm records the reason
+fi
+if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+    echo "relight: requeueing the job, attempt $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+fi
+echo "$code" >"$RELIGHT_JOB_DIR/ended"
+exit "$code"

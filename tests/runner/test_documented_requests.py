@@ -1,0 +1,61 @@
+"""What each scheduler is sent, as the documentation shows it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+FOLDER = Path(__file__).parents[2] / "docs" / "submit" / "dryrun"
+COMMANDS = {
+    "local": "-s local dist.ddp -j 1x4 --script train.py",
+    "ssh": "-s ssh -cfg hosts=node1;node2 dist.ddp -j 2x8 --script train.py",
+    "docker": "-s docker dist.ddp -j 2x8 -h gpu.medium --image pytorch/pytorch --script train.py",
+    "slurm": "-s slurm -cfg partition=gpu dist.ddp -j 2:4x8 -h gpu.medium --script train.py",
+    "kubernetes": "-s kubernetes -cfg queue=default "
+    "dist.ddp -j 2:5x8 -h gpu.medium --image pytorch/pytorch --script /data/train.py",
+}
+
+
+def requested(name: str, place: Path) -> str:
+    """What --dryrun prints for a command, without what differs between two calls or machines."""
+    command = ["submit", "--dryrun", *COMMANDS[name].split()]
+    project = place / "project"
+    project.mkdir()
+    (project / "train.py").touch()
+    result = subprocess.run(
+        [sys.executable, "-m", "relight", *command],
+        env=clean_environment(HOME=str(place), USER="me", LOGNAME="me", PATH="/usr/bin:/bin"),
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    text = result.stdout
+    for pattern, replacement in (
+        (re.escape(str(place)), "/home/me"),
+        (re.escape(os.path.dirname(sys.executable)), "/home/me/env/bin"),
+        (re.escape(sys.executable), "/home/me/env/bin/python"),
+        (r"\btrain-[a-z0-9]{11,14}\b", "train-x7abc"),
+        (r"\b[0-9a-f]{32}\b", "0123456789abcdef"),
+        (r"(?m)^(\s+relight: )[A-Za-z0-9+/=]{1000,}$", r"\1(the launcher in base64)"),
+        (r"(relight/version[:=] ?)\S+", r"\1VERSION"),
+        (r"(relight/user[:=] ?)\S+", r"\1me"),
+    ):
+        text = re.sub(pattern, replacement, text)
+    return f"# relight submit --dryrun {COMMANDS[name]}\n{text}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_documented_request_is_the_one_that_is_made(name: str, tmp_path: Path) -> None:
+    """REWRITE_DOCS=1 writes the documents."""
+    path = FOLDER / f"{name}.{'yaml' if name == 'kubernetes' else 'sh'}"
+    text = requested(name, tmp_path)
+    if "REWRITE_DOCS" in os.environ:
+        path.write_text(text)
+    assert path.read_text() == text
+    page = FOLDER.parent / f"{name}.md"
+    assert f"dryrun/{path.name}" in page.read_text(), f"{page} does not refer to it"
