@@ -12,6 +12,7 @@ from clusters.kubernetes import LIMIT_S, ApiServer, free_port
 from netlab import Lab, lab_unavailable
 
 from relight.errors import MachineError, UsageError
+from relight.job import handles
 from relight.job.app import AppDef, AppState, Role
 from relight.job.components import dist
 from relight.schedulers.api import AppStatus, LogQuery
@@ -254,7 +255,9 @@ def test_a_job_is_found_in_the_context_that_it_was_sent_to(
     app_id = jobs.submit(sh("true"), context=arn)
     config["current-context"] = "another"
     jobs.server.kubeconfig.write_text(json.dumps(config))
-    assert app_id == f"{arn}@ns:job-x1"
+    assert app_id == "arn:aws:eks:eu:1:cluster%2Fa@b@ns:job-x1"
+    handle = handles.parse(f"kubernetes://relight/{app_id}/main/0")
+    assert (handle.app_id, handle.role) == (app_id, "main")
     other = kubernetes.make()
     jobs.until(lambda: other.status([app_id])[app_id].state is SUCCEEDED)
     other.close()

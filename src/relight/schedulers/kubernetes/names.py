@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from typing import NamedTuple
+from urllib.parse import quote, unquote
 
 from relight.errors import UsageError
 from relight.job.app import AppDef, Role
@@ -13,7 +14,9 @@ _SUFFIX = len("-00000")
 
 
 class JobId(NamedTuple):
-    """The id of a job: [CONTEXT@]NAMESPACE:NAME."""
+    """The id of a job: [CONTEXT@]NAMESPACE:NAME, the context quoted as in a URL: that of a cluster
+    of EKS has a slash, which in a handle begins a role.
+    """
 
     context: str
     namespace: str
@@ -21,7 +24,8 @@ class JobId(NamedTuple):
 
     def __str__(self) -> str:
         """Return the id as users see it."""
-        return f"{self.context}{'@' * bool(self.context)}{self.namespace}:{self.name}"
+        context = f"{quote(self.context, safe=':@')}@" if self.context else ""
+        return f"{context}{self.namespace}:{self.name}"
 
 
 def read_id(app_id: str) -> JobId:
@@ -32,7 +36,7 @@ def read_id(app_id: str) -> JobId:
         raise UsageError(
             f"{app_id} is no job of Kubernetes", hint="NAMESPACE:NAME, or CONTEXT@NAMESPACE:NAME"
         )
-    return JobId(context, namespace, name)
+    return JobId(unquote(context), namespace, name)
 
 
 def label_name(text: str) -> str:
