@@ -33,7 +33,8 @@ def read(path: str) -> dict[str, Any]:
         with open(path) as file:
             found = cluster.yaml().safe_load(file)
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"-cfg pods={path}: {error}", hint="the path of a YAML file") from None
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"-cfg pods={path}: {why}", hint="the path of a YAML file") from None
     except cluster.yaml().YAMLError as error:
         why = " ".join(str(error).split())
         raise UsageError(f"-cfg pods={path} is no YAML: {why}") from None
