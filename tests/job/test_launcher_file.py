@@ -19,6 +19,8 @@ TOP = Path(relight.__file__).parent
 MISSING_IS_FINE = {
     "relight.job.components.dist",  # for what is wrong with `relight submit`
     "relight.function",  # `relight.launch`, for those who have installed it
+    "relight.job.mounts",  # for components, which are called where relight is installed
+    "relight.job.resources",
 }
 """Modules that others import only where they do something that the file is not for."""
 

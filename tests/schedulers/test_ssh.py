@@ -345,6 +345,12 @@ def test_a_host_with_an_unknown_key_is_refused(scheduler: Ssh, hosts: Sshd, tmp_
     assert error.message == f"the key of {alpha.host} is not known here"
 
 
+def bare_python(place: Path) -> str:
+    """A Python without relight."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place / "bare")], check=True)
+    return str(place / "bare/bin/python")
+
+
 def test_a_missing_program_on_a_host_is_reported_in_one_line(
     scheduler: Ssh, hosts: Sshd, tmp_path: Path
 ) -> None:
@@ -353,10 +359,10 @@ def test_a_missing_program_on_a_host_is_reported_in_one_line(
     error = refused(scheduler, tmp_path, shell("true"), python="/no/such/python", **cfg)
     assert error.message.startswith(f"there is no such Python on {alpha}: ")
     assert "/no/such/python" in error.message and "-cfg python=FILE" in error.hint
-    bare = tmp_path / "bare"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(bare)], check=True)
-    error = refused(scheduler, tmp_path, shell("true"), python=str(bare / "bin/python"), **cfg)
-    assert error.message.startswith(f"relight is not installed on {alpha}: No module named")
+    role = shell("true", env={"RELIGHT_LAUNCHER": "installed"})
+    error = refused(scheduler, tmp_path, role, python=bare_python(tmp_path), **cfg)
+    assert error.message == f"relight is not installed on {alpha}"
+    assert "--launcher=travels sends it" in error.hint
     error = refused(scheduler, tmp_path, shell("true"), cwd="/no/such/place", **cfg)
     assert error.message == f"{alpha}: there is no directory /no/such/place"
     assert isinstance(error, UsageError) and "sync=true" in error.hint
@@ -371,7 +377,8 @@ def test_a_relight_of_another_version_is_not_reported_as_missing(
     other = tmp_path / "python"
     other.write_text("#!/bin/sh\necho relight ssh 999\ncat >/dev/null\n")
     other.chmod(0o755)
-    error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
+    role = shell("true", env={"RELIGHT_LAUNCHER": "installed"})
+    error = refused(scheduler, tmp_path, role, python=str(other), **hosts.cfg("alpha"))
     assert error.message == f"{hosts['alpha'].host} has another version of relight"
     other.write_text("#!/bin/sh\necho Traceback >&2\necho ImportError: libx >&2\nexit 1\n")
     error = refused(scheduler, tmp_path, shell("true"), python=str(other), **hosts.cfg("alpha"))
@@ -577,6 +584,47 @@ def test_two_nodes_train_as_one_job(launch: Launch, hosts: Sshd, work: Path) -> 
     assert sorted(name for name, _, _ in said) == ["alpha", "alpha", "beta", "beta"]
     assert {size for _, _, size in said} == {"4"}
     assert "no token" not in done.stderr
+
+
+@pytest.mark.slow
+def test_hosts_without_relight_get_the_launcher(
+    launch: Launch, hosts: Sshd, work: Path, tmp_path: Path
+) -> None:
+    """Once; the agents of the job are it, too."""
+    (work / "train.py").write_text(TRAIN)
+    cfg = {**hosts.cfg(), "python": bare_python(tmp_path)}
+    kept = [hosts[name].home / ".cache/relight/launchers" for name in ("alpha", "beta")]
+    times = []
+    for _ in range(2):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = str(server.getsockname()[1])
+        words = ["submit", "-s", "ssh", "-cfg", cfg_words(cfg), "dist.ddp", "-j", "2x2"]
+        words += ["--rdzv_port", port, "--script", "train.py"]
+        done = launch(*words, cwd=work, RELIGHT_STATE_DIR=os.environ["RELIGHT_STATE_DIR"])
+        assert done.returncode == 0, done.stderr
+        said = [x.partition("]:")[2].split() for x in done.stderr.splitlines() if "]:" in x]
+        assert sorted(rank for _, rank, _ in said) == ["0", "1", "2", "3"], done.stderr
+        files = [file for place in kept for file in place.glob("*/*")]
+        assert [(file.name, file.stat().st_mode & 0o777) for file in files] == [
+            ("relight", 0o500)] * 2  # fmt: skip
+        times.append([file.stat().st_mtime_ns for file in files])
+    assert times[0] == times[1]
+
+
+def test_a_host_that_cannot_keep_the_launcher_is_named(
+    scheduler: Ssh, hosts: Sshd, tmp_path: Path
+) -> None:
+    cache = hosts["beta"].home / ".cache"
+    kept = cache.with_name("kept")
+    if cache.exists():
+        cache.rename(kept)
+    cache.write_text("a file")
+    role = shell("true", env={"RELIGHT_LAUNCHER": "travels"}, replicas=2)
+    error = refused(scheduler, tmp_path, role, **hosts.cfg())
+    assert error.message.startswith(f"{hosts['beta'].host} can't keep the launcher: mkdir: ")
+    cache.unlink()
+    if kept.exists():
+        kept.rename(cache)
 
 
 @pytest.mark.slow

@@ -5,7 +5,8 @@ The file is a shell script that looks for a Python, followed by a zip archive of
 built from the installed package, and the same package gives the same bytes.
 
 A scheduler puts the file, named `relight`, into a directory of the replica, and starts the role's
-command by `wrapped`, which adds this directory to PATH:
+command by `wrapped`, which adds this directory to PATH (over ssh, the file also runs the process
+that starts this command):
 
     --launcher=auto       behind the others: a relight that the image has is preferred
     --launcher=travels    before the others
@@ -30,6 +31,12 @@ VARIABLE = "RELIGHT_LAUNCHER"
 INSTALLED, TRAVELS = "installed", "travels"
 ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers"})
 """Packages that `relight run` does not need."""
+FOR_SSH = frozenset({
+    "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
+    "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
+    "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
+})  # fmt: skip
+"""Modules of theirs with which a host runs a replica for ssh."""
 _CLI = frozenset({
     "__init__", "arguments", "coordinator", "doctor", "launch", "main", "mistakes", "run",
     "signals", "usage",
@@ -77,13 +84,17 @@ def modules() -> Iterator[str]:
     for directory, folders, files in os.walk(top):
         folders.sort()
         inside = os.path.relpath(directory, top)
-        if inside == os.curdir:
-            folders[:] = [folder for folder in folders if folder not in ELSEWHERE]
         for file in sorted(files):
             name, extension = os.path.splitext(file)
-            is_there = name in _CLI if inside == "cli" else name not in _NOT_AT_TOP
+            path = os.path.normpath(os.path.join(inside, file))
+            if inside.split(os.sep)[0] in ELSEWHERE:
+                is_there = path in FOR_SSH
+            elif inside == "cli":
+                is_there = name in _CLI
+            else:
+                is_there = name not in _NOT_AT_TOP
             if extension == ".py" and is_there:
-                yield os.path.normpath(os.path.join(inside, file))
+                yield path
 
 
 def marked(app: AppDef, launcher: str) -> AppDef:

@@ -17,6 +17,7 @@ from relight.schedulers.ssh import frames
 from relight.schedulers.ssh.frames import ReplicaEnded
 
 _MODULE = "relight.schedulers.ssh.replica"
+_FROM_FILE = f"import sys; sys.path.insert(0, sys.argv[1]); from {_MODULE} import main; main()"
 _SLOTS = ("slots", "max_slots", "max-slots")
 _CONNECT_S = 10
 _SSH_FAILED = 255
@@ -112,13 +113,18 @@ def of(cfg: Mapping[str, Any]) -> list[SshHost]:
     return hosts
 
 
-def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
+class NoRelightError(UsageError):
+    """A host has no relight, or one of another version."""
+
+
+def command(host: SshHost, cfg: Mapping[str, Any], python: str, launcher: str = "") -> list[str]:
     """Return the ssh command that starts the process which runs a replica.
 
     Args:
         host: the host.
         cfg: the options of the scheduler.
         python: the interpreter that is tried first if the options name none.
+        launcher: the directory of the launcher on the host, if relight is not installed there.
 
     Raises:
         UsageError: `ssh_args` has a quote that is not closed.
@@ -144,18 +150,24 @@ def command(host: SshHost, cfg: Mapping[str, Any], python: str) -> list[str]:
     port = host.port or cfg.get("port")
     words += ["-p", str(port)] if port else []
     words += ["-l", host.user] if host.user else []
-    return [*words, "--", host.name, _remote_command(cfg.get("python"), python)]
+    return [*words, "--", host.name, _remote_command(cfg.get("python"), python, launcher)]
 
 
-def _remote_command(wanted: str | None, python: str) -> str:
+def _remote_command(wanted: str | None, python: str, launcher: str) -> str:
     """Return the command for the remote login shell, whichever shell that is."""
-    if wanted:
-        script = f"exec {shlex.quote(wanted)} -P -m {_MODULE}"
-        if wanted.startswith("~/"):
-            script = f'exec "$HOME"/{shlex.quote(wanted[2:])} -P -m {_MODULE}'
+    if not wanted:
+        found = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
+    elif wanted.startswith("~/"):
+        found = f'p="$HOME"/{shlex.quote(wanted[2:])}'
     else:
-        first = f'p={shlex.quote(python)}; command -v "$p" >/dev/null 2>&1 || p=python3'
-        script = f'{first}; exec "$p" -P -m {_MODULE}'
+        found = f"p={shlex.quote(wanted)}"
+    if launcher:
+        return in_shell(f'{found}; exec "$p" -P -c {shlex.quote(_FROM_FILE)} {launcher}/relight')
+    return in_shell(f'{found}; exec "$p" -P -m {_MODULE}')
+
+
+def in_shell(script: str) -> str:
+    """Return a command line that has sh run a script, for any login shell."""
     return f"exec sh -c {shlex.quote(script)}"
 
 
@@ -173,13 +185,18 @@ def explain(host: SshHost, code: int, said: str, decoder: frames.FrameDecoder) -
         why = f": {last}" if last else ""
         return MachineError(f"the connection to {host} was lost{why}")
     if frames.NAME in decoder.noise:
-        return UsageError(
+        return NoRelightError(
             f"{host} has another version of relight",
-            hint="install the same on all hosts, or name the right one with -cfg python=",
+            hint="--launcher=travels sends this one; -cfg python= names a Python that has it",
         )
     for mark, message, hint in _connection_errors(host, last) if code == _SSH_FAILED else ():
         if mark in said:
             return MachineError(message, hint=hint)
+    if code != _SSH_FAILED and "No module named 'relight'" in said:
+        return NoRelightError(
+            f"relight is not installed on {host}",
+            hint="--launcher=travels sends it; -cfg python=FILE names a Python that has it",
+        )
     for mark, message, hint in _start_errors(host, last) if code != _SSH_FAILED else ():
         if mark in said:
             return UsageError(message, hint=hint)
@@ -211,8 +228,7 @@ def _connection_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str
 
 def _start_errors(host: SshHost, last: str) -> Iterator[tuple[str, str, str]]:
     """Yield a message of the remote shell or Python, its meaning, and what to do."""
-    another = "-cfg python=FILE names one that has it"
-    yield ("No module named", f"relight is not installed on {host}: {_after_colon(last)}", another)
+    another = "-cfg python=FILE names another one"
     yield ("Unknown option: -P", f"the Python of {host} is older than 3.11", another)
     for word in ("not found", "No such file", "cannot execute", "Permission denied"):
         yield word, f"there is no such Python on {host}: {last}", another

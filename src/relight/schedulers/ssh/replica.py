@@ -24,6 +24,7 @@ import sys
 import tempfile
 from typing import IO, NoReturn
 
+import relight
 from relight import env
 from relight.core import fields
 from relight.core.fields import Malformed
@@ -289,10 +290,14 @@ def _existing_directory(path: str) -> str:
 
 
 def _search_path(wanted: str) -> str:
-    """Return PATH: the role's own, then the host's, with the Python of relight on this host."""
+    """Return PATH: the role's own, the launcher's if this is one, then the host's, with the Python
+    of relight on this host.
+    """
     path = env.read().get("PATH", os.defpath)
     own = os.path.dirname(sys.executable)
-    parts = [wanted, *([own] if own not in path.split(":") else []), path]
+    file = os.path.dirname(os.path.dirname(relight.__file__))
+    launcher = [os.path.dirname(file)] if os.path.isfile(file) else []
+    parts = [wanted, *launcher, *([own] if own not in path.split(":") else []), path]
     return ":".join(part for part in parts if part)
 
 

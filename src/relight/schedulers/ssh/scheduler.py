@@ -3,8 +3,8 @@
 On this machine such a job is a job of processes (`processes`) whose replicas are ssh commands, so
 its state, logs, retries and end are those of local jobs, below the job's directory here.
 
-    here    submit: checks all hosts; if a host can't run its part, that is an error, and nothing
-                    is started
+    here    submit: checks all hosts, and sends the launcher to those that lack relight; if a host
+                    can't run its part, that is an error, and nothing is started
             `processes.executor` --> one link per replica (`link`) --> ssh
     there   sshd --> the process that runs the replica (`replica`) --> the replica
 
@@ -24,7 +24,6 @@ Values of variables are sent on stdin, never in a command line. ssh never asks q
 import json
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -33,19 +32,18 @@ from typing import Any
 from relight import env
 from relight.core import fields
 from relight.core.fields import Malformed
-from relight.errors import MachineError, RelightError, UsageError, many
-from relight.job import macros, records
+from relight.errors import MachineError, UsageError, many
+from relight.job import launcher_file, macros, records
 from relight.job.app import AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
 from relight.schedulers.processes.orders import Replica, to_text
-from relight.schedulers.ssh import frames, hosts, link
+from relight.schedulers.ssh import hosts, link, questions
 from relight.schedulers.ssh.hosts import SshHost
 from relight.schedulers.ssh.orders import Check, LinkOrder, RemoteReplica, Remove, Run
 
 _FILE = "ssh.json"
 _MOST_GRACE_S = 30.0
-_CHECK_LIMIT_S = 60.0
 _LOOPBACK = ("localhost", "127.", "::1")
 
 
@@ -64,7 +62,7 @@ class Ssh:
         Option("cwd", str, None, "directory there (default: this one's path)"),
         Option("sync", bool, False, "copy the working directory to the hosts; the job runs there"),
         Option("workspace", str, None, "copy this directory instead"),
-        Option("python", str, None, "remote Python that has relight (default: this one's path, "
+        Option("python", str, None, "Python there, 3.11 or newer (default: this one's path, "
                "else python3)"),
         Option("rank0_host", str, None, "address at which the others reach the first host"),
         Option("identity", str, None, "file with the private key"),
@@ -136,9 +134,7 @@ class Ssh:
             for role, replicas in body["role_params"].items()
             for number, replica in enumerate(replicas)
         }
-        _execute_on_all(
-            [(each.host, each.command, _check_order(each.order)) for each in orders.values()]
-        )
+        orders = _ready(orders, request.cfg)
         path = os.path.join(records.directory(app_id), _FILE)
         known = [
             RemoteReplica(each.host, each.command, _remove_order(each.order))
@@ -189,8 +185,10 @@ class Ssh:
         if not known and records.of_handle(self.name, app_id) is None:
             self._check_exists(app_id)  # raises if the job does not exist
         self._jobs.delete(app_id)
-        _execute_on_all(
-            [(each.host, each.command, each.order) for each in known if each.order.copy]
+        questions.refuse(
+            questions.ask(
+                [(each.host, each.command, each.order) for each in known if each.order.copy]
+            )
         )
 
     def list(self) -> Sequence[Listed]:
@@ -246,6 +244,44 @@ def _link_order(
     )
 
 
+def _ready(
+    orders: Mapping[tuple[str, int], LinkOrder], cfg: Mapping[str, Any]
+) -> dict[tuple[str, int], LinkOrder]:
+    """Check that each host can run its replica; return the orders. Hosts without relight get the
+    launcher, and orders that use it.
+
+    Raises:
+        RelightError: a host can't run its replica.
+    """
+    ready = dict(orders)
+    launchers = {key: each.order.env.get(launcher_file.VARIABLE) for key, each in orders.items()}
+    get = [key for key, launcher in launchers.items() if launcher == launcher_file.TRAVELS]
+    errors = _errors([each for key, each in orders.items() if key not in get])
+    without = [host for host, error in errors if isinstance(error, hosts.NoRelightError)]
+    get += [
+        key
+        for key, each in orders.items()
+        if each.host in without and launchers[key] != launcher_file.INSTALLED
+    ]
+    if not get:
+        questions.refuse(errors)
+        return ready
+    getting = [ready[key].host for key in get]
+    questions.refuse([(host, error) for host, error in errors if host not in getting])
+    directory = questions.send_launcher([(ready[key].host, ready[key].command) for key in get])
+    for key in get:
+        host = ready[key].host
+        command = hosts.command(host, cfg, sys.executable, directory)
+        ready[key] = ready[key]._replace(command=tuple(command))
+    questions.refuse(_errors([ready[key] for key in get]))
+    return ready
+
+
+def _errors(orders: Sequence[LinkOrder]) -> Sequence[questions.Failure]:
+    """Return why hosts can't run their replicas."""
+    return questions.ask([(each.host, each.command, _check_order(each.order)) for each in orders])
+
+
 def _link_processes(
     body: Mapping[str, Any], orders: Mapping[tuple[str, int], LinkOrder]
 ) -> tuple[Replica, ...]:
@@ -279,73 +315,6 @@ def _check_order(order: Run) -> Check:
 
 def _remove_order(order: Run) -> Remove:
     return Remove(order.app_id, order.role, order.replica, order.copy, order.silence_s)
-
-
-def _execute_on_all(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> None:
-    """Send all hosts their orders at the same time, each order once.
-
-    Raises:
-        RelightError: the first error; its message names the other hosts that failed.
-    """
-    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
-    errors: list[tuple[SshHost, RelightError]] = []
-    try:
-        for host, command, order in dict.fromkeys(questions):
-            running.append((host, _start(command, order)))
-        for host, process in running:
-            error = _answer(host, process)
-            if error is not None:
-                errors.append((host, error))
-    finally:
-        for _, process in running:
-            process.kill()
-            process.communicate()
-    if errors:
-        error = errors[0][1]
-        others = ", ".join(dict.fromkeys(str(host) for host, _ in errors[1:]))
-        more = f"; there are errors on {others} too" if others else ""
-        raise type(error)(error.message + more, hint=error.hint)
-
-
-def _start(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # no terminal to ask questions at
-        )
-    except FileNotFoundError:
-        raise MachineError("there is no ssh here", hint="Debian: openssh-client") from None
-    assert process.stdin is not None
-    try:
-        process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
-        process.stdin.flush()
-    except BrokenPipeError:
-        pass  # it says why
-    return process
-
-
-def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
-    try:
-        out, err = process.communicate(timeout=_CHECK_LIMIT_S)
-    except subprocess.TimeoutExpired:
-        return MachineError(
-            f"{host} accepts the login but does not answer",
-            hint="do the start-up files of the shell there wait for input?",
-        )
-    decoder = frames.FrameDecoder(frames.GREETING)
-    try:
-        said = dict(decoder.feed(out))
-    except ValueError:
-        said = {}
-    if frames.END not in said:
-        return hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
-    try:
-        return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
-    except Malformed as error:
-        return MachineError(f"{host} does not answer as relight does: {error}")
 
 
 def _load_replicas(app_id: str) -> list[RemoteReplica]:

@@ -1,0 +1,154 @@
+"""Asks all hosts of a job at the same time: whether they can run it, to remove a workspace, or to
+keep the launcher.
+
+The launcher (`job/launcher_file.py`) goes to hosts without relight, to a directory of the user's
+cache that is named by its content: it is sent once, and no job sees that of another version.
+"""
+
+import contextlib
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import IO
+
+from relight.core.fields import Malformed
+from relight.errors import MachineError, RelightError
+from relight.job import launcher_file
+from relight.schedulers.processes.orders import to_text
+from relight.schedulers.ssh import frames, hosts
+from relight.schedulers.ssh.hosts import SshHost
+from relight.schedulers.ssh.orders import Check, Remove
+
+Failure = tuple[SshHost, RelightError]
+_LIMIT_S = 60.0
+
+
+def ask(questions: Sequence[tuple[SshHost, Sequence[str], Check | Remove]]) -> list[Failure]:
+    """Send all hosts their orders, each order once; return those that failed, with the reason."""
+    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
+    failures: list[Failure] = []
+    try:
+        for host, command, order in dict.fromkeys(questions):
+            running.append((host, _ordered(command, order)))
+        for host, process in running:
+            error = _answer(host, process)
+            if error is not None:
+                failures.append((host, error))
+    finally:
+        _end(running)
+    return failures
+
+
+def refuse(failures: Sequence[Failure]) -> None:
+    """Raise the first failure; its message names the other hosts that failed.
+
+    Raises:
+        RelightError: there is one.
+    """
+    if failures:
+        error = failures[0][1]
+        others = ", ".join(dict.fromkeys(str(host) for host, _ in failures[1:]))
+        more = f"; there are errors on {others} too" if others else ""
+        raise type(error)(error.message + more, hint=error.hint)
+
+
+def send_launcher(targets: Sequence[tuple[SshHost, Sequence[str]]]) -> str:
+    """Store the launcher on hosts, where it is not there; return its directory, for their shell.
+
+    Args:
+        targets: hosts, and the ssh command that starts a replica there.
+
+    Raises:
+        MachineError: a host can't keep it.
+    """
+    content = launcher_file.build()
+    name = hashlib.sha256(content).hexdigest()[:16]
+    directory = f'"${{XDG_CACHE_HOME:-$HOME/.cache}}/relight/launchers/{name}"'
+    file = f"{directory}/{launcher_file.NAME}"
+    script = (
+        f"[ ! -e {file} ] || exec cat >/dev/null; umask 077; mkdir -p {directory} && "
+        f"cat >{file}.$$ && chmod 500 {file}.$$ && mv {file}.$$ {file}"
+    )
+    running: list[tuple[SshHost, subprocess.Popen[bytes]]] = []
+    failures: list[Failure] = []
+    try:
+        for host, (*ssh, _) in dict.fromkeys((host, tuple(words)) for host, words in targets):
+            with tempfile.TemporaryFile() as source:
+                source.write(content)
+                source.seek(0)
+                running.append((host, _start([*ssh, hosts.in_shell(script)], source)))
+        for host, process in running:
+            error = _kept(host, process)
+            if error is not None:
+                failures.append((host, error))
+    finally:
+        _end(running)
+    refuse(failures)
+    return directory
+
+
+def _kept(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
+    try:
+        _, err = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return MachineError(f"{host} does not take the launcher within {_LIMIT_S:g} s")
+    if process.returncode == 0:
+        return None
+    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    why = said[-1].strip() if said else f"exit code {process.returncode}"
+    return MachineError(
+        f"{host} can't keep the launcher: {why}",
+        hint="install relight there, or make room in ~/.cache",
+    )
+
+
+def _start(command: Sequence[str], stdin: int | IO[bytes]) -> "subprocess.Popen[bytes]":
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # no terminal to ask questions at
+        )
+    except FileNotFoundError:
+        raise MachineError("there is no ssh here", hint="Debian: openssh-client") from None
+
+
+def _ordered(command: Sequence[str], order: Check | Remove) -> "subprocess.Popen[bytes]":
+    """Start a command, and send it an order; its stdin stays open while it answers."""
+    process = _start(command, subprocess.PIPE)
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it says why
+        process.stdin.write(frames.frame(frames.ORDER, to_text(order)))
+        process.stdin.flush()
+    return process
+
+
+def _answer(host: SshHost, process: "subprocess.Popen[bytes]") -> RelightError | None:
+    """Return why a host can't execute its order, or None."""
+    try:
+        out, err = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return MachineError(
+            f"{host} accepts the login but does not answer",
+            hint="do the start-up files of the shell there wait for input?",
+        )
+    decoder = frames.FrameDecoder(frames.GREETING)
+    try:
+        said = dict(decoder.feed(out))
+    except ValueError:
+        said = {}
+    if frames.END not in said:
+        return hosts.explain(host, process.returncode, err.decode(errors="replace"), decoder)
+    try:
+        return hosts.problem(host, frames.ReplicaEnded.of(said[frames.END]))
+    except Malformed as error:
+        return MachineError(f"{host} does not answer as relight does: {error}")
+
+
+def _end(running: Iterable[tuple[SshHost, "subprocess.Popen[bytes]"]]) -> None:
+    for _, process in running:
+        process.kill()
+        process.communicate()
