@@ -252,6 +252,8 @@ class ApiServer:
         handler.send_response(code)
         handler.send_header("Content-Type", "application/json")
         handler.send_header("Content-Length", str(len(data)))
+        if code == 429:
+            handler.send_header("Retry-After", "1")
         handler.end_headers()
         handler.wfile.write(data)
 

@@ -318,6 +318,14 @@ def test_an_error_of_the_server_is_one_line(
     assert "\n" not in caught.value.message
 
 
+def test_a_server_that_has_too_much_to_do_is_asked_again(jobs: Jobs) -> None:
+    """After the time that it says; also to make an object, which it has not done."""
+    busy = [(429, "too many requests")] * 2
+    jobs.server.refuse = lambda *_: busy.pop() if busy else None
+    assert jobs.wait(jobs.submit(sh("true"))).state is SUCCEEDED
+    assert not busy
+
+
 def test_a_name_that_exists_is_refused(jobs: Jobs) -> None:
     request = jobs.scheduler.render(sh("true"), {}, "same-x1")
     jobs.scheduler.submit(request)

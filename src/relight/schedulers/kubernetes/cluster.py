@@ -11,6 +11,8 @@ from relight import env
 from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
+_TOO_MANY = 429
+_TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
 _FORBIDDEN = re.compile(r'cannot (\w+) resource "([^"]+)" in API group "([^"]*)"')
 
@@ -134,7 +136,7 @@ def _connect(kubernetes: Any, context: str) -> Any:
         )
     else:
         kubernetes.config.load_incluster_config(client_configuration=configuration)
-    configuration.retries = 3
+    configuration.retries = _retries()
     client = kubernetes.client.ApiClient(configuration)
     usual = client.select_header_content_type
 
@@ -145,6 +147,20 @@ def _connect(kubernetes: Any, context: str) -> Any:
 
     client.select_header_content_type = content_type
     return client
+
+
+def _retries() -> Any:
+    """Return when a request is repeated: after a lost connection if it changes nothing, and always
+    when a server that has too much to do says when (429, Retry-After).
+    """
+    from urllib3.util import Retry
+
+    class Patient(Retry):  # type: ignore[misc]  # urllib3 is not on the path of every check
+        def is_retry(self, method: str, status_code: int, has_retry_after: bool = False) -> bool:
+            busy = status_code == _TOO_MANY and has_retry_after
+            return busy or super().is_retry(method, status_code, has_retry_after)
+
+    return Patient(_TRIES)
 
 
 def _paths() -> list[str]:
