@@ -1,0 +1,301 @@
+"""The requests of an app to AWS Batch: a job definition, and a job of it.
+
+An app of one replica is a job of one container; any other one is a multi-node parallel job, whose
+nodes are the replicas of all roles, in their order. Source: the API reference of AWS Batch
+(RegisterJobDefinition, SubmitJob), and "Environment variables of jobs" in its user guide.
+"""
+
+import copy
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from relight import __version__
+from relight.errors import UsageError
+from relight.job import launcher_file, macros
+from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+from relight.job.user import user_name
+
+EFA = "vpc.amazonaws.com/efa"
+APP, USER, VERSION, ROLES = "relight/app-name", "relight/user", "relight/version", "relight/roles"
+"""Tags of a job. ROLES has each role's name and number of replicas, as NAME:NUMBER NAME:NUMBER."""
+LAUNCHER_URL = "RELIGHT_LAUNCHER_URL"
+"""The variable with the address of the launcher that travels."""
+LOG_GROUP = "/aws/batch/job"
+JOB = "RELIGHT_JOB_ID"
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
+_ROLE_ARNS = {"job_role_arn": "jobRoleArn", "execution_role_arn": "executionRoleArn"}
+_LONGEST = 128
+_MOST_ROLES = 5
+_MOST_ATTEMPTS = 10
+_CAPABILITY = "node.kubernetes.io/instance-type"
+_REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
+_PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
+_FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, of which nobody else has a part
+_OWN_ADDRESS = """\
+import socket
+try:
+    s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    s.connect(("10.255.255.255", 1))
+    print(s.getsockname()[0])
+except OSError:
+    print(socket.gethostbyname(socket.gethostname()))
+"""
+"""Sends nothing: it asks the system which of its addresses it would use, or which one it has."""
+_FETCH = (
+    "import os, urllib.request; "
+    f'urllib.request.urlretrieve(os.environ["{LAUNCHER_URL}"], "{_FOLDER}/relight")'
+)
+
+
+def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> dict[str, Any]:
+    """Return the arguments of RegisterJobDefinition.
+
+    Args:
+        app: the app with its macros.
+        cfg: the options of the scheduler.
+        name: of the job, and of the definition.
+        token: of the agents.
+
+    Raises:
+        UsageError: a part of the app or an option can't be expressed for AWS Batch.
+    """
+    if not app.roles:
+        raise UsageError(f"the app {app.name} has no roles")
+    if len(app.roles) > _MOST_ROLES:
+        raise UsageError(
+            f"the app {app.name} has {len(app.roles)} roles: a job of AWS Batch has at most "
+            f"{_MOST_ROLES}"
+        )
+    found: dict[str, Any] = {
+        "jobDefinitionName": name,
+        "tags": tags(app),
+        "propagateTags": True,
+        "retryStrategy": _retries(app),
+    }
+    if cfg.get("timeout"):
+        found["timeout"] = {"attemptDurationSeconds": cfg["timeout"] * 60}
+    if cfg.get("share_id"):
+        found["schedulingPriority"] = cfg.get("priority") or 0
+    size = sum(role.num_replicas for role in app.roles)
+    containers = [_container(app, role, cfg, name, first) for role, first in _first_nodes(app)]
+    for container in containers:
+        if all(each["name"] != TOKEN for each in container["environment"]):
+            container["environment"].append({"name": TOKEN, "value": token})
+    if size == 1:
+        return {**found, "type": "container", "containerProperties": containers[0]}
+    ranges = []
+    for (role, first), container in zip(_first_nodes(app), containers, strict=True):
+        kind = role.resource.capabilities.get(_CAPABILITY)
+        if kind:
+            container["instanceType"] = str(kind)
+        last = first + role.num_replicas - 1
+        ranges.append({"targetNodes": f"{first}:{last}", "container": container})
+    nodes = {"numNodes": size, "mainNode": 0, "nodeRangeProperties": ranges}
+    return {**found, "type": "multinode", "nodeProperties": nodes}
+
+
+def job(app: AppDef, cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the arguments of SubmitJob, except the definition's ARN."""
+    found: dict[str, Any] = {"jobName": name, "jobQueue": cfg["queue"], "tags": tags(app)}
+    if cfg.get("share_id"):
+        found["shareIdentifier"] = cfg["share_id"]
+    return found
+
+
+def containers(made: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the containers of a job definition."""
+    if "containerProperties" in made:
+        return [made["containerProperties"]]
+    return [each["container"] for each in made["nodeProperties"]["nodeRangeProperties"]]
+
+
+def with_variable(made: Mapping[str, Any], name: str, value: str) -> dict[str, Any]:
+    """Return a job definition whose containers have one more variable."""
+    found: dict[str, Any] = copy.deepcopy(dict(made))
+    for container in containers(found):
+        container["environment"].append({"name": name, "value": value})
+    return found
+
+
+def tags(app: AppDef) -> dict[str, str]:
+    """Return the tags of an app's definition and job."""
+    roles = " ".join(f"{role.name}:{role.num_replicas}" for role in app.roles)
+    own = {APP: app.name, USER: user_name(), VERSION: __version__, ROLES: roles}
+    return {name: _tag(value) for name, value in {**app.metadata, **own}.items()}
+
+
+def job_name(app_id: str) -> str:
+    """Return an app's id as a name that AWS Batch takes: letters, digits, hyphens, underscores."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", app_id).lstrip("-_")[-_LONGEST:]
+
+
+def brings_launcher(app: AppDef) -> bool:
+    """Return whether a role's command may need the launcher."""
+    return any(map(launcher_file.needed, app.roles))
+
+
+def _tag(text: str) -> str:
+    return re.sub(r"[^\w .:/=+@-]+", "_", str(text))[:256]
+
+
+def _retries(app: AppDef) -> dict[str, Any]:
+    """Return when Batch starts the job again: always if its host was lost, and after another
+    failure as often as a role says. Whatever it is, there are at most 10 attempts.
+    """
+    wanted = max(role.max_retries for role in app.roles)
+    if wanted >= _MOST_ATTEMPTS:
+        raise UsageError(
+            f"max_retries={wanted}: AWS Batch starts a job at most {_MOST_ATTEMPTS} times",
+            hint=f"--max_retries={_MOST_ATTEMPTS - 1}",
+        )
+    lost = {"onStatusReason": "Host EC2*", "action": "RETRY"}
+    if wanted <= 0:
+        rest = [{"onReason": "*", "action": "EXIT"}]
+        return {"attempts": 3, "evaluateOnExit": [lost, *rest]}
+    done = {"onExitCode": "0", "action": "EXIT"}
+    return {"attempts": wanted + 1, "evaluateOnExit": [lost, done]}
+
+
+def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
+    """Yield each role with the number of its first node."""
+    first = 0
+    for role in app.roles:
+        yield role, first
+        first += role.num_replicas
+
+
+def _container(
+    app: AppDef, role: Role, cfg: Mapping[str, Any], name: str, first: int
+) -> dict[str, Any]:
+    """Return the container of a role whose nodes begin at a number."""
+    if not role.image or role.image.startswith("<"):
+        raise UsageError(f"role {role.name} has no image", hint="--image=NAME")
+    if role.resource.memMB <= 0:
+        raise UsageError(f"role {role.name}: AWS Batch needs to know its memory", hint="--memMB")
+    known = {"img_root": "", "app_id": name, "replica_id": _REPLICA, "rank0_env": _RANK0_ENV}
+    own = macros.substitute(role, known)
+    if JOB in own.env:  # TorchX writes its own without the queue, and so it stays
+        whole = role.env[JOB].replace("${app_id}", f"{cfg['queue']}:{name}")
+        own = replace(own, env={**own.env, JOB: whole})
+    if launcher_file.needed(role) and cfg.get("launcher_uri"):
+        own = launcher_file.wrapped(own, _FOLDER)
+    volumes, mounts = _volumes(role)
+    values = {
+        "PYTHONUNBUFFERED": "x",
+        "RELIGHT_IMAGE": role.image,
+        "TORCHX_IMAGE": role.image,
+        "TORCHX_ROLE_IDX": str(app.roles.index(role)),
+        "TORCHX_ROLE_NAME": role.name,
+        **{key: value for key, value in own.env.items() if _REPLICA not in value},
+    }
+    found: dict[str, Any] = {
+        "command": ["sh", "-c", _script(app, own, first)],
+        "image": role.image,
+        "environment": [{"name": key, "value": value} for key, value in values.items()],
+        "privileged": bool(cfg.get("privileged")),
+        "resourceRequirements": list(_requirements(role.resource)),
+        "linuxParameters": _linux(role),
+        "logConfiguration": {"logDriver": "awslogs"},
+        "mountPoints": mounts,
+        "volumes": volumes,
+    }
+    if cfg.get("user"):
+        found["user"] = cfg["user"]
+    if cfg.get("ulimits"):
+        found["ulimits"] = [_ulimit(text) for text in cfg["ulimits"]]
+    for option, field in _ROLE_ARNS.items():
+        if cfg.get(option):
+            found[field] = cfg[option]
+    return found
+
+
+def _script(app: AppDef, own: Role, first: int) -> str:
+    """Return what the shell of a container runs: only there are the number of the node and the
+    address of the first one known, which Batch does not tell the first node itself.
+    """
+    lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
+    if sum(role.num_replicas for role in app.roles) > 1:
+        address = f"python3 -c {shlex.quote(_OWN_ADDRESS)} 2>/dev/null || hostname -i"
+        lines += [
+            "first=$AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",
+            f'[ -n "$first" ] || first=$({address})',
+            f'export {_RANK0_ENV}="${{first%% *}}" TORCHX_RANK0_HOST="${{first%% *}}"',
+        ]
+    if own.entrypoint == "sh" and any(_FOLDER in word for word in own.args):
+        lines += [
+            f'[ -z "${LAUNCHER_URL}" ] || {{ mkdir -p {_FOLDER} && '
+            f"python3 -c {shlex.quote(_FETCH)} && chmod 755 {_FOLDER}/relight; }} ||",
+            '  echo "relight: warning: the launcher could not be fetched" >&2',
+            f"unset {LAUNCHER_URL}",
+        ]
+    lines += [f"export {key}={_word(value)}" for key, value in own.env.items() if _REPLICA in value]
+    lines.append("exec " + " ".join(map(_word, (own.entrypoint, *own.args))))
+    return "\n".join(lines)
+
+
+def _word(text: str) -> str:
+    """Return a word for the shell, with the number of the replica where it stands for it."""
+    parts = [shlex.quote(part) if part else "" for part in text.split(_REPLICA)]
+    return f'"${_REPLICA_ENV}"'.join(parts) or "''"
+
+
+def _requirements(has: Resource) -> Iterator[dict[str, str]]:
+    yield {"type": "VCPU", "value": f"{max(1, has.cpu):g}"}
+    yield {"type": "MEMORY", "value": str(has.memMB)}
+    if has.gpu > 0:
+        yield {"type": "GPU", "value": str(has.gpu)}
+
+
+def _linux(role: Role) -> dict[str, Any]:
+    """Return the size of /dev/shm, and the devices: those of EFA, and those that are mounted."""
+    count = int(role.resource.devices.get(EFA, 0))
+    unknown = sorted(set(role.resource.devices) - {EFA})
+    if unknown:
+        raise UsageError(
+            f"role {role.name}: AWS Batch has no device {unknown[0]}", hint=f"known is {EFA}"
+        )
+    efa = (f"/dev/infiniband/uverbs{number}" for number in range(count))
+    devices = [_device(path, path, "rwm") for path in efa]
+    devices += [
+        _device(mount.src_path, mount.dst_path, mount.permissions)
+        for mount in role.mounts
+        if isinstance(mount, DeviceMount)
+    ]
+    return {"sharedMemorySize": role.resource.memMB, "devices": devices}
+
+
+def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
+    rights = [_PERMISSIONS[letter] for letter in permissions]
+    return {"hostPath": source, "containerPath": target, "permissions": rights}
+
+
+def _volumes(role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the volumes and where they are: directories of the host, file systems of EFS."""
+    volumes: list[dict[str, Any]] = []
+    mounts: list[dict[str, Any]] = []
+    for number, mount in enumerate(role.mounts):
+        name = f"mount_{number}"
+        match mount:
+            case BindMount(source, target, read_only):
+                volumes.append({"name": name, "host": {"sourcePath": source}})
+            case VolumeMount(source, target, read_only):
+                efs = {"fileSystemId": source}
+                volumes.append({"name": name, "efsVolumeConfiguration": efs})
+            case _:
+                continue
+        mounts.append({"containerPath": target, "readOnly": read_only, "sourceVolume": name})
+    return volumes, mounts
+
+
+def _ulimit(text: str) -> dict[str, Any]:
+    """Read a limit as `docker run --ulimit` does: NAME=SOFT, NAME=SOFT/HARD."""
+    name, _, values = text.partition("=")
+    soft, slash, hard = values.partition("/")
+    if not name or not re.fullmatch(r"-?\d+", soft) or (slash and not re.fullmatch(r"-?\d+", hard)):
+        raise UsageError(
+            f"-cfg ulimits: {text} is no limit", hint="NAME=SOFT or NAME=SOFT/HARD, memlock=-1"
+        )
+    return {"name": name, "softLimit": int(soft), "hardLimit": int(hard or soft)}

@@ -1,0 +1,351 @@
+"""Jobs on AWS Batch: a job definition and a job of it.
+
+    render   the requests (`request`), as JSON; neither credentials nor network are needed
+    submit   registers the definition, and submits the job; if it is refused, the definition goes
+    status   DescribeJobs, for multi-node jobs also of each node (`states`)
+    logs     CloudWatch
+    cancel   terminates the job
+    delete   terminates it if it runs, and deregisters its definition; Batch forgets the job itself
+             after a week
+
+The id of a job is QUEUE:NAME, as in TorchX.
+"""
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from importlib.util import find_spec
+from typing import Any
+
+from relight import env
+from relight.errors import UsageError, did_you_mean
+from relight.job import launcher_file, privacy
+from relight.job.app import AppDef, RetryPolicy
+from relight.job.user import user_name
+from relight.schedulers import needs
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    Listed,
+    LogQuery,
+    Option,
+    Request,
+    no_replica,
+)
+from relight.schedulers.aws_batch import request, states
+from relight.schedulers.aws_batch.client import Aws
+
+_POLL_S = 2.0
+_PAGE = 100
+"""How many jobs DescribeJobs describes at once."""
+_URL_S = 7 * 24 * 3600
+"""For how long the launcher can be fetched: the longest that S3 allows."""
+_ALL = ("SUBMITTED", "PENDING", "RUNNABLE", "STARTING", "RUNNING", "SUCCEEDED", "FAILED")
+
+
+def make() -> "AwsBatch":
+    """Return the scheduler."""
+    return AwsBatch()
+
+
+class AwsBatch:
+    """Sends jobs to a queue of AWS Batch."""
+
+    name = "aws_batch"
+    options: Sequence[Option] = (
+        Option("queue", str, None, "job queue", True),
+        Option("user", str, None, "user in the container"),
+        Option("privileged", bool, False, "give containers all rights on the host"),
+        Option("share_id", str, None, "share identifier, for queues with fair-share scheduling"),
+        Option("priority", int, 0, "scheduling priority within the share"),
+        Option("timeout", int, None, "minutes after which an attempt is ended"),
+        Option("job_role_arn", str, None, "IAM role of the containers"),
+        Option("execution_role_arn", str, None, "IAM role with which images are pulled"),
+        Option("ulimits", list, None, "limits in the container, NAME=SOFT/HARD;memlock=-1"),
+        Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher of images without "
+               "relight"),
+        Option("image_repo", str, None, "TorchX option; no effect: no image is pushed"),
+        Option("quiet", bool, False, "TorchX option; no effect"),
+    )  # fmt: skip
+    capabilities = Capabilities(retries=True, mounts=True, resources=True, images=True, since=True)
+
+    def __init__(self) -> None:
+        self._aws = Aws()
+
+    def affinity(self) -> int:
+        """Return how well AWS Batch suits this machine: it needs a queue that the user names."""
+        return 1 if find_spec("boto3") is not None and env.read().get("AWS_PROFILE") else 0
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Return the requests of an app. See `Scheduler.render`."""
+        if not cfg.get("queue"):
+            raise UsageError("AWS Batch needs to know the job queue", hint="-cfg queue=NAME")
+        _check_launcher(app, cfg)
+        name = request.job_name(app_id)
+        body = {
+            "app_id": f"{cfg['queue']}:{name}",
+            "definition": request.definition(app, cfg, name, secrets.token_hex(16)),
+            "job": request.job(app, cfg, name),
+        }
+        shown = {**body, "definition": request.definition(_without_secrets(app), cfg, name, "")}
+        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)))
+
+    def submit(self, request_: Request) -> str:
+        """Register the definition and submit the job; return the id of the app."""
+        body, cfg = request_.body, request_.cfg
+        definition = body["definition"]
+        with self._aws.client("batch") as batch:
+            _check_queue(batch, cfg["queue"])
+        if cfg.get("launcher_uri") and request.brings_launcher(request_.app):
+            definition = request.with_variable(
+                definition, request.LAUNCHER_URL, self._launcher_url(cfg["launcher_uri"])
+            )
+        with self._aws.client("batch") as batch:
+            arn = batch.register_job_definition(**definition)["jobDefinitionArn"]
+            try:
+                batch.submit_job(**body["job"], jobDefinition=arn)
+            except BaseException:
+                batch.deregister_job_definition(jobDefinition=arn)
+                raise
+        return str(body["app_id"])
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of those jobs that exist."""
+        found = {}
+        with self._aws.client("batch") as batch:
+            for app_id in app_ids:
+                job = _find(batch, app_id)
+                if job is not None:
+                    found[app_id] = states.status(job, _nodes(batch, job))
+        return found
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written in its last attempt; both streams are one."""
+        with self._aws.client("batch") as batch:
+            job = _find(batch, app_id)
+        if job is None:
+            raise _unknown(app_id)
+        number = states.node_of(job, query.role, query.replica)
+        if number is None:
+            known = ", ".join(f"{role}/0 to {size - 1}" for role, size in states.roles(job))
+            raise no_replica(app_id, query, known)
+        its_id = f"{job['jobId']}#{number}" if job.get("nodeProperties") else job["jobId"]
+        return self._lines(its_id, query)
+
+    def cancel(self, app_id: str) -> None:
+        """Terminate a job."""
+        with self._aws.client("batch") as batch:
+            job = _existing(batch, app_id)
+            if not states.state(job).is_over:
+                batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
+
+    def delete(self, app_id: str) -> None:
+        """Terminate a job if it runs, and deregister its definition."""
+        with self._aws.client("batch") as batch:
+            job = _existing(batch, app_id)
+            if not states.state(job).is_over:
+                batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
+            batch.deregister_job_definition(jobDefinition=job["jobDefinition"])
+
+    def list(self) -> Sequence[Listed]:
+        """Return this user's jobs in all queues, newest first."""
+        found = []
+        with self._aws.client("batch") as batch:
+            for queue in _queues(batch):
+                ids = [
+                    each["jobId"]
+                    for status in _ALL
+                    for each in _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue,
+                                       jobStatus=status)
+                ]  # fmt: skip
+                found += [(queue, job) for job in _described(batch, ids)]
+        mine = [
+            (queue, job)
+            for queue, job in found
+            if (job.get("tags") or {}).get(request.USER) == user_name()
+        ]
+        mine.sort(key=lambda each: each[1].get("createdAt") or 0, reverse=True)
+        return [
+            Listed(
+                f"{queue}:{job['jobName']}",
+                states.state(job),
+                job["tags"].get(request.APP, job["jobName"]),
+                states.submitted(job),
+            )
+            for queue, job in mine
+        ]
+
+    def close(self) -> None:
+        """Close the connections; jobs continue."""
+        self._aws.close()
+
+    def _launcher_url(self, uri: str) -> str:
+        """Store the launcher in S3, unless it is there; return an address to fetch it from."""
+        content = launcher_file.build()
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        name = f"relight-{hashlib.sha256(content).hexdigest()[:16]}"
+        key = f"{prefix.rstrip('/')}/{name}".lstrip("/")
+        with self._aws.client("s3") as s3:
+            known = s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1).get("KeyCount")
+            if not known:
+                s3.put_object(Bucket=bucket, Key=key, Body=content)
+            where = {"Bucket": bucket, "Key": key}
+            return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
+
+    def _lines(self, job_id: str, query: LogQuery) -> Iterator[str]:
+        """Yield the lines of a container, page after page; of one that waits, once it runs."""
+        token: dict[str, str] = {}
+        times = _times(query)
+        while True:
+            with self._aws.client("batch") as batch:
+                (job,) = _described(batch, [job_id]) or [{}]
+            over = not job or states.state(job).is_over
+            stream = states.stream(job)
+            page: Sequence[Mapping[str, Any]] = ()
+            if stream:
+                page, token = self._page(stream, {**times, **token})
+            yield from (line for each in page for line in each["message"].splitlines() or [""])
+            if not page and (over or not query.follow):
+                return
+            if not page:
+                time.sleep(_POLL_S)
+
+    def _page(
+        self, stream: str, where: Mapping[str, Any]
+    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, str]]:
+        """Return a page of a log stream, and where the next one begins; of a stream that does not
+        exist yet, nothing.
+        """
+        with self._aws.client("logs") as logs:
+            try:
+                answer = logs.get_log_events(
+                    logGroupName=request.LOG_GROUP,
+                    logStreamName=stream,
+                    startFromHead=True,
+                    **where,
+                )
+            except logs.exceptions.ResourceNotFoundException:
+                return [], {}
+        return answer["events"], {"nextToken": answer["nextForwardToken"]}
+
+
+def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
+    uri = str(cfg.get("launcher_uri") or "")
+    if uri and not uri.removeprefix("s3://").strip("/"):
+        raise UsageError(f"-cfg launcher_uri={uri} names no bucket", hint="s3://BUCKET/PREFIX")
+    if uri and not uri.startswith("s3://"):
+        raise UsageError(f"-cfg launcher_uri={uri} is not in S3", hint="s3://BUCKET/PREFIX")
+    wants = any(role.env.get(launcher_file.VARIABLE) == launcher_file.TRAVELS for role in app.roles)
+    if wants and not uri:
+        raise UsageError(
+            "--launcher=travels: a job of AWS Batch has no room for the launcher",
+            hint="-cfg launcher_uri=s3://BUCKET/PREFIX names where it can lie",
+        )
+
+
+def _check_queue(batch: Any, queue: str) -> None:
+    """Refuse a queue that does not exist, before anything is made."""
+    if batch.describe_job_queues(jobQueues=[queue])["jobQueues"]:
+        return
+    known = list(_queues(batch))
+    hint = did_you_mean(queue, known, f"known: {', '.join(known) or 'none'}")
+    raise UsageError(f"AWS Batch has no job queue {queue} in this region", hint=hint)
+
+
+def _queues(batch: Any) -> Iterator[str]:
+    for each in _pages(batch, "describe_job_queues", "jobQueues"):
+        yield each["jobQueueName"]
+
+
+def _pages(batch: Any, operation: str, field: str, **arguments: Any) -> Iterator[Any]:
+    for page in batch.get_paginator(operation).paginate(**arguments):
+        yield from page[field]
+
+
+def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
+    """Return the newest job of a name in a queue."""
+    queue, colon, name = app_id.rpartition(":")
+    if not colon or not queue or not name:
+        raise UsageError(f"{app_id} is no job of AWS Batch", hint="QUEUE:NAME")
+    wanted = [{"name": "JOB_NAME", "values": [name]}]
+    found = [
+        each
+        for each in _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue, filters=wanted)
+        if each["jobName"] == name
+    ]
+    if not found:
+        return None
+    newest = max(found, key=lambda each: each.get("createdAt") or 0)
+    described = _described(batch, [newest["jobId"]])
+    return described[0] if described else None
+
+
+def _existing(batch: Any, app_id: str) -> dict[str, Any]:
+    job = _find(batch, app_id)
+    if job is None:
+        raise _unknown(app_id)
+    return job
+
+
+def _unknown(app_id: str) -> UsageError:
+    return UsageError(f"no job {app_id} in AWS Batch", hint="relight list -s aws_batch")
+
+
+def _described(batch: Any, ids: Sequence[str]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for at in range(0, len(ids), _PAGE):
+        found += batch.describe_jobs(jobs=list(ids[at : at + _PAGE]))["jobs"]
+    return found
+
+
+def _nodes(batch: Any, job: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the nodes of a job, as far as they were started."""
+    size = (job.get("nodeProperties") or {}).get("numNodes")
+    if size is None:
+        return [dict(job)]
+    return _described(batch, [f"{job['jobId']}#{number}" for number in range(size)])
+
+
+def _times(query: LogQuery) -> dict[str, int]:
+    """Return the limits of a query, in milliseconds, as CloudWatch wants them."""
+    said: dict[str, datetime | None] = {"startTime": query.since, "endTime": query.until}
+    return {name: int(at.timestamp() * 1000) for name, at in said.items() if at is not None}
+
+
+def _without_secrets(app: AppDef) -> AppDef:
+    """Return the app with hidden values, as it is shown."""
+    env = {request.TOKEN: privacy.HIDDEN}
+    roles = (
+        replace(
+            role,
+            args=privacy.of_words(role.args),
+            env={**env, **privacy.of_variables(dict(role.env))},
+        )
+        for role in app.roles
+    )
+    return replace(app, roles=tuple(roles))
+
+
+def _text(body: Mapping[str, Any]) -> str:
+    """Return the requests as JSON."""
+    return json.dumps({name: body[name] for name in ("definition", "job")}, indent=2)
+
+
+def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
+    yield from needs.too_little(app)
+    for role in app.roles:
+        if role.min_replicas is not None and role.min_replicas < role.num_replicas:
+            yield (
+                f"{role.name}: AWS Batch starts all {role.num_replicas} nodes or none, and ends "
+                "the job when one is lost"
+            )
+        if role.max_retries and role.retry_policy is RetryPolicy.REPLICA:
+            yield f"{role.name}: AWS Batch retries the job as a whole"
+    if request.brings_launcher(app) and not cfg.get("launcher_uri"):
+        yield "the image must have relight: -cfg launcher_uri=s3://BUCKET/PREFIX brings it"
+    if cfg.get("image_repo"):
+        yield "image_repo has no effect: no image is built, none is pushed"

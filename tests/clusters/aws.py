@@ -1,0 +1,91 @@
+"""A stand-in for AWS, as no account can be used here: moto's server, on this host, with a queue.
+
+    with Aws() as aws:
+        aws.endpoint   # for the variable AWS_ENDPOINT_URL
+
+Without a Docker engine, moto runs no containers: jobs wait, or are over at once, as tests say. It
+knows no nodes of a multi-node job, and writes no logs.
+"""
+
+import json
+import urllib.request
+from types import TracebackType
+from typing import Any
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+REGION = "eu-central-1"
+
+
+class Aws:
+    """The server, with a compute environment and the queues `gpu` and `cpu`."""
+
+    def __init__(self) -> None:
+        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+        self.endpoint = ""
+
+    def __enter__(self) -> "Aws":
+        self._server.start()
+        host, port = self._server.get_host_and_port()
+        self.endpoint = f"http://{host}:{port}"
+        self._post("config", {"batch": {"use_docker": False}})
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.stop()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment of somebody with access."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_REGION": REGION,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def client(self, service: str) -> Any:
+        return boto3.client(
+            service,
+            endpoint_url=self.endpoint,
+            region_name=REGION,
+            aws_access_key_id="testing",
+            aws_secret_access_key="testing",
+        )
+
+    def reset(self) -> None:
+        """Forget everything, and make the queues."""
+        self._post("reset", {})
+        self._post("config", {"batch": {"use_docker": False}})
+        trust = {"Version": "2012-10-17", "Statement": []}
+        role = self.client("iam").create_role(
+            RoleName="service", AssumeRolePolicyDocument=json.dumps(trust)
+        )["Role"]["Arn"]
+        batch = self.client("batch")
+        batch.create_compute_environment(
+            computeEnvironmentName="any", type="UNMANAGED", state="ENABLED", serviceRole=role
+        )
+        order = [{"order": 1, "computeEnvironment": "any"}]
+        for name in ("gpu", "cpu"):
+            batch.create_job_queue(
+                jobQueueName=name, state="ENABLED", priority=1, computeEnvironmentOrder=order
+            )
+
+    def _post(self, path: str, body: dict[str, Any]) -> None:
+        urllib.request.urlopen(
+            urllib.request.Request(
+                f"{self.endpoint}/moto-api/{path}",
+                json.dumps(body).encode(),
+                {"Content-Type": "application/json"},
+                method="POST",
+            ),
+            timeout=30,
+        ).close()

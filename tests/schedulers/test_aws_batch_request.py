@@ -1,0 +1,247 @@
+"""What jobs become on AWS Batch: requests that its API takes, and commands that find each other."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.validate import ParamValidator
+from netlab import Lab, lab_unavailable
+
+from relight.errors import UsageError
+from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+from relight.job.components import dist
+from relight.schedulers.aws_batch import request
+from relight.schedulers.aws_batch import scheduler as aws_batch
+
+SMALL = Resource(1, 0, 1024)
+
+
+def definition(app: AppDef, name: str = "train-x1", **cfg: Any) -> dict[str, Any]:
+    return request.definition(app, {"queue": "gpu", **cfg}, name, "secret")
+
+
+def ddp(**options: Any) -> AppDef:
+    return dist.ddp(**{"script": "train.py", "image": "img:1", "j": "2x8", **options})
+
+
+def role(*words: str, **parts: Any) -> Role:
+    known = {"name": "main", "image": "img", "entrypoint": words[0], "args": words[1:]}
+    return Role(**{**known, "resource": SMALL, **parts})
+
+
+def variables(container: dict[str, Any]) -> dict[str, str]:
+    return {each["name"]: each["value"] for each in container["environment"]}
+
+
+APPS = {
+    "ddp": (ddp(), {}),
+    "one": (ddp(j="1x2"), {}),
+    "retries": (ddp(max_retries=3), {}),
+    "all options": (
+        ddp(h="aws_p4d.24xlarge"),
+        {
+            "user": "1000",
+            "privileged": True,
+            "share_id": "team",
+            "priority": 3,
+            "timeout": 60,
+            "job_role_arn": "arn:aws:iam::1:role/a",
+            "execution_role_arn": "arn:aws:iam::1:role/b",
+            "ulimits": ["memlock=-1", "nofile=1024/4096"],
+            "launcher_uri": "s3://b/p",
+        },
+    ),
+    "roles": (
+        AppDef("two", [
+            role("python", "a.py", num_replicas=3),
+            role("python", "b.py", name="reader", num_replicas=2, mounts=[
+                BindMount("/data", "/d", True), VolumeMount("fs-1", "/v"),
+                DeviceMount("/dev/kfd", "/dev/kfd")]),
+        ]),
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_the_requests_have_the_shape_that_the_api_describes(name: str) -> None:
+    app, cfg = APPS[name]
+    model = boto3.client("batch", region_name="eu-central-1").meta.service_model
+    sent = {
+        "RegisterJobDefinition": definition(app, **cfg),
+        "SubmitJob": {**request.job(app, {"queue": "q", **cfg}, "n"), "jobDefinition": "arn"},
+    }
+    for operation, body in sent.items():
+        shape = model.operation_model(operation).input_shape
+        report = ParamValidator().validate(body, shape)
+        assert not report.has_errors(), report.generate_report()
+
+
+def test_a_replica_is_a_node_and_a_role_is_a_range_of_nodes() -> None:
+    made = definition(APPS["roles"][0])
+    assert made["type"] == "multinode"
+    nodes = made["nodeProperties"]
+    assert (nodes["numNodes"], nodes["mainNode"]) == (5, 0)
+    assert [each["targetNodes"] for each in nodes["nodeRangeProperties"]] == ["0:2", "3:4"]
+    reader = nodes["nodeRangeProperties"][1]["container"]
+    assert [each["containerPath"] for each in reader["mountPoints"]] == ["/d", "/v"]
+    assert reader["mountPoints"][0]["readOnly"] and not reader["mountPoints"][1]["readOnly"]
+    assert reader["linuxParameters"]["devices"][0]["containerPath"] == "/dev/kfd"
+
+
+def test_an_app_of_one_replica_is_a_job_of_one_container() -> None:
+    """Which Batch also runs on Spot instances, unlike jobs of several nodes."""
+    made = definition(ddp(j="1x2"))
+    assert made["type"] == "container"
+    assert "AWS_BATCH_JOB_MAIN_NODE" not in made["containerProperties"]["command"][2]
+
+
+def test_the_container_has_what_torchx_gives_it() -> None:
+    """As TorchX 0.7.0 wrote it for the same app."""
+    made = definition(ddp(h="aws_p4d.24xlarge"), privileged=False)
+    (group,) = made["nodeProperties"]["nodeRangeProperties"]
+    container = group["container"]
+    assert container["resourceRequirements"] == [
+        {"type": "VCPU", "value": "96"},
+        {"type": "MEMORY", "value": "1132416"},
+        {"type": "GPU", "value": "8"},
+    ]
+    linux = container["linuxParameters"]
+    assert linux["sharedMemorySize"] == 1132416
+    assert [each["hostPath"] for each in linux["devices"]] == [
+        f"/dev/infiniband/uverbs{number}" for number in range(4)
+    ]
+    assert container["instanceType"] == "p4d.24xlarge"
+    assert container["logConfiguration"] == {"logDriver": "awslogs"}
+    known = variables(container)
+    assert (known["TORCHX_ROLE_IDX"], known["TORCHX_ROLE_NAME"]) == ("0", "train")
+
+
+def test_a_lost_host_is_retried_and_an_error_is_not() -> None:
+    once = definition(ddp(max_retries=0))["retryStrategy"]
+    assert once["evaluateOnExit"] == [
+        {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onReason": "*", "action": "EXIT"},
+    ]
+    again = definition(ddp(max_retries=3))["retryStrategy"]
+    assert again["attempts"] == 4
+    assert again["evaluateOnExit"][-1] == {"onExitCode": "0", "action": "EXIT"}
+
+
+def run(made: dict[str, Any], node: int, **environment: str) -> str:
+    """Run a container's command here as Batch would on a node; return what it writes."""
+    groups = made["nodeProperties"]["nodeRangeProperties"]
+    ends = [int(group["targetNodes"].partition(":")[2]) for group in groups]
+    container = next(g["container"] for g, end in zip(groups, ends, strict=True) if node <= end)
+    own = {"AWS_BATCH_JOB_NODE_INDEX": str(node), **environment}
+    env = {"PATH": os.environ["PATH"], **variables(container), **own}
+    command = container["command"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+
+
+def test_words_and_the_number_of_the_replica_reach_the_program() -> None:
+    text = "import os, sys; print(sys.argv[1:], os.environ['N'], os.environ['RELIGHT_RANK0_HOST'])"
+    words = [sys.executable, "-c", text, "a b", "$HOME", "it's", "n${replica_id}-${replica_id}", ""]
+    env = {"N": "<${replica_id}>"}
+    app = AppDef("a", [role("true"), role(*words, name="other", num_replicas=2, env=env)])
+    out = run(definition(app), 2, AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS="10.0.0.7")
+    assert out.strip() == "['a b', '$HOME', \"it's\", 'n1-1', ''] <1> 10.0.0.7"
+
+
+def test_a_job_knows_its_own_id() -> None:
+    env = {"RELIGHT_JOB_ID": "aws_batch://relight/${app_id}"}
+    made = definition(AppDef("a", [role("true", env=env)]))
+    found = variables(made["containerProperties"])
+    assert found["RELIGHT_JOB_ID"] == "aws_batch://relight/gpu:train-x1"
+
+
+def test_agents_meet_at_the_main_node(tmp_path: Path) -> None:
+    """Real agents, each on a host of its own. Batch tells the address to the others only."""
+    if reason := lab_unavailable():
+        pytest.skip(reason)
+    script = tmp_path / "train.py"
+    script.write_text("import os; print('rank', os.environ['RANK'], os.environ['WORLD_SIZE'])")
+    made = definition(dist.ddp(script=str(script), image="img", j="2x1"))
+    (group,) = made["nodeProperties"]["nodeRangeProperties"]
+    container = group["container"]
+    with Lab(hosts=["node0", "node1"]) as lab:
+        processes = []
+        for number in (0, 1):
+            main = lab["node0"].address
+            own = {"AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": main} if number else {}
+            path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+            env = {"PATH": path, "AWS_BATCH_JOB_NODE_INDEX": str(number), **variables(container)}
+            processes.append(
+                lab[f"node{number}"].start(
+                    container["command"], env={**env, **own}, text=True,
+                    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert "rank 0 2" in outputs[0] and "rank 1 2" in outputs[1]
+    assert "127.0.0.1" not in outputs[0]
+
+
+def test_the_launcher_is_fetched_where_the_image_lacks_relight(tmp_path: Path) -> None:
+    """From the address that is known at submission; the program does not see it."""
+    source = tmp_path / "launcher"
+    source.write_text("#!/bin/sh\necho from the launcher: $@ $RELIGHT_LAUNCHER_URL\n")
+    app = AppDef("a", [role("relight", "run", "x.py")])
+    made = request.with_variable(
+        definition(app, launcher_uri="s3://b/p"), request.LAUNCHER_URL, source.as_uri()
+    )
+    container = made["containerProperties"]
+    folder = tmp_path / "in the container"
+    command = [word.replace("/tmp/relight-launcher", str(folder)) for word in container["command"]]
+    assert command != container["command"]
+    command = [word.replace(f"mkdir -p {folder}", f"mkdir -p '{folder}'") for word in command]
+    command = [word.replace(f"755 {folder}/relight", f"755 '{folder}/relight'") for word in command]
+    env = {"PATH": "/usr/bin:/bin", **variables(container)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "from the launcher: run x.py", done.stderr
+
+
+@pytest.mark.parametrize("app_id", ["x" * 200 + "-abc", "-a", "ü b/c-1", "_"])
+def test_names_are_those_that_batch_takes(app_id: str) -> None:
+    name = request.job_name(app_id + "x1")
+    assert name.replace("-", "").replace("_", "").isascii() and len(name) <= 128
+    assert name[0].isalnum()
+
+
+@pytest.mark.parametrize(
+    ("app", "cfg", "said"),
+    [
+        (AppDef("a", []), {}, "has no roles"),
+        (AppDef("a", [role("x", name=f"r{n}") for n in range(6)]), {}, "at most 5"),
+        (AppDef("a", [role("x", image="")]), {}, "has no image"),
+        (AppDef("a", [role("x", resource=Resource(1, 0, -1))]), {}, "needs to know its memory"),
+        (AppDef("a", [role("x", max_retries=10)]), {}, "at most 10 times"),
+        (AppDef("a", [role("x", resource=Resource(1, 0, 1, {}, {"d": 1}))]), {}, "no device d"),
+        (ddp(), {"ulimits": ["memlock"]}, "memlock is no limit"),
+        (ddp(), {"queue": None}, "needs to know the job queue"),
+        (ddp(), {"launcher_uri": "/tmp"}, "is not in S3"),
+        (ddp(), {"launcher_uri": "s3://"}, "names no bucket"),
+        (ddp(env={"RELIGHT_LAUNCHER": "travels"}), {}, "has no room for the launcher"),
+    ],
+)
+def test_a_bad_part_of_an_app_is_refused(app: AppDef, cfg: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        aws_batch.make().render(app, {"queue": "gpu", **cfg}, "a-x1")
+
+
+def test_a_dry_run_needs_neither_network_nor_credentials_and_hides_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    app = AppDef("a", [role("x", "--password=abc", env={"API_KEY": "def"})])
+    made = aws_batch.make().render(app, {"queue": "gpu"}, "a-x1")
+    shown = json.loads(made.text)
+    assert shown["job"]["jobName"] == "a-x1"
+    token = variables(made.body["definition"]["containerProperties"])["RELIGHT_TOKEN"]
+    assert token and all(word not in made.text for word in ("abc", 'def"', token))
