@@ -14,6 +14,7 @@ _MODULES = {
     "slurm": "relight.schedulers.slurm.scheduler",
     "ssh": "relight.schedulers.ssh.scheduler",
     "kubernetes": "relight.schedulers.kubernetes.scheduler",
+    "ray": "relight.schedulers.ray.scheduler",
 }
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""
