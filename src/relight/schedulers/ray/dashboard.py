@@ -24,6 +24,8 @@ ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
 _SHORT_S = 1.0
+_INTERVAL_S = 0.2
+"""How often a node looks for new lines of a log that is followed."""
 _CHUNK = 1 << 16
 _LONGEST = 400
 _HINT = (
@@ -174,7 +176,9 @@ class Dashboard:
     def _log(
         self, kind: str, node: str, name: str, limit_s: float | None
     ) -> http.client.HTTPResponse | None:
-        query = {"node_id": node, "filename": name, "lines": -1, "interval": 0.2}
+        query: dict[str, Any] = {"node_id": node, "filename": name, "lines": -1}
+        if kind == "stream":
+            query["interval"] = _INTERVAL_S
         try:
             return self._open("GET", f"/api/v0/logs/{kind}?{urlencode(query)}", None, limit_s)
         except urllib.error.HTTPError as error:
