@@ -15,7 +15,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-LIMIT_S = 90.0
+LIMIT_S = 40.0
 _OBJECTS = 80 << 20
 _GCS_PORTS = (20000, 32000)
 """Outside of Ray's own ports for workers, and of those that the system gives out."""
@@ -29,7 +29,7 @@ def has_ray() -> bool:
 
 
 class RayCluster:
-    """Nodes of one cluster. The temporary directory has a short path, as Ray makes sockets in it."""
+    """Nodes of one cluster. Its directory has a short path, as Ray makes sockets in it."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
@@ -43,23 +43,27 @@ class RayCluster:
         host, _, port = self._gcs.partition(":")
         where, _, dashboard_port = self.dashboard.partition(":")
         words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
-        words += [f"--dashboard-port={dashboard_port}", f"--temp-dir={self.directory}/t"]
+        words += [f"--dashboard-port={dashboard_port}"]
         words += [f"--ray-client-server-port={_free_port(host)}", "--include-dashboard=true"]
-        self._start(2, host, words, cpus, {})
+        self._start(2, host, words, cpus)
         self._await_dashboard()
 
     def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
         """Start a node with the address 127.0.0.NUMBER."""
         words = [f"--address={self._gcs}", f"--resources={resources}"]
-        self._start(number, f"127.0.0.{number}", words, cpus, {})
+        self._start(number, f"127.0.0.{number}", words, cpus)
 
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
         node = self._nodes.pop(number)
-        pids = _of_session(node.pid)
-        for pid in pids:
-            _kill(pid)
+        while pids := of_variable(self._mark(number)):
+            for pid in pids:
+                _kill(pid)
         node.wait()
+
+    def _mark(self, number: int) -> str:
+        """The variable that all processes of a node inherit."""
+        return f"NODE_OF_TEST={self.directory}/{number}"
 
     def close(self) -> None:
         """End all nodes."""
@@ -67,12 +71,11 @@ class RayCluster:
             self.kill(number)
         self._folder.cleanup()
 
-    def _start(
-        self, number: int, address: str, words: list[str], cpus: int, variables: dict[str, str]
-    ) -> None:
+    def _start(self, number: int, address: str, words: list[str], cpus: int) -> None:
         programs = os.path.dirname(sys.executable)
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
         command += [f"--node-ip-address={address}", f"--num-cpus={cpus}", "--num-gpus=0"]
+        command += [f"--temp-dir={self.directory}/{number}"]  # nodes share no files
         command += [f"--object-store-memory={_OBJECTS}", f"--memory={8 << 30}"]
         command += ["--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
         command += [
@@ -94,8 +97,9 @@ class RayCluster:
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_timeout_ms": "2000",
             "RAY_health_check_failure_threshold": "3",
-            **variables,
         }
+        name, _, value = self._mark(number).partition("=")
+        own[name] = value
         with open(self.directory / f"node-{number}.log", "wb") as log:
             self._nodes[number] = subprocess.Popen(
                 command,
@@ -120,7 +124,7 @@ class RayCluster:
                 return
 
 
-def _free_port(host: str, among: range = range(0, 1)) -> int:
+def _free_port(host: str, among: range = range(1)) -> int:
     for port in among:
         with socket.socket() as probe:
             try:
@@ -131,18 +135,16 @@ def _free_port(host: str, among: range = range(0, 1)) -> int:
     raise AssertionError("no port is free")
 
 
-def _of_session(session: int) -> list[int]:
-    """All processes that a node has started: its session, and their descendants."""
-    parents: dict[int, tuple[int, int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
+def of_variable(text: str) -> list[int]:
+    """The processes, except for zombies, whose variables contain NAME=VALUE."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
+            variables = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        parents[int(path.parent.name)] = int(fields[1]), int(fields[3])
-    found = [pid for pid, (_, its) in parents.items() if its == session]
-    for pid in found:
-        found += [x for x, (parent, _) in parents.items() if parent == pid and x not in found]
+        if text.encode() in variables:
+            found.append(int(path.parent.name))
     return found
 
 

@@ -28,6 +28,7 @@ _INTERVAL_S = 0.2
 """How often a node looks for new lines of a log that is followed."""
 _CHUNK = 1 << 16
 _LONGEST = 400
+_EXCEPTION = re.compile(r"^(?:[\w.]*(?:Error|Exception)): (?=(.))", re.MULTILINE)
 _HINT = (
     "-cfg dashboard_address=HOST:8265 names the dashboard of the head node; "
     "`ray dashboard CLUSTER.yaml`, or ssh -L 8265:127.0.0.1:8265, makes a remote one reachable here"
@@ -266,6 +267,13 @@ class Dashboard:
         if code in (400, 404):
             return UsageError(f"Ray refuses it: {why}")
         return MachineError(f"Ray: {code} {why}")
+
+
+def _reason(said: str) -> str:
+    """Return the message of an answer in one line: of tracebacks, that of the last exception."""
+    found = list(_EXCEPTION.finditer(said))
+    text = said[found[-1].start(1) :] if found else said
+    return " ".join(text.split())[:_LONGEST]
 
 
 def _says_missing(said: bytes) -> bool:
