@@ -23,12 +23,11 @@ LEAST = (2, 60)
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
 _UPLOAD_S = 600.0
-_SHORT_S = 1.0
 _INTERVAL_S = 0.2
 """How often a node looks for new lines of a log that is followed."""
 _CHUNK = 1 << 16
 _LONGEST = 400
-_EXCEPTION = re.compile(r"^(?:[\w.]*(?:Error|Exception)): (?=(.))", re.MULTILINE)
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
 _HINT = (
     "-cfg dashboard_address=HOST:8265 names the dashboard of the head node; "
     "`ray dashboard CLUSTER.yaml`, or ssh -L 8265:127.0.0.1:8265, makes a remote one reachable here"
@@ -66,6 +65,11 @@ def url_of(address: str | None) -> str:
     return f"{parts.scheme}://{host}:{port or default}{parts.path.rstrip('/')}"
 
 
+def is_named() -> bool:
+    """Return whether a variable names a dashboard."""
+    return any(_is_dashboard(env.read().get(name)) for name in ADDRESSES)
+
+
 def app_id_of(url: str, job: str) -> str:
     """Return the id of a job: HOST:PORT:JOB, with `https:` before it where that is spoken."""
     where = url.removeprefix("http://").replace("https://", "https:")
@@ -99,14 +103,6 @@ class Dashboard:
 
     def __init__(self, url: str) -> None:
         self.url = url
-
-    def is_there(self) -> bool:
-        """Return whether it answers within a second."""
-        try:
-            self._json("GET", "/api/version", limit_s=_SHORT_S)
-        except RelightError:
-            return False
-        return True
 
     def check(self) -> None:
         """Check that this is a Ray whose version can run the driver.
@@ -251,10 +247,7 @@ class Dashboard:
         return UsageError(f"what answers at {self.url} is no Ray dashboard", hint=_HINT)
 
     def _refused(self, code: int, said: bytes) -> RelightError:
-        lines = [
-            line.strip() for line in said.decode(errors="replace").splitlines() if line.strip()
-        ]
-        why = (lines[-1] if lines else "")[:_LONGEST]  # of a traceback, the exception
+        why = _reason(said.decode(errors="replace"))
         if code in (401, 403):
             return UsageError(
                 f"the Ray cluster at {self.url} does not accept the token: {why}",
@@ -272,7 +265,7 @@ class Dashboard:
 def _reason(said: str) -> str:
     """Return the message of an answer in one line: of tracebacks, that of the last exception."""
     found = list(_EXCEPTION.finditer(said))
-    text = said[found[-1].start(1) :] if found else said
+    text = said[found[-1].end() :] if found else said
     return " ".join(text.split())[:_LONGEST]
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import MachineError, UsageError
 from relight.job import privacy
 from relight.job.app import AppDef, RetryPolicy
 from relight.job.user import user_name
@@ -73,12 +73,8 @@ class Ray:
     capabilities = Capabilities(retries=True, resources=True, elastic=True)
 
     def affinity(self) -> int:
-        """Return how well Ray suits this machine: the variables name a dashboard that answers."""
-        with contextlib.suppress(RelightError):
-            url = dashboard.url_of(None)
-            named = url != dashboard.url_of(dashboard.DEFAULT)
-            return 15 if named and Dashboard(url).is_there() else 0
-        return 0
+        """Return how well Ray suits this machine: a variable names a cluster."""
+        return 5 if dashboard.is_named() else 0
 
     def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
         """Return the request of an app. See `Scheduler.render`."""
