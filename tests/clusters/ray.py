@@ -13,7 +13,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
+
+from relight.host import linux
 
 LIMIT_S = 40.0
 _OBJECTS = 80 << 20
@@ -56,12 +59,12 @@ class RayCluster:
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
         node = self._nodes.pop(number)
-        while pids := of_variable(self._mark(number)):
+        while pids := of_variable(self.mark(number)):
             for pid in pids:
                 _kill(pid)
         node.wait()
 
-    def _mark(self, number: int) -> str:
+    def mark(self, number: int) -> str:
         """The variable that all processes of a node inherit."""
         return f"NODE_OF_TEST={self.directory}/{number}"
 
@@ -98,7 +101,7 @@ class RayCluster:
             "RAY_health_check_timeout_ms": "2000",
             "RAY_health_check_failure_threshold": "3",
         }
-        name, _, value = self._mark(number).partition("=")
+        name, _, value = self.mark(number).partition("=")
         own[name] = value
         with open(self.directory / f"node-{number}.log", "wb") as log:
             self._nodes[number] = subprocess.Popen(
@@ -108,6 +111,7 @@ class RayCluster:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=partial(linux.die_with_parent, signal.SIGTERM),
             )
 
     def _await_dashboard(self) -> None:

@@ -181,6 +181,55 @@ def test_a_job_grows_goes_on_without_its_first_node_and_takes_another(
     cluster.kill(4)
 
 
+def test_the_loss_of_the_coordinator_process_disturbs_no_worker(jobs: Jobs, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    app_id = jobs.submit(train(str(go), j="2x1"), workspace=workspace(tmp_path, TRAINS))
+    jobs.until(lambda: jobs.have_said(app_id, "begin 1 of 2", 2))
+    before = _coordinators(jobs.cluster)
+    os.kill(before[-1], signal.SIGKILL)
+    jobs.until(lambda: (found := _coordinators(jobs.cluster)) and found != before)
+    go.touch()
+    status = jobs.wait(app_id)
+    assert status.state is SUCCEEDED
+    assert status.restarts == 0
+    begun = [line for n in (0, 1) for line in jobs.lines(app_id, "train", n) if "begin" in line]
+    assert len(begun) == 2
+    jobs.until(lambda: not _coordinators(jobs.cluster))
+
+
+def _coordinators(cluster: RayCluster) -> list[int]:
+    """The processes of coordinators on the head."""
+    return [
+        pid
+        for pid in of_variable(cluster.mark(2))
+        if b"\0coordinator\0--bind\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+
+
+def test_further_replicas_have_nodes_of_their_own(jobs: Jobs) -> None:
+    """Also where there is room for several: one that has none waits."""
+    resource = Resource(cpu=0, gpu=0, memMB=64)
+    app = sh("exec sleep 1000", resource=resource, num_replicas=3, min_replicas=1)
+    app_id = jobs.submit(app)
+    jobs.until(lambda: "each node has a replica" in str(jobs.status(app_id)))
+    jobs.until(lambda: [x.state for x in jobs.status(app_id).replicas].count(RUNNING) == 2)
+    status = jobs.status(app_id)
+    assert status.state is RUNNING
+    (waiting,) = (x for x in status.replicas if x.state is PENDING)
+    assert waiting.error == "Unschedulable: each node has a replica of this job"
+    assert {x.host for x in status.replicas} == {"127.0.0.2", "127.0.0.3", ""}
+
+
+def test_replicas_may_share_a_node_where_that_is_asked_for(jobs: Jobs, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    work = workspace(tmp_path, TRAINS)
+    app = train(str(go), j="1:3x1", cpu=0)
+    app_id = jobs.submit(app, workspace=work, strategy="PACK")
+    jobs.until(lambda: jobs.have_said(app_id, "begin 2 of 3", 3))
+    go.touch()
+    assert jobs.wait(app_id).state is SUCCEEDED
+
+
 def test_cancel_ends_all_processes_with_their_grace(jobs: Jobs, tmp_path: Path) -> None:
     """One of them has left its session and its parent."""
     mark = f"MARK_OF_TEST={tmp_path}"

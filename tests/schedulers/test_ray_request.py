@@ -370,6 +370,17 @@ def test_a_job_runs_only_when_a_replica_runs() -> None:
     assert status.message == "main/0: Unschedulable: it needs 8 GPU"
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(-9, "the driver of the job was killed"), (1, "the driver of the job has failed: Oops: no")],
+)
+def test_a_driver_that_could_not_say_why_is_the_reason(code: int, expected: str) -> None:
+    written = {"message": "", "restarts": 0, "replicas": [["main", 0, "RUNNING", "h", None, ""]]}
+    found = {"status": "FAILED", "driver_exit_code": code, "message": "Traceback:\n a\nOops: no\n"}
+    status = states.status(found, written, {"main": 1})
+    assert (status.message, status.replicas[0].error) == (expected, expected)
+
+
 # What the driver decides.
 
 
@@ -480,10 +491,10 @@ def test_roles_end_together() -> None:
 @pytest.mark.parametrize(
     ("needs", "said"),
     [
-        ({"GPU": 8}, "Unschedulable: it needs 8 GPU; no node has more than 2 GPU"),
+        ({"GPU": 8}, "it needs 8 GPU; no node has more than 2 GPU"),
         (
             {"CPU": 4, "memory": 1 << 30},
-            "Unschedulable: it needs 4 CPU, 1024 MiB memory; 1 of 2 nodes have that much, "
+            "it needs 4 CPU, 1024 MiB memory; 1 of 2 nodes have that much, "
             "free in the whole cluster: 1 CPU, 512 MiB memory",
         ),
     ],
@@ -495,3 +506,4 @@ def test_what_a_cluster_lacks_is_said(needs: dict[str, float], said: str) -> Non
         {"Alive": False, "Resources": {"CPU": 64, "GPU": 8, "memory": 64 << 30}},
     ]
     assert driver.unplaced(needs, nodes, {"CPU": 1, "memory": 1 << 29}) == said
+    assert driver.unplaced(needs, nodes[2:], {}) == "each node has a replica of this job"

@@ -462,11 +462,11 @@ class Driver:
                 )
                 self._places[slot] = group, 0
 
-    def _elsewhere(self) -> list[dict[str, str]]:
-        """Return what excludes the nodes of all replicas, if each has a node of its own."""
+    def _elsewhere(self) -> list[dict[str, str]] | None:
+        """Return what excludes the nodes of all replicas, if each is to have one of its own."""
         used = sorted({slot.node for slot in self.job.slots if slot.node})
         if self._order["strategy"] != _STRICT or not used:
-            return []
+            return None
         return [{_NODE: f"!in({','.join(used)})"}]
 
     def _is_taken(self, slot: Slot, node: str) -> bool:
@@ -623,11 +623,15 @@ class Driver:
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_S
-        for slot in self.job.wanted():
-            if not slot.host and not slot.error.startswith("lost"):
-                slot.error = unplaced(
-                    slot.role["resources"], self._ray.nodes(), self._ray.available_resources()
-                )
+        waiting = [x for x in self.job.wanted() if not x.host and not x.error.startswith("lost")]
+        if not waiting:
+            return
+        used = {slot.node for slot in self.job.slots if slot.node}
+        nodes, free = self._ray.nodes(), self._ray.available_resources()
+        if self._order["strategy"] == _STRICT:
+            nodes = [node for node in nodes if node["NodeID"] not in used]
+        for slot in waiting:
+            slot.error = f"Unschedulable: {unplaced(slot.role['resources'], nodes, free)}"
 
     def _write_status(self) -> None:
         status = self.job.to_status()
@@ -756,20 +760,22 @@ def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[st
 
     Args:
         needs: its resources, by Ray's names; memory in bytes.
-        nodes: the cluster's, as `ray.nodes()` describes them.
+        nodes: those where it may be, as `ray.nodes()` describes them.
         free: what is free in the whole cluster.
     """
     alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if not alive:
+        return "each node has a replica of this job"
     lacking = [name for name in needs if not any(x.get(name, 0) >= needs[name] for x in alive)]
     wanted = ", ".join(_amount(name, needs[name]) for name in lacking or needs)
     if lacking:
         most = {name: max((x.get(name, 0) for x in alive), default=0) for name in lacking}
         has = ", ".join(_amount(name, most[name]) for name in lacking)
-        return f"Unschedulable: it needs {wanted}; no node has more than {has}"
+        return f"it needs {wanted}; no node has more than {has}"
     fitting = sum(all(x.get(name, 0) >= needs[name] for name in needs) for x in alive)
     left = ", ".join(_amount(name, free.get(name, 0)) for name in needs)
     return (
-        f"Unschedulable: it needs {wanted}; {fitting} of {len(alive)} nodes have that much, "
+        f"it needs {wanted}; {fitting} of {len(alive)} nodes have that much, "
         f"free in the whole cluster: {left}"
     )
 

@@ -15,7 +15,7 @@ _STATES = {
     "SUCCEEDED": AppState.SUCCEEDED,
     "FAILED": AppState.FAILED,
 }
-_KILLED = "the driver of the job was killed"
+_KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job has failed"
 _LONGEST = 1000
 
 
@@ -40,7 +40,7 @@ def status(
         every = [(role, number) for role, size in sizes.items() for number in range(size)]
         replicas = tuple(ReplicaStatus(*each, waiting) for each in every)
         return AppStatus(whole, "" if whole is AppState.RUNNING else _said(job), replicas)
-    replicas = tuple(_replica(each, whole) for each in written["replicas"])
+    replicas = tuple(_replica(each, whole, _end(job)) for each in written["replicas"])
     message = str(written["message"])
     if whole is AppState.RUNNING and not any(x.state is AppState.RUNNING for x in replicas):
         whole = AppState.PENDING
@@ -48,7 +48,7 @@ def status(
             (f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), ""
         )
     if whole is AppState.FAILED and not message:
-        message = next((_KILLED for x in replicas if x.error == _KILLED), "") or _said(job)
+        message = _end(job)
     return AppStatus(whole, message, replicas, written["restarts"])
 
 
@@ -60,13 +60,22 @@ def submitted(job: Mapping[str, Any]) -> str:
     return datetime.fromtimestamp(stamp / 1000).astimezone().isoformat(timespec="seconds")
 
 
-def _replica(written: list[Any], whole: AppState) -> ReplicaStatus:
+def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
     role, number, name, host, exitcode, error = written
     its = AppState[name]
     if whole.is_over and not its.is_over:  # the driver did not live to say it
         its = AppState.CANCELLED if whole is AppState.CANCELLED else AppState.FAILED
-        error = _KILLED if its is AppState.FAILED else error
+        error = end if its is AppState.FAILED else error
     return ReplicaStatus(role, number, its, host, exitcode, error)
+
+
+def _end(job: Mapping[str, Any]) -> str:
+    """Return what has happened to a driver that did not say it."""
+    code = job.get("driver_exit_code")
+    lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
+    if code is None or code < 0 or not lines:
+        return _KILLED
+    return cut(f"{_BROKEN}: {lines[-1].strip()}", _LONGEST)
 
 
 def _said(job: Mapping[str, Any]) -> str:
