@@ -19,6 +19,8 @@ from pathlib import Path
 from relight.host import linux
 
 LIMIT_S = 40.0
+PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
+"""The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
 _OBJECTS = 80 << 20
 _GCS_PORTS = (20000, 32000)
 """Outside of Ray's own ports for workers, and of those that the system gives out."""
@@ -28,7 +30,9 @@ def has_ray() -> bool:
     """Whether ray[default] is installed: `ray` alone has no dashboard."""
     from importlib.util import find_spec
 
-    return all(find_spec(name) is not None for name in ("ray", "aiohttp_cors", "opencensus"))
+    return sys.executable != PYTHON or all(
+        find_spec(name) is not None for name in ("ray", "aiohttp_cors", "opencensus")
+    )
 
 
 class RayCluster:
@@ -59,10 +63,14 @@ class RayCluster:
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
         node = self._nodes.pop(number)
+        self._kill_all(number)
+        node.wait()
+        self._kill_all(number)  # what was being started, and had no variables yet
+
+    def _kill_all(self, number: int) -> None:
         while pids := of_variable(self.mark(number)):
             for pid in pids:
                 _kill(pid)
-        node.wait()
 
     def mark(self, number: int) -> str:
         """The variable that all processes of a node inherit."""
@@ -75,8 +83,8 @@ class RayCluster:
         self._folder.cleanup()
 
     def _start(self, number: int, address: str, words: list[str], cpus: int) -> None:
-        programs = os.path.dirname(sys.executable)
-        command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
+        programs = os.path.dirname(PYTHON)
+        command = [PYTHON, "-m", "ray.scripts.scripts", "start", "--block", *words]
         command += [f"--node-ip-address={address}", f"--num-cpus={cpus}", "--num-gpus=0"]
         command += [f"--temp-dir={self.directory}/{number}"]  # nodes share no files
         command += [f"--object-store-memory={_OBJECTS}", f"--memory={8 << 30}"]

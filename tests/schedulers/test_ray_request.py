@@ -296,7 +296,7 @@ def test_no_answer_is_one_line_with_a_hint(server: Server) -> None:
         (404, "nothing", "is no Ray dashboard"),
         (200, "<html>", "is no Ray dashboard"),
         (200, "{}", "is no Ray dashboard"),
-        (200, '{"ray_version": "2.9.3"}', "has Ray 2.9.3; needed is 2.60"),
+        (200, '{"ray_version": "2.9.3"}', "has Ray 2.9.3; needed is 2.52"),
         (401, "Unauthorized", "does not accept the token"),
         (503, "Traceback:\n  a\nValueError: GCS is\n slow", "Ray: 503 GCS is slow"),
     ],

@@ -18,7 +18,7 @@ from relight import env
 from relight.errors import MachineError, RelightError, UsageError
 
 DEFAULT = "127.0.0.1:8265"
-LEAST = (2, 60)
+LEAST = (2, 52)
 """The oldest Ray that the tests have run with."""
 ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 _LIMIT_S = 30.0
@@ -155,15 +155,18 @@ class Dashboard:
         return None if answer is None else self._whole(answer)
 
     def follow(self, node: str, name: str) -> Iterator[bytes]:
-        """Yield a file of a node's logs as it grows, without an end.
+        """Yield a file of a node's logs as it grows, until nothing comes for half a minute: the
+        connection may be dead, or its reader gone.
 
         Raises:
             MachineError: the connection is lost.
         """
-        answer = self._log("stream", node, name, None)
+        answer = self._log("stream", node, name, _LIMIT_S)
         try:
             while answer is not None and (data := answer.read1(_CHUNK)):
                 yield data
+        except TimeoutError:
+            return
         except (http.client.HTTPException, OSError, ValueError) as error:
             raise self._silent(error) from None
         finally:
@@ -176,13 +179,24 @@ class Dashboard:
         query: dict[str, Any] = {"node_id": node, "filename": name, "lines": -1}
         if kind == "stream":
             query["interval"] = _INTERVAL_S
+        path = f"/api/v0/logs/{kind}?{urlencode(query)}"
         try:
-            return self._open("GET", f"/api/v0/logs/{kind}?{urlencode(query)}", None, limit_s)
+            return self._open("GET", path, None, limit_s)
         except urllib.error.HTTPError as error:
             said = self._whole(error)
-            if error.code == 404 or (error.code == 500 and _says_missing(said)):
-                return None
-            raise self._refused(error.code, said) from None
+            if error.code not in (404, 500):
+                raise self._refused(error.code, said) from None
+        if not self._has_log(node, name):
+            return None
+        try:  # it may have begun in the meantime
+            return self._open("GET", path, None, limit_s)
+        except urllib.error.HTTPError as error:
+            raise self._refused(error.code, self._whole(error)) from None
+
+    def _has_log(self, node: str, name: str) -> bool:
+        """Return whether a file exists: not all versions of Ray say so when it is read."""
+        listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
+        return name in json.dumps(listed)
 
     def _or_none(self, method: str, path: str) -> bytes | None:
         """Return the answer, or None if what is asked for does not exist."""
@@ -267,10 +281,6 @@ def _reason(said: str) -> str:
     found = list(_EXCEPTION.finditer(said))
     text = said[found[-1].end() :] if found else said
     return " ".join(text.split())[:_LONGEST]
-
-
-def _says_missing(said: bytes) -> bool:
-    return any(text in said for text in (b"Could not find", b"not found", b"No such file"))
 
 
 def _headers() -> dict[str, str]:

@@ -19,7 +19,7 @@ again, and the driver makes a new actor for it.
 
 It writes, into the directory of its own log, which Ray serves: `relight-APP-status.json` and
 `relight-APP-ROLE-N.log`, what replica N has written; all of them, with prefixes, to its stdout.
-Source: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
+Sources: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
 """
 
 import json
@@ -30,7 +30,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
 PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
@@ -345,9 +345,7 @@ class Replica:
             del here["OMP_NUM_THREADS"]
         env = {name: value.replace("${img_root}", cwd) for name, value in order["env"].items()}
         argv = [word.replace("${img_root}", cwd) for word in order["argv"]]
-        launcher = os.path.join(folder, "relight")
-        if os.path.exists(launcher):
-            os.chmod(launcher, 0o700)  # Ray's unpacking forgets modes
+        _set_modes(folder)
         whole = {**here, **env, "RELIGHT_LAUNCHER_PATH": folder, "PWD": cwd}
         self._guarded = Guarded(
             folder, {"argv": argv, "env": whole, "cwd": cwd, "grace_s": order["grace_s"]}
@@ -412,7 +410,6 @@ class Driver:
         self._outputs.say(self.job.message or "all replicas have succeeded")
         if self._coordinator is not None:
             self._coordinator.stop()
-        self._outputs.close()
         return self.job.exitcode
 
     def _step(self) -> None:
@@ -551,6 +548,7 @@ class Driver:
             return
         except exceptions.RayError as error:
             self._drop(slot)
+            self._outputs.end(slot)
             if not slot.is_over:
                 self.job.lost(slot, _why_lost(error))
                 self._outputs.say(f"{slot.name} {slot.error}")
@@ -705,7 +703,6 @@ class Outputs:
 
     def __init__(self, directory: str, app_id: str) -> None:
         self._start = os.path.join(directory, f"relight-{app_id}")
-        self._files: dict[str, BinaryIO] = {}
         self._rests: dict[str, bytes] = {}
 
     def say(self, text: str) -> None:
@@ -716,8 +713,7 @@ class Outputs:
         """Write what a replica has written: as it is to its file, whole lines to stdout."""
         if not data:
             return
-        self._file(slot).write(data)
-        self._file(slot).flush()
+        self._append(slot, data)
         *lines, rest = (self._rests.get(slot.name, b"") + data).split(b"\n")
         self._rests[slot.name] = rest
         self._show(slot, lines)
@@ -727,8 +723,7 @@ class Outputs:
         rest = self._rests.pop(slot.name, b"")
         if rest:
             self._show(slot, [rest])
-            self._file(slot).write(b"\n")
-            self._file(slot).flush()
+            self._append(slot, b"\n")
 
     def write_status(self, status: dict[str, Any]) -> None:
         """Replace the status."""
@@ -737,16 +732,16 @@ class Outputs:
             json.dump(status, file)
         os.replace(new, f"{self._start}-status.json")
 
-    def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-
-    def _file(self, slot: Slot) -> BinaryIO:
-        if slot.name not in self._files:
-            path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
-            self._files[slot.name] = open(path, "ab")
-        return self._files[slot.name]
+    def _append(self, slot: Slot, data: bytes) -> None:
+        """Add to a replica's file, which exists only with content: not all versions of Ray serve
+        empty ones.
+        """
+        path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
+        begins = not os.path.exists(path)
+        with open(f"{path}.new" if begins else path, "ab") as file:
+            file.write(data)
+        if begins:
+            os.rename(f"{path}.new", path)
 
     def _show(self, slot: Slot, lines: list[bytes]) -> None:
         prefix = f"{slot.name} | ".encode()
@@ -810,6 +805,14 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {said}"
 
 
+def _set_modes(folder: str) -> None:
+    """Set what Ray's unpacking forgets: the launcher can be run, the order has secrets."""
+    for name, mode in (("relight", 0o700), ("order.json", 0o600)):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            os.chmod(path, mode)
+
+
 def _log_directory() -> str:
     """Return the directory of this process's stdout, which is the job's log."""
     path = os.path.realpath("/proc/self/fd/1")
@@ -829,6 +832,7 @@ def main() -> int:
     import ray.util.scheduling_strategies
 
     folder = os.path.dirname(os.path.abspath(__file__))
+    _set_modes(folder)
     with open(os.path.join(folder, "order.json")) as file:
         order = json.load(file)
     ray.init(address="auto", log_to_driver=False, logging_level="WARNING")

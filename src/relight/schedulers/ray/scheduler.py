@@ -187,8 +187,7 @@ class _Log:
 
     def whole(self) -> Iterator[bytes]:
         """Yield what was not yielded yet."""
-        job = self._cluster.job(self._job) or {}
-        node = job.get("driver_node_id")
+        node = self._node()
         data = self._cluster.file(node, self._file) if node else None
         if data and len(data) > self._seen:
             yield data[self._seen :]
@@ -197,28 +196,26 @@ class _Log:
     def follow(self) -> Iterator[bytes]:
         """Yield what was and will be written, until the job is over; over lost connections too."""
         tries = _TRIES
-        while tries:
+        while True:
             before = self._seen
             try:
+                if self._is_over():
+                    break
                 yield from self._stream()
             except MachineError:
                 tries = _TRIES if self._seen > before else tries - 1
                 if not tries:
                     raise
                 time.sleep(_POLL_S)
-            else:
-                break
         yield from self.whole()
 
     def _stream(self) -> Iterator[bytes]:
-        """Yield what was not yielded yet, until the job is over."""
-        while not self._is_there():
-            if self._is_over():
-                return
+        """Yield what was not yielded yet, until the job is over or nothing came for a while."""
+        if not self._is_there():
             time.sleep(_POLL_S)
-        pieces: queue.Queue[bytes | MachineError] = queue.Queue(64)
-        node = (self._cluster.job(self._job) or {}).get("driver_node_id", "")
-        source = self._cluster.follow(node, self._file)
+            return
+        pieces: queue.Queue[bytes | MachineError | None] = queue.Queue()
+        source = self._cluster.follow(self._node(), self._file)
         threading.Thread(target=_read_into, args=(source, pieces), daemon=True).start()
         known = self._seen
         while True:
@@ -228,6 +225,8 @@ class _Log:
                 if self._is_over():
                     return
                 continue
+            if piece is None:
+                return
             if isinstance(piece, MachineError):
                 raise piece
             fresh, known = piece[known:], max(0, known - len(piece))
@@ -236,23 +235,27 @@ class _Log:
 
     def _is_there(self) -> bool:
         """Return whether anything was written: a stream of nothing does not begin."""
-        node = (self._cluster.job(self._job) or {}).get("driver_node_id")
+        node = self._node()
         return bool(node and self._cluster.file(node, self._file))
+
+    def _node(self) -> str:
+        """Return the node of the driver; empty if it has none yet."""
+        return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
 
     def _is_over(self) -> bool:
         job = self._cluster.job(self._job)
         return job is None or states.state(job).is_over
 
 
-def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineError]") -> None:
-    """Put a stream into a queue; its end, which is none of the file, is an error."""
+def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineError | None]") -> None:
+    """Put a stream into a queue, and at its end None or the error."""
     try:
         for piece in source:
             pieces.put(piece)
     except MachineError as error:
         pieces.put(error)
     else:
-        pieces.put(MachineError("the stream of the log has ended"))
+        pieces.put(None)
 
 
 def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
