@@ -63,12 +63,10 @@ class RayCluster:
     def kill(self, number: int) -> None:
         """End a node as if its machine was lost: all its processes at once."""
         node = self._nodes.pop(number)
-        self._kill_all(number)
+        below = _descendants(node.pid)  # Ray's own have no variables: they change their titles
+        _kill(node.pid)
         node.wait()
-        self._kill_all(number)  # what was being started, and had no variables yet
-
-    def _kill_all(self, number: int) -> None:
-        while pids := of_variable(self.mark(number)):
+        while pids := [*filter(_is_alive, below), *of_variable(self.mark(number))]:
             for pid in pids:
                 _kill(pid)
 
@@ -158,6 +156,26 @@ def of_variable(text: str) -> list[int]:
         if text.encode() in variables:
             found.append(int(path.parent.name))
     return found
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def _kill(pid: int) -> None:
