@@ -42,7 +42,11 @@ something, or a signal has ended the agent. Such replicas are started again a fe
 TRIES = 3
 LINGER_S = 30.0
 """How long replicas may run on after enough others have succeeded."""
-_STOPPED = 143
+_STOPPED, _KILLED = 143, 137
+_AGAIN_S = 5.0
+"""Ray may place a replica on a dying node until it notices; it is given time for that."""
+_LOW_MEMORY = "low on memory"
+"""What errors say if Ray's memory monitor has ended a process."""
 _STRICT = "STRICT_SPREAD"
 _NODE = "ray.io/node-id"
 """The label of each node with its id."""
@@ -149,7 +153,7 @@ class Job:
         elif self.stopping:
             slot.state = CANCELLED
         elif self._comes_again(slot, exitcode):
-            slot.state = PENDING
+            slot.state, slot.host, slot.node = PENDING, "", ""
         else:
             self._fail(slot)
 
@@ -298,7 +302,7 @@ class Guarded:
         while not data.endswith(b"\n"):
             more = self._channel.recv(1 << 16)
             if not more:
-                return 137, "the process that guards the command was killed"
+                return _KILLED, "the process that guards the command was killed"
             data += more
         found = json.loads(data)
         return found["exitcode"], found["error"]
@@ -390,6 +394,8 @@ class Driver:
         self._told: set[Slot] = set()
         """Replicas that were asked to end."""
         self._coordinator: Coordinator | None = None
+        self._again_at: dict[Slot, float] = {}
+        """When a replica may be placed again, for those that did not live long enough to run."""
         self._written: dict[str, Any] = {}
         self._next_look = 0.0
         self._linger_until = 0.0
@@ -415,7 +421,8 @@ class Driver:
     def _step(self) -> None:
         self._place_further()
         for slot in self.job.wanted():
-            if slot in self._places and slot not in self._actors:
+            is_time = time.monotonic() >= self._again_at.get(slot, 0.0)
+            if slot in self._places and slot not in self._actors and is_time:
                 self._make_actor(slot)
         self._start_placed()
         self._end_what_must_end()
@@ -550,8 +557,7 @@ class Driver:
             self._drop(slot)
             self._outputs.end(slot)
             if not slot.is_over:
-                self.job.lost(slot, _why_lost(error))
-                self._outputs.say(f"{slot.name} {slot.error}")
+                self._on_lost(slot, error)
             return
         if method == "where":
             self._on_placed(slot, answer)
@@ -570,6 +576,16 @@ class Driver:
             self._ray.util.remove_placement_group(self._places.pop(slot)[0])
         else:
             self.job.placed(slot, *answer)
+
+    def _on_lost(self, slot: Slot, error: BaseException) -> None:
+        if _LOW_MEMORY in str(error):
+            self.job.ended(
+                slot, _KILLED, "out of memory: Ray has ended it, as its node had none left"
+            )
+        else:
+            self.job.lost(slot, _why_lost(error))
+        self._again_at[slot] = time.monotonic() + _AGAIN_S * slot.transient
+        self._outputs.say(f"{slot.name}: {slot.error}")
 
     def _on_output(
         self, slot: Slot, actor: Any, data: bytes, end: "tuple[int, str] | None"
