@@ -34,7 +34,7 @@ $(EXAMPLES_READY): pyproject.toml
 
 $(READY): $(EXAMPLES_READY)
 	@echo "the tools of tests and benchmarks, beside what is there"
-	$(INSTALL) --progress-bar on -e '.[dev,bench,programs]'
+	$(INSTALL) --progress-bar on -e '.[dev,dev-ray,bench,programs]'
 	@echo "compiling all modules"
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # of some that nobody imports it can't
 	@touch $@

@@ -39,6 +39,7 @@ _LONGEST = (
     "tests/programs/test_programs.py",
     "tests/test_examples.py",
     "tests/warm/test_endings.py",
+    "tests/schedulers/test_ray.py",
     "tests/differential/test_command_lines.py",
     "tests/test_restarts.py",
     "tests/warm/test_faults.py",

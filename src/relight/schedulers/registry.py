@@ -15,6 +15,7 @@ _MODULES = {
     "ssh": "relight.schedulers.ssh.scheduler",
     "kubernetes": "relight.schedulers.kubernetes.scheduler",
     "aws_batch": "relight.schedulers.aws_batch.scheduler",
+    "ray": "relight.schedulers.ray.scheduler",
 }
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""

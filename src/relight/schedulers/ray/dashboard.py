@@ -1,0 +1,318 @@
+"""The connection to the dashboard of a Ray cluster: its REST API, and explanations of its errors.
+
+Used are `/api/version`, `/api/packages`, `/api/jobs` ("Ray Jobs REST API", Ray 2.60) and
+`/api/v0/logs`, which `ray logs` uses (`ray.util.state`, Ray 2.60), for files of the cluster's logs.
+"""
+
+import http.client
+import json
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+from relight import env
+from relight.errors import MachineError, RelightError, UsageError
+
+DEFAULT = "127.0.0.1:8265"
+LEAST = (2, 52)
+"""The oldest Ray that the tests have run with."""
+ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_LIMIT_S = 30.0
+_UPLOAD_S = 600.0
+_INTERVAL_S = 0.2
+"""How often a node looks for new lines of a log that is followed."""
+_CHUNK = 1 << 16
+_LONGEST = 400
+_EXCEPTION = re.compile(r"^[\w.]*(?:Error|Exception): ", re.MULTILINE)
+_HINT = (
+    "-cfg dashboard_address=HOST:8265 names the dashboard of the head node; "
+    "`ray dashboard CLUSTER.yaml`, or ssh -L 8265:127.0.0.1:8265, makes a remote one reachable here"
+)
+
+
+def url_of(address: str | None) -> str:
+    """Return the URL of a dashboard, without a slash at the end.
+
+    Args:
+        address: HOST, HOST:PORT or a URL; if None or empty, that of the variables
+            RAY_API_SERVER_ADDRESS or RAY_ADDRESS, or 127.0.0.1:8265.
+
+    Raises:
+        UsageError: it is no such address.
+    """
+    variables = env.read()
+    said, whose = address or "", "-cfg dashboard_address="
+    for name in ADDRESSES:
+        if not said and _is_dashboard(variables.get(name)):
+            said, whose = variables.get(name), f"{name}="
+    text = said or DEFAULT
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
+        raise UsageError(
+            f"{whose}{text} is no address of a dashboard",
+            hint="HOST:8265, or http://HOST:PORT, or https://HOST:PORT",
+        )
+    default = 8265 if "://" not in text else 443 if parts.scheme == "https" else 80
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{host}:{port or default}{parts.path.rstrip('/')}"
+
+
+def is_named() -> bool:
+    """Return whether a variable names a dashboard."""
+    return any(_is_dashboard(env.read().get(name)) for name in ADDRESSES)
+
+
+def app_id_of(url: str, job: str) -> str:
+    """Return the id of a job: HOST:PORT:JOB, with `https:` before it where that is spoken."""
+    where = url.removeprefix("http://").replace("https://", "https:")
+    return f"{quote(where, safe=':[]')}:{job}"
+
+
+def parts_of(app_id: str) -> tuple[str, str]:
+    """Return the URL of the dashboard and the name of a job.
+
+    Raises:
+        UsageError: it is no id of a job on Ray.
+    """
+    match = re.fullmatch(r"(https:)?((?:\[[0-9a-fA-F:.]+\]|[^:]+):\d+[^:]*):([^:]+)", app_id)
+    if match is None:
+        raise UsageError(f"{app_id} is no job of Ray", hint="HOST:PORT:JOB")
+    scheme = "https" if match[1] else "http"
+    return f"{scheme}://{unquote(match[2])}", match[3]
+
+
+def _is_dashboard(text: str) -> bool:
+    """Return whether a variable names a dashboard; RAY_ADDRESS may also name something else."""
+    return text.startswith(("http://", "https://"))
+
+
+class Dashboard:
+    """One dashboard; it is contacted when it is needed.
+
+    Args:
+        url: from `url_of`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def check(self) -> None:
+        """Check that this is a Ray whose version can run the driver.
+
+        Raises:
+            UsageError: it is none, or too old.
+            MachineError: it does not answer.
+        """
+        version = str(self._json("GET", "/api/version").get("ray_version", ""))
+        found = re.match(r"(\d+)\.(\d+)", version)
+        if found is None:
+            raise self._other()
+        if (int(found[1]), int(found[2])) < LEAST:
+            least = ".".join(map(str, LEAST))
+            raise UsageError(f"the cluster at {self.url} has Ray {version}; needed is {least}")
+
+    def upload(self, name: str, data: bytes) -> None:
+        """Store a package for jobs, unless it is there."""
+        path = f"/api/packages/gcs/{quote(name)}"
+        if self._or_none("GET", path) is None:
+            self._bytes("PUT", path, data, _UPLOAD_S)
+
+    def submit(self, request: Mapping[str, Any]) -> None:
+        """Submit a job."""
+        self._json("POST", "/api/jobs/", request)
+
+    def job(self, name: str) -> dict[str, Any] | None:
+        """Return what Ray knows of a job; None if it knows none of this name."""
+        found = self._or_none("GET", f"/api/jobs/{quote(name)}")
+        return None if found is None else self._read(found)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Return all jobs."""
+        found = self._json("GET", "/api/jobs/")
+        if not isinstance(found, list):
+            raise self._other()
+        return found
+
+    def stop(self, name: str) -> None:
+        """Ask for the end of a job."""
+        self._json("POST", f"/api/jobs/{quote(name)}/stop", {})
+
+    def delete(self, name: str) -> None:
+        """Remove a job that is over from Ray's list."""
+        self._json("DELETE", f"/api/jobs/{quote(name)}")
+
+    def file(self, node: str, name: str) -> bytes | None:
+        """Return a file of a node's logs; None if it does not exist."""
+        answer = self._log("file", node, name, _LIMIT_S)
+        return None if answer is None else self._whole(answer)
+
+    def follow(self, node: str, name: str) -> Iterator[bytes]:
+        """Yield a file of a node's logs as it grows, until nothing comes for half a minute: the
+        connection may be dead, or its reader gone.
+
+        Raises:
+            MachineError: the connection is lost.
+        """
+        answer = self._log("stream", node, name, _LIMIT_S)
+        try:
+            while answer is not None and (data := answer.read1(_CHUNK)):
+                yield data
+        except TimeoutError:
+            return
+        except (http.client.HTTPException, OSError, ValueError) as error:
+            raise self._silent(error) from None
+        finally:
+            if answer is not None:
+                answer.close()
+
+    def _log(
+        self, kind: str, node: str, name: str, limit_s: float | None
+    ) -> http.client.HTTPResponse | None:
+        query: dict[str, Any] = {"node_id": node, "filename": name, "lines": -1}
+        if kind == "stream":
+            query["interval"] = _INTERVAL_S
+        path = f"/api/v0/logs/{kind}?{urlencode(query)}"
+        try:
+            return self._open("GET", path, None, limit_s)
+        except urllib.error.HTTPError as error:
+            said = self._whole(error)
+            if error.code not in (404, 500):
+                raise self._refused(error.code, said) from None
+        if not self._has_log(node, name):
+            return None
+        try:  # it may have begun in the meantime
+            return self._open("GET", path, None, limit_s)
+        except urllib.error.HTTPError as error:
+            raise self._refused(error.code, self._whole(error)) from None
+
+    def _has_log(self, node: str, name: str) -> bool:
+        """Return whether a file exists: not all versions of Ray say so when it is read."""
+        listed = self._json("GET", f"/api/v0/logs?{urlencode({'node_id': node, 'glob': name})}")
+        return name in json.dumps(listed)
+
+    def _or_none(self, method: str, path: str) -> bytes | None:
+        """Return the answer, or None if what is asked for does not exist."""
+        try:
+            return self._whole(self._open(method, path, None, _LIMIT_S))
+        except urllib.error.HTTPError as error:
+            said = self._whole(error)
+            if error.code == 404:
+                return None
+            raise self._refused(error.code, said) from None
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        limit_s: float = _LIMIT_S,
+    ) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        return self._read(self._bytes(method, path, data, limit_s))
+
+    def _bytes(self, method: str, path: str, data: bytes | None, limit_s: float) -> bytes:
+        try:
+            return self._whole(self._open(method, path, data, limit_s))
+        except urllib.error.HTTPError as error:
+            raise self._refused(error.code, self._whole(error)) from None
+
+    def _open(
+        self, method: str, path: str, data: bytes | None, limit_s: float | None
+    ) -> http.client.HTTPResponse:
+        headers = {**_headers(), "Content-Type": "application/json"}
+        request = urllib.request.Request(  # noqa: S310  # `url_of` lets only http and https pass
+            self.url + path, data=data, headers=headers, method=method
+        )
+        try:
+            answer: http.client.HTTPResponse = urllib.request.urlopen(request, timeout=limit_s)  # noqa: S310
+        except urllib.error.HTTPError:
+            raise
+        except (http.client.HTTPException, OSError) as error:
+            raise self._silent(error) from None
+        return answer
+
+    def _whole(self, answer: Any) -> bytes:
+        try:
+            with answer:
+                return bytes(answer.read())
+        except (http.client.HTTPException, OSError) as error:
+            raise self._silent(error) from None
+
+    def _read(self, data: bytes) -> Any:
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise self._other() from None
+
+    def _silent(self, error: BaseException) -> MachineError:
+        reason = getattr(error, "reason", None) or error
+        why = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        return MachineError(f"no Ray dashboard answers at {self.url}: {why}", hint=_HINT)
+
+    def _other(self) -> UsageError:
+        return UsageError(f"what answers at {self.url} is no Ray dashboard", hint=_HINT)
+
+    def _refused(self, code: int, said: bytes) -> RelightError:
+        why = _reason(said.decode(errors="replace"))
+        if code in (401, 403):
+            return UsageError(
+                f"the Ray cluster at {self.url} does not accept the token: {why}",
+                hint="RAY_AUTH_TOKEN, or the file ~/.ray/auth_token, as for `ray job submit`",
+            )
+        if code == 404 and not said.startswith(b"Job "):
+            return self._other()
+        if "already exists" in why:
+            return UsageError(f"Ray: {why}", hint="submit it again, under another name")
+        if code in (400, 404):
+            return UsageError(f"Ray refuses it: {why}")
+        return MachineError(f"Ray: {code} {why}")
+
+
+def _reason(said: str) -> str:
+    """Return the message of an answer in one line: of tracebacks, that of the last exception."""
+    found = list(_EXCEPTION.finditer(said))
+    text = said[found[-1].end() :] if found else said
+    return " ".join(text.split())[:_LONGEST]
+
+
+def _headers() -> dict[str, str]:
+    """Return the headers of each request: those that RAY_JOB_HEADERS says, and the token.
+
+    Raises:
+        UsageError: RAY_JOB_HEADERS is no JSON object, or the file of the token can't be read.
+    """
+    variables = env.read()
+    try:
+        said = json.loads(variables.get("RAY_JOB_HEADERS") or "{}")
+        headers = {str(name): str(value) for name, value in said.items()}
+    except (ValueError, AttributeError):
+        raise UsageError('RAY_JOB_HEADERS: expected {"NAME": "VALUE"}') from None
+    token = _token(variables)
+    if token and "authorization" not in map(str.lower, headers):
+        headers["Authorization"] = f"Bearer {token}"
+    return headers
+
+
+def _token(variables: env.Environment) -> str:
+    """Return the token of a cluster with token authentication, found as Ray finds it."""
+    if variables.get("RAY_AUTH_MODE") == "disabled":
+        return ""
+    if variables.get("RAY_AUTH_TOKEN"):
+        return variables.get("RAY_AUTH_TOKEN").strip()
+    named = variables.get("RAY_AUTH_TOKEN_PATH")
+    path = os.path.expanduser(named or "~/.ray/auth_token")
+    try:
+        with open(path) as file:
+            return file.read().strip()
+    except OSError as error:
+        if named:
+            raise UsageError(f"RAY_AUTH_TOKEN_PATH={named}: {error.strerror}") from None
+        return ""

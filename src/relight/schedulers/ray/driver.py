@@ -1,0 +1,862 @@
+"""The driver of a job: the program that Ray runs on the cluster, and that runs the job there.
+
+    Ray's job supervisor --> driver --> one actor a replica --> guard.py --> the role's command
+                               └------> guard.py --> relight coordinator
+
+It travels with the job as `.relight/driver.py` in the job's working directory, needs Python 3.11,
+Ray and no relight, and reads `order.json` beside it (`request.py` writes it):
+
+    app_id, grace_s         the job, and the seconds from SIGTERM to SIGKILL
+    strategy                STRICT_SPREAD, SPREAD or PACK
+    coordinator             the port at which agents meet; null if the job has no agents that meet
+    token                   the agents', for the coordinator
+    roles                   name, least, most, retries, argv, env, resources (of one replica)
+
+The first `least` replicas of all roles are one placement group, so that a job has all of them or
+none. Once they are placed, each further replica is a group of its own, so that the job grows; with
+STRICT_SPREAD it is kept off the nodes of the others by their labels. Ray places a lost bundle
+again, and the driver makes a new actor for it.
+
+It writes, into the directory of its own log, which Ray serves: `relight-APP-status.json` and
+`relight-APP-ROLE-N.log`, what replica N has written; all of them, with prefixes, to its stdout.
+Sources: Ray 2.60, "Placement Groups", "Ray Jobs REST API".
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
+    "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
+)  # fmt: skip
+TRANSIENT = (3, 4, 129, 130, 137, 143)
+"""Exit codes that are no error of the user's program: nodes did not meet, a machine refused
+something, or a signal has ended the agent. Such replicas are started again a few times.
+"""
+TRIES = 3
+LINGER_S = 30.0
+"""How long replicas may run on after enough others have succeeded."""
+_STOPPED, _KILLED = 143, 137
+_AGAIN_S = 5.0
+"""Ray may place a replica on a dying node until it notices; it is given time for that."""
+_LOW_MEMORY = "low on memory"
+"""What errors say if Ray's memory monitor has ended a process."""
+_STRICT = "STRICT_SPREAD"
+_NODE = "ray.io/node-id"
+"""The label of each node with its id."""
+_READ_S = 1.0
+_WAIT_S = 0.5
+_LOOK_S = 5.0
+"""How often the reason why a replica is not placed is looked up."""
+_KILL_S = 5.0
+_CONNECT_S = 20.0
+_CHUNK = 1 << 20
+_FOLDER = ".relight"
+_ATTEMPTS = 5
+
+
+class Slot:
+    """One replica of a role, through all its starts."""
+
+    def __init__(self, role: dict[str, Any], number: int) -> None:
+        self.role = role
+        self.number = number
+        self.state = PENDING
+        self.host = ""
+        self.node = ""
+        self.exitcode: int | None = None
+        self.error = ""
+        self.starts = 0
+        """How often its command was started."""
+        self.failures = 0
+        """How often it has ended with an error of the user's program."""
+        self.transient = 0
+        """How often it has ended otherwise, without a success or a loss."""
+
+    @property
+    def name(self) -> str:
+        """The replica as users name it: ROLE/NUMBER."""
+        return f"{self.role['name']}/{self.number}"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is one of those without which the job does not begin."""
+        return bool(self.number < self.role["least"])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not run again."""
+        return self.state in (SUCCEEDED, FAILED, CANCELLED)
+
+
+class Job:
+    """Decides which replicas run, and when and how the job ends. It touches nothing.
+
+    Args:
+        roles: as in the order.
+    """
+
+    def __init__(self, roles: list[dict[str, Any]]) -> None:
+        self.slots = [Slot(role, number) for role in roles for number in range(role["most"])]
+        self.cause: Slot | None = None
+        """The replica whose failure has ended the job."""
+        self.stopping = False
+        """Whether all replicas have to end."""
+        self.message = ""
+        self._roles = roles
+        self._cancelled = False
+
+    def placed(self, slot: Slot, host: str, node: str) -> None:
+        """Note where a replica is."""
+        slot.host, slot.node, slot.error = host, node, ""
+
+    def started(self, slot: Slot) -> None:
+        """Note that the command of a replica runs."""
+        slot.state, slot.exitcode = RUNNING, None
+        slot.starts += 1
+
+    def lost(self, slot: Slot, why: str) -> None:
+        """Note that a replica was lost with its node: it is no failure, and it comes again.
+
+        Args:
+            slot: the replica.
+            why: in one line.
+        """
+        if slot.state != RUNNING:
+            slot.transient += 1  # it never ran: perhaps it never can
+        slot.error, slot.host, slot.node = f"lost: {why}", "", ""
+        if self.stopping:
+            slot.state = CANCELLED
+        elif slot.transient > TRIES:
+            self._fail(slot)
+        else:
+            slot.state = PENDING
+
+    def ended(self, slot: Slot, exitcode: int, error: str = "") -> None:
+        """Note the end of a replica's command.
+
+        Args:
+            slot: the replica.
+            exitcode: 128 + n for signal n.
+            error: why it did not start, if it did not.
+        """
+        slot.exitcode = exitcode
+        slot.error = error or (f"exit code {exitcode}" if exitcode else "")
+        if exitcode == 0:
+            slot.state = SUCCEEDED
+        elif self.stopping:
+            slot.state = CANCELLED
+        elif self._comes_again(slot, exitcode):
+            slot.state, slot.host, slot.node = PENDING, "", ""
+        else:
+            self._fail(slot)
+
+    def refused(self, slot: Slot, why: str) -> None:
+        """Note that a replica can't be made at all."""
+        slot.error = why
+        if self.stopping:
+            slot.state = CANCELLED
+        else:
+            self._fail(slot)
+
+    def cancel(self) -> None:
+        """Begin to end all replicas, because the job was cancelled."""
+        if not self.stopping:
+            self._cancelled, self.message = True, "it was cancelled"
+            self._stop()
+
+    def finish(self) -> None:
+        """Begin to end those that run on although enough others have succeeded."""
+        self._stop()
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether as many replicas of each role have succeeded as it needs."""
+        return all(self._successes(role) >= role["least"] for role in self._roles)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no replica runs, or will run."""
+        states = [slot.state for slot in self.slots]
+        if RUNNING in states:
+            return False
+        return self.stopping or self.has_succeeded or PENDING not in states
+
+    def wanted(self) -> list[Slot]:
+        """Return the replicas that have to be placed. Of a role that has succeeded these are none:
+        a newcomer would meet nobody.
+        """
+        if self.stopping:
+            return []
+        done = {role["name"] for role in self._roles if self._successes(role) >= role["least"]}
+        return [slot for slot in self.slots
+                if slot.state == PENDING and slot.role["name"] not in done]  # fmt: skip
+
+    @property
+    def exitcode(self) -> int:
+        """The exit code of the job, once it is over."""
+        if self.cause is not None:
+            return self.cause.exitcode or 1
+        return _STOPPED if self._cancelled or not self.has_succeeded else 0
+
+    def close(self) -> None:
+        """Note that the job is over: what has not begun will not."""
+        for slot in self.slots:
+            if not slot.is_over:
+                slot.state = CANCELLED
+                slot.error = slot.error if self.exitcode else "not needed"
+
+    def to_status(self) -> dict[str, Any]:
+        """Return what `relight status` reads."""
+        return {
+            "message": self.message,
+            "restarts": sum(max(0, slot.starts - 1) for slot in self.slots),
+            "replicas": [
+                [slot.role["name"], slot.number, slot.state, slot.host, slot.exitcode, slot.error]
+                for slot in self.slots
+            ],
+        }
+
+    def _comes_again(self, slot: Slot, exitcode: int) -> bool:
+        if slot.failures < slot.role["retries"]:
+            slot.failures += 1
+            return True
+        if exitcode not in TRANSIENT:
+            return False
+        slot.transient += 1
+        return slot.transient <= TRIES
+
+    def _fail(self, slot: Slot) -> None:
+        slot.state, self.cause = FAILED, slot
+        self.message = f"{slot.name}: {slot.error}"
+        self._stop()
+
+    def _stop(self) -> None:
+        self.stopping = True
+        for slot in self.slots:
+            if slot.state == PENDING:
+                slot.state = CANCELLED
+
+    def _successes(self, role: dict[str, Any]) -> int:
+        return sum(x.state == SUCCEEDED and x.role["name"] == role["name"] for x in self.slots)
+
+
+class Guarded:
+    """A command that a guard runs, and that ends with this object's process at the latest.
+
+    Args:
+        folder: the directory of `guard.py`.
+        order: `argv`, `env`, `cwd` and `grace_s`.
+        shared: whether the command writes to the stdout of this process, and not to `output`.
+    """
+
+    def __init__(self, folder: str, order: dict[str, Any], *, shared: bool = False) -> None:
+        self._channel, theirs = socket.socketpair()
+        self.output, writer = (-1, 1) if shared else os.pipe()
+        kept = (theirs.fileno(), *(() if shared else (self.output,)))
+        command = [sys.executable, "-I", os.path.join(folder, "guard.py"), str(theirs.fileno())]
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=writer,
+            stderr=writer,
+            pass_fds=kept,
+            check=True,
+        )
+        theirs.close()
+        if not shared:
+            os.close(writer)
+            os.set_blocking(self.output, False)
+        line = json.dumps({**order, "output": self.output}) + "\n"
+        self._channel.sendall(line.encode())
+
+    def stop(self) -> None:
+        """Ask for the end of the command."""
+        try:
+            self._channel.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass  # it has ended
+
+    def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
+        """Return what the command has written, and its exit code and error once it has ended.
+
+        Args:
+            wait_s: how long to wait for either.
+        """
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        if self.output >= 0:
+            poll.register(self.output, select.POLLIN)
+        events = [descriptor for descriptor, _ in poll.poll(wait_s * 1000)]
+        end = self._result() if self._channel.fileno() in events else None
+        return self._drain(), end
+
+    def _result(self) -> "tuple[int, str]":
+        data = b""
+        while not data.endswith(b"\n"):
+            more = self._channel.recv(1 << 16)
+            if not more:
+                return _KILLED, "the process that guards the command was killed"
+            data += more
+        found = json.loads(data)
+        return found["exitcode"], found["error"]
+
+    def _drain(self) -> bytes:
+        found, size = [], 0
+        while self.output >= 0 and size < _CHUNK:
+            try:
+                data = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                os.close(self.output)
+                self.output = -1
+            found.append(data)
+            size += len(data)
+        return b"".join(found)
+
+
+class Replica:
+    """The actor of a replica: it runs the command where Ray has placed it."""
+
+    def __init__(self) -> None:
+        self._guarded: Guarded | None = None
+        self._end: tuple[int, str] | None = None
+
+    def where(self) -> "tuple[str, str]":
+        """Return the address of this node, and its id."""
+        import ray
+
+        return ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id()
+
+    def start(self, order: dict[str, Any]) -> None:
+        """Start the command.
+
+        Args:
+            order: `argv`, `env`, `grace_s` and `cpus`, which Ray has put into OMP_NUM_THREADS as if
+                there was one process.
+        """
+        cwd = os.getcwd()
+        folder = os.path.join(cwd, _FOLDER)
+        here = dict(os.environ)
+        if here.get("OMP_NUM_THREADS") == str(order["cpus"]):
+            del here["OMP_NUM_THREADS"]
+        env = {name: value.replace("${img_root}", cwd) for name, value in order["env"].items()}
+        argv = [word.replace("${img_root}", cwd) for word in order["argv"]]
+        _set_modes(folder)
+        whole = {**here, **env, "RELIGHT_LAUNCHER_PATH": folder, "PWD": cwd}
+        self._guarded = Guarded(
+            folder, {"argv": argv, "env": whole, "cwd": cwd, "grace_s": order["grace_s"]}
+        )
+
+    def read(self, wait_s: float) -> "tuple[bytes, tuple[int, str] | None]":
+        """Return output, and exit code and error once all output was returned."""
+        assert self._guarded is not None
+        if self._end is None:
+            data, self._end = self._guarded.read(wait_s)
+        else:
+            data, _ = self._guarded.read(0)
+        return data, None if len(data) >= _CHUNK else self._end
+
+    def stop(self) -> None:
+        """Ask for the end of the command."""
+        if self._guarded is not None:
+            self._guarded.stop()
+
+
+class Driver:
+    """Carries out what `Job` decides, with Ray's actors.
+
+    Args:
+        order: the job.
+        ray: the package, connected.
+        directory: of the log files.
+    """
+
+    def __init__(self, order: dict[str, Any], ray: Any, directory: str) -> None:
+        self.job = Job(order["roles"])
+        self._order = order
+        self._ray = ray
+        self._folder = os.path.dirname(os.path.abspath(__file__))
+        self._outputs = Outputs(directory, order["app_id"])
+        self._places: dict[Slot, tuple[Any, int]] = {}
+        """The placement group of a replica, and the number of its bundle."""
+        self._may_grow = False
+        self._actors: dict[Slot, Any] = {}
+        self._calls: dict[Any, tuple[Slot, str, Any]] = {}
+        """Calls of actors by their references: the replica, the method, the actor."""
+        self._told: set[Slot] = set()
+        """Replicas that were asked to end."""
+        self._coordinator: Coordinator | None = None
+        self._again_at: dict[Slot, float] = {}
+        """When a replica may be placed again, for those that did not live long enough to run."""
+        self._written: dict[str, Any] = {}
+        self._next_look = 0.0
+        self._linger_until = 0.0
+        self._kill_at = 0.0
+
+    def run(self) -> int:
+        """Run the job; return its exit code."""
+        signal.signal(signal.SIGTERM, lambda *_: self.job.cancel())
+        signal.signal(signal.SIGINT, lambda *_: self.job.cancel())
+        own = str(self._ray.util.get_node_ip_address())
+        if self._order["coordinator"] is not None:
+            self._coordinator = Coordinator(self._folder, self._order, own)
+        self._place_first()
+        while not (self.job.is_over and not self._calls):
+            self._step()
+        self.job.close()
+        self._write_status()
+        self._outputs.say(self.job.message or "all replicas have succeeded")
+        if self._coordinator is not None:
+            self._coordinator.stop()
+        return self.job.exitcode
+
+    def _step(self) -> None:
+        self._place_further()
+        for slot in self.job.wanted():
+            is_time = time.monotonic() >= self._again_at.get(slot, 0.0)
+            if slot in self._places and slot not in self._actors and is_time:
+                self._make_actor(slot)
+        self._start_placed()
+        self._end_what_must_end()
+        self._look()
+        self._write_status()
+        if self._coordinator is not None:
+            self._coordinator.keep_up()
+        if not self._calls:
+            time.sleep(_WAIT_S)
+            return
+        first, rest = self._ray.wait(list(self._calls), num_returns=1, timeout=_WAIT_S)
+        more = self._ray.wait(rest, num_returns=len(rest), timeout=0)[0] if first and rest else []
+        for call in (*first, *more):
+            if call in self._calls:
+                self._answered(call)
+
+    # Places and actors.
+
+    def _place_first(self) -> None:
+        """Ask for the places of the replicas without which the job can't run."""
+        first = [slot for slot in self.job.slots if slot.is_first]
+        group = self._ray.util.placement_group(
+            [dict(slot.role["resources"]) for slot in first],
+            strategy=self._order["strategy"],
+            name=self._order["app_id"],
+        )
+        for index, slot in enumerate(first):
+            self._places[slot] = group, index
+
+    def _place_further(self) -> None:
+        """Ask for the places of further replicas, once the first ones have theirs: they could not
+        have them otherwise.
+        """
+        self._may_grow = self._may_grow or all(x.host for x in self.job.slots if x.is_first)
+        for slot in self.job.wanted() if self._may_grow else ():
+            if slot not in self._places:
+                group = self._ray.util.placement_group(
+                    [dict(slot.role["resources"])],
+                    name=f"{self._order['app_id']}-{slot.name}",
+                    bundle_label_selector=self._elsewhere(),
+                )
+                self._places[slot] = group, 0
+
+    def _elsewhere(self) -> list[dict[str, str]] | None:
+        """Return what excludes the nodes of all replicas, if each is to have one of its own."""
+        used = sorted({slot.node for slot in self.job.slots if slot.node})
+        if self._order["strategy"] != _STRICT or not used:
+            return None
+        return [{_NODE: f"!in({','.join(used)})"}]
+
+    def _is_taken(self, slot: Slot, node: str) -> bool:
+        """Return whether a further replica was placed on the node of another one, which had no
+        place yet when its own was asked for.
+        """
+        others = {other.node for other in self.job.slots if other is not slot}
+        return self._order["strategy"] == _STRICT and not slot.is_first and node in others
+
+    def _make_actor(self, slot: Slot) -> None:
+        group, index = self._places[slot]
+        needs = dict(slot.role["resources"])
+        strategies = self._ray.util.scheduling_strategies
+        actor = (
+            self._ray.remote(Replica)
+            .options(
+                num_cpus=needs.pop("CPU", 0),
+                num_gpus=needs.pop("GPU", 0),
+                memory=int(needs.pop("memory", 0)),
+                resources=needs,
+                max_restarts=0,
+                # Ray's workers run at a lower priority than other processes.
+                runtime_env={"env_vars": {"RAY_worker_niceness": "0"}},
+                scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(
+                    placement_group=group, placement_group_bundle_index=index
+                ),
+            )
+            .remote()
+        )
+        self._actors[slot] = actor
+        self._call(slot, "where", actor.where.remote())
+
+    def _call(self, slot: Slot, method: str, reference: Any) -> None:
+        self._calls[reference] = slot, method, self._actors[slot]
+
+    def _start_placed(self) -> None:
+        """Start the commands of placed replicas, as soon as the first replica's host is known."""
+        for slot, actor in self._actors.items():
+            waits = slot.state == PENDING and slot.host and not self._is_called(slot)
+            if waits and (self._coordinator is not None or self.job.slots[0].host):
+                self._call(slot, "start", actor.start.remote(self._command(slot)))
+
+    def _is_called(self, slot: Slot) -> bool:
+        return any(each is slot for each, _, _ in self._calls.values())
+
+    def _command(self, slot: Slot) -> dict[str, Any]:
+        role, number = slot.role, str(slot.number)
+        first = self.job.slots[0].host
+        meeting = self._coordinator.endpoint if self._coordinator is not None else first
+        env = {
+            "PYTHONUNBUFFERED": "x",
+            "RELIGHT_RANK0_HOST": meeting,
+            "TORCHX_RANK0_HOST": first or meeting,
+            "RELIGHT_REPLICA_ID": number,
+            **role["env"],
+        }
+        if self._coordinator is not None:
+            env["RELIGHT_RANK0_PORT"] = str(self._coordinator.port)
+        return {
+            "argv": [word.replace("${replica_id}", number) for word in role["argv"]],
+            "env": {name: value.replace("${replica_id}", number) for name, value in env.items()},
+            "grace_s": self._order["grace_s"],
+            "cpus": int(role["resources"].get("CPU", 0)),
+        }
+
+    # Answers of actors.
+
+    def _answered(self, call: Any) -> None:
+        slot, method, actor = self._calls.pop(call)
+        if slot not in self._actors or self._actors[slot] is not actor:
+            return
+        exceptions = self._ray.exceptions
+        try:
+            answer = self._ray.get(call)
+        except exceptions.RuntimeEnvSetupError as error:
+            self._drop(slot)
+            self.job.refused(slot, f"the runtime environment: {_line(error)}")
+            return
+        except exceptions.RayTaskError as error:
+            self._drop(slot)
+            self.job.refused(slot, _line(error.cause))
+            return
+        except exceptions.RayError as error:
+            self._drop(slot)
+            self._outputs.end(slot)
+            if not slot.is_over:
+                self._on_lost(slot, error)
+            return
+        if method == "where":
+            self._on_placed(slot, answer)
+        elif method == "start":
+            self.job.started(slot)
+            self._outputs.say(f"{slot.name} runs on {slot.host}")
+            self._call(slot, "read", actor.read.remote(_READ_S))
+        elif method == "read":
+            self._on_output(slot, actor, *answer)
+
+    def _on_placed(self, slot: Slot, answer: "tuple[str, str]") -> None:
+        if slot not in self.job.wanted():
+            self._drop(slot)
+        elif self._is_taken(slot, answer[1]):
+            self._drop(slot)
+            self._ray.util.remove_placement_group(self._places.pop(slot)[0])
+        else:
+            self.job.placed(slot, *answer)
+
+    def _on_lost(self, slot: Slot, error: BaseException) -> None:
+        if _LOW_MEMORY in str(error):
+            self.job.ended(
+                slot, _KILLED, "out of memory: Ray has ended it, as its node had none left"
+            )
+        else:
+            self.job.lost(slot, _why_lost(error))
+        self._again_at[slot] = time.monotonic() + _AGAIN_S * slot.transient
+        self._outputs.say(f"{slot.name}: {slot.error}")
+
+    def _on_output(
+        self, slot: Slot, actor: Any, data: bytes, end: "tuple[int, str] | None"
+    ) -> None:
+        self._outputs.add(slot, data)
+        if end is None:
+            self._call(slot, "read", actor.read.remote(_READ_S))
+            return
+        self._outputs.end(slot)
+        self._drop(slot)
+        self.job.ended(slot, *end)
+        self._outputs.say(f"{slot.name} has ended: {slot.error or 'exit code 0'}")
+
+    def _drop(self, slot: Slot) -> None:
+        """Forget the actor of a replica, and end it."""
+        actor = self._actors.pop(slot)
+        self._told.discard(slot)
+        self._calls = {ref: call for ref, call in self._calls.items() if call[2] is not actor}
+        self._ray.kill(actor)
+
+    # The end.
+
+    def _end_what_must_end(self) -> None:
+        now = time.monotonic()
+        if self.job.has_succeeded and not self.job.stopping:
+            self._linger_until = self._linger_until or now + LINGER_S
+            if now >= self._linger_until or self.job.is_over:
+                self.job.finish()
+        if not self.job.stopping:
+            return
+        self._kill_at = self._kill_at or now + self._order["grace_s"] + _KILL_S
+        for slot, actor in list(self._actors.items()):
+            if slot.state != RUNNING and not self._starts(slot):
+                self._drop(slot)
+            elif now >= self._kill_at:
+                self._drop(slot)
+                self.job.lost(slot, "it did not end in time")
+            elif slot.state == RUNNING and slot not in self._told:
+                self._told.add(slot)
+                actor.stop.remote()
+
+    def _starts(self, slot: Slot) -> bool:
+        return any(x is slot and method == "start" for x, method, _ in self._calls.values())
+
+    # What others read.
+
+    def _look(self) -> None:
+        """Say from time to time what replicas wait for that are not placed."""
+        if time.monotonic() < self._next_look:
+            return
+        self._next_look = time.monotonic() + _LOOK_S
+        waiting = [x for x in self.job.wanted() if not x.host and not x.error.startswith("lost")]
+        if not waiting:
+            return
+        used = {slot.node for slot in self.job.slots if slot.node}
+        nodes, free = self._ray.nodes(), self._ray.available_resources()
+        if self._order["strategy"] == _STRICT:
+            nodes = [node for node in nodes if node["NodeID"] not in used]
+        for slot in waiting:
+            slot.error = f"Unschedulable: {unplaced(slot.role['resources'], nodes, free)}"
+
+    def _write_status(self) -> None:
+        status = self.job.to_status()
+        if status != self._written:
+            self._written = status
+            self._outputs.write_status(status)
+
+
+class Coordinator:
+    """`relight coordinator` beside the driver: agents meet there, so that no replica's loss
+    is that of their meeting point, and so that two jobs may share a node.
+
+    Args:
+        folder: the directory of the launcher.
+        order: the job.
+        host: the address of this node.
+    """
+
+    def __init__(self, folder: str, order: dict[str, Any], host: str) -> None:
+        self.endpoint = f"[{host}]" if ":" in host else host
+        """The host as agents write it before the port."""
+        self._host = host
+        self._folder, self._order = folder, order
+        self._again_at = 0.0
+        for port in (order["coordinator"], *[0] * _ATTEMPTS):
+            self.port = _free_port(host, port) or _free_port(host, 0)
+            self._process = self._start()
+            if self._listens():
+                return
+        raise SystemExit(f"relight: error: no coordinator can listen on {host}")
+
+    def keep_up(self) -> None:
+        """Start it again if it has ended: it learns from the agents what runs."""
+        _, end = self._process.read(0)
+        if end is not None and time.monotonic() >= self._again_at:
+            self._again_at = time.monotonic() + 1.0
+            self._process = self._start()
+
+    def stop(self) -> None:
+        """Ask for its end."""
+        self._process.stop()
+
+    def _start(self) -> Guarded:
+        launcher = os.path.join(self._folder, "relight")
+        argv = ["sh", launcher, "coordinator", "--bind", f"{self.endpoint}:{self.port}"]
+        env = {**os.environ, "RELIGHT_TOKEN": self._order["token"]}
+        order = {"argv": argv, "env": env, "cwd": self._folder, "grace_s": 1.0}
+        return Guarded(self._folder, order, shared=True)
+
+    def _listens(self) -> bool:
+        end = time.monotonic() + _CONNECT_S
+        while time.monotonic() < end:
+            try:
+                socket.create_connection((self._host, self.port), 1.0).close()
+            except OSError:
+                _, ended = self._process.read(0.05)
+                if ended is not None:
+                    return False
+            else:
+                return True
+        return False
+
+
+class Outputs:
+    """The files that the driver writes beside its own log.
+
+    Args:
+        directory: where they are.
+        app_id: the job.
+    """
+
+    def __init__(self, directory: str, app_id: str) -> None:
+        self._start = os.path.join(directory, f"relight-{app_id}")
+        self._rests: dict[str, bytes] = {}
+
+    def say(self, text: str) -> None:
+        """Write a line into the driver's own log."""
+        print(f"relight: {time.strftime('%H:%M:%S')} {text}", flush=True)  # noqa: T201
+
+    def add(self, slot: Slot, data: bytes) -> None:
+        """Write what a replica has written: as it is to its file, whole lines to stdout."""
+        if not data:
+            return
+        self._append(slot, data)
+        *lines, rest = (self._rests.get(slot.name, b"") + data).split(b"\n")
+        self._rests[slot.name] = rest
+        self._show(slot, lines)
+
+    def end(self, slot: Slot) -> None:
+        """Write the last line of a replica, if its end is missing."""
+        rest = self._rests.pop(slot.name, b"")
+        if rest:
+            self._show(slot, [rest])
+            self._append(slot, b"\n")
+
+    def write_status(self, status: dict[str, Any]) -> None:
+        """Replace the status."""
+        new = f"{self._start}-status.new"
+        with open(new, "w") as file:
+            json.dump(status, file)
+        os.replace(new, f"{self._start}-status.json")
+
+    def _append(self, slot: Slot, data: bytes) -> None:
+        """Add to a replica's file, which exists only with content: not all versions of Ray serve
+        empty ones.
+        """
+        path = f"{self._start}-{slot.role['file']}-{slot.number}.log"
+        begins = not os.path.exists(path)
+        with open(f"{path}.new" if begins else path, "ab") as file:
+            file.write(data)
+        if begins:
+            os.rename(f"{path}.new", path)
+
+    def _show(self, slot: Slot, lines: list[bytes]) -> None:
+        prefix = f"{slot.name} | ".encode()
+        text = b"".join(prefix + line + b"\n" for line in lines)
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+
+def unplaced(needs: dict[str, float], nodes: list[dict[str, Any]], free: dict[str, float]) -> str:
+    """Return why a replica waits, in one line: what no node has, or what is taken.
+
+    Args:
+        needs: its resources, by Ray's names; memory in bytes.
+        nodes: those where it may be, as `ray.nodes()` describes them.
+        free: what is free in the whole cluster.
+    """
+    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    if not alive:
+        return "each node has a replica of this job"
+    lacking = [name for name in needs if not any(x.get(name, 0) >= needs[name] for x in alive)]
+    wanted = ", ".join(_amount(name, needs[name]) for name in lacking or needs)
+    if lacking:
+        most = {name: max((x.get(name, 0) for x in alive), default=0) for name in lacking}
+        has = ", ".join(_amount(name, most[name]) for name in lacking)
+        return f"it needs {wanted}; no node has more than {has}"
+    fitting = sum(all(x.get(name, 0) >= needs[name] for name in needs) for x in alive)
+    left = ", ".join(_amount(name, free.get(name, 0)) for name in needs)
+    return (
+        f"it needs {wanted}; {fitting} of {len(alive)} nodes have that much, "
+        f"free in the whole cluster: {left}"
+    )
+
+
+def _amount(name: str, number: float) -> str:
+    if name == "memory":
+        return f"{number / (1 << 20):.0f} MiB memory"
+    return f"{number:g} {name}"
+
+
+def _free_port(host: str, port: int) -> int:
+    """Return the port if it can be bound, any free one for 0; 0 if it can't."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return 0
+        return int(probe.getsockname()[1])
+
+
+def _why_lost(error: BaseException) -> str:
+    text = str(error)
+    if "node" in text.lower() and ("died" in text or "dead" in text or "terminated" in text):
+        return "its node has died"
+    return f"its actor has died: {_line(error)}"
+
+
+def _line(error: BaseException) -> str:
+    said = " ".join(str(error).split())[:500]
+    return f"{type(error).__name__}: {said}"
+
+
+def _set_modes(folder: str) -> None:
+    """Set what Ray's unpacking forgets: the launcher can be run, the order has secrets."""
+    for name, mode in (("relight", 0o700), ("order.json", 0o600)):
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            os.chmod(path, mode)
+
+
+def _log_directory() -> str:
+    """Return the directory of this process's stdout, which is the job's log."""
+    path = os.path.realpath("/proc/self/fd/1")
+    if not os.path.isfile(path):
+        raise SystemExit("relight: error: the driver's output is not a log file of a Ray job")
+    return os.path.dirname(path)
+
+
+def main() -> int:
+    """Run the job of `order.json`; return its exit code."""
+    found = sys.version.split()[0]
+    if sys.version_info < (3, 11):  # noqa: UP036  # the cluster's, not relight's
+        print(f"relight: error: the cluster's Python is {found}; needed is 3.11 or newer")  # noqa: T201
+        return 4
+    directory = _log_directory()
+    import ray
+    import ray.util.scheduling_strategies
+
+    folder = os.path.dirname(os.path.abspath(__file__))
+    _set_modes(folder)
+    with open(os.path.join(folder, "order.json")) as file:
+        order = json.load(file)
+    ray.init(address="auto", log_to_driver=False, logging_level="WARNING")
+    try:
+        return Driver(order, ray, directory).run()
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

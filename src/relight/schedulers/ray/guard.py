@@ -1,0 +1,147 @@
+"""The process that runs one command on a node of a Ray cluster, and lets nothing of it remain.
+
+    Ray's worker process (the actor), or the driver --socket--> this --> the command --> …
+
+It travels with the job, needs the standard library alone, and is started as
+`python guard.py DESCRIPTOR`. The descriptor is a socket:
+
+    to it      one line of JSON: `argv`, `env`, `cwd`, `grace_s`, `output` (the descriptor of the
+               reading end of the command's output). Then nothing; its end, however it comes, means
+               stop
+    from it    one line of JSON at the end: `exitcode`, and `error` if the command did not start
+
+To stop is SIGTERM to the command's process group, and after `grace_s` SIGKILL to all its
+descendants, which this process inherits (PR_SET_CHILD_SUBREAPER, prctl(2)). It is neither a child
+nor in the process group of Ray's worker, because Ray kills those at once when the worker ends. If
+it is itself killed, so is the command (PR_SET_PDEATHSIG).
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_NOT_FOUND, _NOT_STARTED, _SIGNALLED = 127, 126, 128
+"""Exit codes as in every shell."""
+_POLL_S = 0.01
+_OURS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_libc = ctypes.CDLL(None)
+
+
+def main(descriptor: int) -> None:
+    """Run the command that the socket names, and report its end."""
+    if os.fork():
+        os._exit(0)  # who has started this does not wait for it
+    os.setsid()
+    for number in _OURS:
+        signal.signal(number, signal.SIG_IGN)  # only the socket says when it is over
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # Ray blocks SIGINT in its workers
+    channel = socket.socket(fileno=descriptor)
+    order = _order(channel)
+    if order is None:
+        return
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        child = subprocess.Popen(
+            order["argv"],
+            env=order["env"],
+            cwd=order["cwd"],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=_become_command,
+        )
+    except OSError as error:
+        code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_STARTED
+        what = error.filename or order["argv"][0]
+        _report(channel, code, f"{what}: {error.strerror}")
+        return
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # or the command's output would not end with the command
+        os.dup2(nowhere, stream)
+    code = _watch(child, channel, order["output"], order["grace_s"])
+    _kill_descendants()
+    _report(channel, code if code >= 0 else _SIGNALLED - code, "")
+
+
+def _order(channel: socket.socket) -> "dict[str, Any] | None":
+    """Return what to run; None if who has started this is gone."""
+    data = b""
+    while not data.endswith(b"\n"):
+        more = channel.recv(1 << 16)
+        if not more:
+            return None
+        data += more
+    found: dict[str, Any] = json.loads(data)
+    return found
+
+
+def _become_command() -> None:
+    for number in _OURS:
+        signal.signal(number, signal.SIG_DFL)
+    _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+def _watch(
+    child: "subprocess.Popen[bytes]", channel: socket.socket, output: int, grace_s: float
+) -> int:
+    """Wait until the command has ended, and stop it if asked to; return its status."""
+    ended = os.pidfd_open(child.pid)
+    poll = select.poll()
+    poll.register(ended, select.POLLIN)
+    poll.register(channel, select.POLLIN)
+    kill_at = 0.0
+    while True:
+        left = max(0.0, kill_at - time.monotonic()) * 1000 if kill_at else None
+        for descriptor, event in poll.poll(left):
+            if descriptor == ended:
+                return child.wait()
+            if descriptor == channel.fileno():
+                poll.unregister(channel)
+                _signal_group(child.pid, signal.SIGTERM)
+                kill_at = time.monotonic() + grace_s
+                if event & select.POLLHUP and output >= 0:  # nobody else reads it any more
+                    poll.register(output, select.POLLIN)
+            elif not os.read(output, 1 << 16):
+                poll.unregister(output)
+        if kill_at and time.monotonic() >= kill_at:
+            _signal_group(child.pid, signal.SIGKILL)
+            return child.wait()
+
+
+def _signal_group(leader: int, number: int) -> None:
+    try:
+        os.killpg(leader, number)
+    except ProcessLookupError:
+        pass
+
+
+def _kill_descendants() -> None:
+    """Kill and wait for all that is left; children of killed processes become children of this."""
+    while True:
+        with open(f"/proc/self/task/{os.getpid()}/children") as file:
+            for pid in file.read().split():
+                os.kill(int(pid), signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(_POLL_S)
+
+
+def _report(channel: socket.socket, exitcode: int, error: str) -> None:
+    try:
+        channel.sendall(json.dumps({"exitcode": exitcode, "error": error}).encode() + b"\n")
+    except OSError:
+        pass  # nobody is there to hear it
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

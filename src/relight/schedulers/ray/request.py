@@ -1,0 +1,260 @@
+"""The request of an app on Ray: a job, and the package with which it travels.
+
+The package is a zip archive that Ray unpacks on each node as the working directory: the files of
+the workspace and, in `.relight`, the driver (`driver.py`), its `order.json`, `guard.py` and the
+launcher (`job/launcher_file.py`). It is not shown by Ray, so the order may hold the token and the
+variables of the job.
+"""
+
+import hashlib
+import io
+import json
+import os
+import re
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from relight import __version__
+from relight.errors import MachineError, UsageError
+from relight.job import launcher_file, macros
+from relight.job.app import NOTHING, AppDef, Role
+from relight.job.user import user_name
+
+GRACE_S = 40
+"""From SIGTERM to SIGKILL: more than the agents give their workers."""
+TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
+USER, NAME, ROLES = "relight/user", "relight/name", "relight/roles"
+"""What the job's metadata say: whose it is, its name, the number of replicas of each role."""
+FOLDER = ".relight"
+ENTRYPOINT = f'exec "$(command -v python || command -v python3)" {FOLDER}/driver.py'
+_MOST = 500 << 20
+"""The largest package that Ray takes by default."""
+_RANK0_ENV, _RANK0_PORT = "RELIGHT_RANK0_HOST", "${RELIGHT_RANK0_PORT}"
+_ENDPOINT = re.compile(re.escape(f"{{{macros.rank0_env}:=localhost}}:") + r"(\d+)")
+"""How components write the place where agents meet."""
+_BACKEND = re.compile(r"--rdzv[_-]backend[= ]c10d\b")
+_SPREADS = ("STRICT_SPREAD", "SPREAD", "PACK")
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip archive can name
+
+
+def order(app: AppDef, cfg: Mapping[str, Any], app_id: str, token: str) -> dict[str, Any]:
+    """Return the order of the driver, as it describes it.
+
+    Args:
+        app: the app with its macros.
+        cfg: the options of the scheduler.
+        app_id: a unique name.
+        token: of the agents.
+
+    Raises:
+        UsageError: a part of the app or an option can't be expressed for Ray.
+    """
+    if not app.roles:
+        raise UsageError(f"the app {app.name} has no roles")
+    port = _meeting_port(app.roles[0])
+    return {
+        "app_id": app_id,
+        "strategy": cfg.get("strategy") or _SPREADS[0],
+        "grace_s": GRACE_S,
+        "coordinator": port,
+        "token": app.roles[0].env.get(TOKEN, token),
+        "roles": [_role(role, cfg, app_id, token, port) for role in app.roles],
+    }
+
+
+def job(app: AppDef, cfg: Mapping[str, Any], app_id: str) -> dict[str, Any]:
+    """Return the body of the request, but for the package.
+
+    Raises:
+        UsageError: the file of `requirements` can't be read.
+    """
+    sizes = {role.name: role.num_replicas for role in app.roles}
+    own = {USER: user_name(), NAME: app.name, ROLES: json.dumps(sizes)}
+    variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(GRACE_S + 10)}
+    runtime_env: dict[str, Any] = {"env_vars": variables}
+    if cfg.get("requirements"):
+        runtime_env["pip"] = _requirements(cfg["requirements"])
+    said = {name: str(value) for name, value in app.metadata.items()}
+    return {
+        "submission_id": app_id,
+        "entrypoint": ENTRYPOINT,
+        "metadata": {**said, **own, "relight/version": __version__},
+        "runtime_env": runtime_env,
+    }
+
+
+def name_of(app_id: str) -> str:
+    """Return a name that Ray's API and file names take."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", app_id).strip("-.") or "job"
+
+
+def log_name(app_id: str, role: str, replica: int) -> str:
+    """Return the name of the file with a replica's output."""
+    return f"relight-{app_id}-{_file(role)}-{replica}.log"
+
+
+def status_name(app_id: str) -> str:
+    """Return the name of the file with the status of the replicas."""
+    return f"relight-{app_id}-status.json"
+
+
+def package(order: Mapping[str, Any], workspace: str | None) -> tuple[str, bytes]:
+    """Return the name of a package, which its content determines, and the package.
+
+    Args:
+        order: from `order`.
+        workspace: a directory that is copied, or several, as `--workspace` names them.
+
+    Raises:
+        UsageError: the workspace is too large, or no directory.
+        MachineError: a file can't be read.
+    """
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, mode, data in _members(order, workspace):
+            entry = zipfile.ZipInfo(path, _EPOCH)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, mode << 16
+            archive.writestr(entry, data)
+            if packed.tell() > _MOST:
+                raise UsageError(
+                    f"the workspace is too large for Ray, which takes {_MOST >> 20} MiB",
+                    hint="list what need not be copied in .relightignore",
+                )
+    data = packed.getvalue()
+    return f"_ray_pkg_{hashlib.sha256(data).hexdigest()[:32]}.zip", data
+
+
+def _members(order: Mapping[str, Any], workspace: str | None) -> Iterator[tuple[str, int, bytes]]:
+    """Yield path, mode and content of what is in the package."""
+    here = os.path.dirname(__file__)
+    for name in ("driver.py", "guard.py"):
+        with open(os.path.join(here, name), "rb") as file:
+            yield f"{FOLDER}/{name}", 0o644, file.read()
+    yield f"{FOLDER}/order.json", 0o600, json.dumps(order).encode()
+    if order["coordinator"] is not None or any(role["brings"] for role in order["roles"]):
+        yield f"{FOLDER}/{launcher_file.NAME}", 0o755, launcher_file.build()
+    if workspace:
+        yield from _copied(workspace)
+
+
+def _copied(workspace: str) -> Iterator[tuple[str, int, bytes]]:
+    """Yield the files of a workspace; Ray unpacks no links, so that their targets are copied."""
+    from relight.job import workspaces
+
+    for path, status, here in workspaces.entries(workspace):
+        if stat.S_ISDIR(status.st_mode):
+            yield f"{path}/", 0o755, b""
+        elif os.path.isdir(here):  # a link to a directory
+            for folder, _, files in os.walk(here):
+                inside = os.path.join(path, os.path.relpath(folder, here))
+                for name in sorted(files):
+                    yield from _file_of(
+                        os.path.normpath(os.path.join(inside, name)), os.path.join(folder, name)
+                    )
+        else:
+            yield from _file_of(path, here)
+
+
+def _file_of(path: str, here: str) -> Iterator[tuple[str, int, bytes]]:
+    try:
+        with open(here, "rb") as file:
+            yield path, stat.S_IMODE(os.fstat(file.fileno()).st_mode), file.read()
+    except FileNotFoundError:
+        return  # an editor's temporary file, or a link to nowhere
+    except OSError as error:
+        raise MachineError(f"can't copy the workspace: {here}: {error.strerror}") from None
+
+
+def _role(
+    role: Role, cfg: Mapping[str, Any], app_id: str, token: str, port: int | None
+) -> dict[str, Any]:
+    own = replace(role, args=[_at_the_coordinator(x) for x in role.args]) if port else role
+    # The driver replaces the other two: it knows the replica's number and directory.
+    own = macros.substitute(own, {"app_id": app_id, "rank0_env": _RANK0_ENV})
+    brings = launcher_file.needed(role)
+    if brings:
+        own = launcher_file.wrapped(own, "$RELIGHT_LAUNCHER_PATH")
+    size = role.num_replicas
+    return {
+        "name": role.name,
+        "file": _file(role.name),
+        "least": size if role.min_replicas is None else role.min_replicas,
+        "most": size,
+        "retries": role.max_retries,
+        "brings": brings,
+        "argv": [own.entrypoint, *own.args],
+        "env": {TOKEN: token, **own.env},
+        "resources": _resources(role, cfg),
+    }
+
+
+def _meeting_port(role: Role) -> int | None:
+    """Return the port at which the agents of a role meet; None if they do not, or elsewhere."""
+    text = " ".join(role.args)
+    found = _ENDPOINT.search(text)
+    is_ours = launcher_file.needed(replace(role, env=NOTHING))
+    return int(found[1]) if found and is_ours and _BACKEND.search(text) else None
+
+
+def _at_the_coordinator(word: str) -> str:
+    """Return a word of a command with the port that the driver chooses."""
+    return _ENDPOINT.sub(f"{{{macros.rank0_env}:=localhost}}:{_RANK0_PORT}", word)
+
+
+def _resources(role: Role, cfg: Mapping[str, Any]) -> dict[str, float]:
+    """Return what a replica needs, by Ray's names; one CPU if that is not said, as in Ray."""
+    has = role.resource
+    found: dict[str, float] = {"CPU": has.cpu if has.cpu >= 0 else 1}
+    found |= {"GPU": has.gpu, "memory": has.memMB << 20 if has.memMB > 0 else 0}
+    found |= dict(has.devices)
+    for name, text in (cfg.get("resources") or {}).items():
+        try:
+            found[name] = float(text)
+        except ValueError:
+            found[name] = 0
+        if found[name] <= 0:
+            raise UsageError(
+                f"-cfg resources: {name}:{text}: expected a number above 0", hint="NAME:1;NAME:2"
+            )
+    needed = {name: number for name, number in found.items() if number > 0}
+    return needed or {"CPU": 0.001}  # Ray has no bundles of nothing
+
+
+def _requirements(path: str) -> list[str]:
+    try:
+        with open(os.path.expanduser(path)) as file:
+            lines = [line.partition(" #")[0].strip() for line in file]
+    except OSError as error:
+        raise UsageError(f"-cfg requirements={path}: {error.strerror}") from None
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _file(role: str) -> str:
+    """Return a role's name for files."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", role)
+    same = plain == role
+    return plain if same else f"{plain}-{hashlib.sha256(role.encode()).hexdigest()[:6]}"
+
+
+def text(url: str, body: Mapping[str, Any], notes: Sequence[str] = ()) -> str:
+    """Return a request for people: what is sent where, and what is in the package.
+
+    Args:
+        url: of the dashboard.
+        body: `job`, `order` and `workspace`.
+        notes: lines of the package that are shown as comments.
+    """
+    order = body["order"]
+    lines = [f"# PUT {url}/api/packages/gcs/…: the package of the job, its working directory"]
+    lines += [f"#   {FOLDER}/driver.py, guard.py: what runs on the cluster"]
+    if order["coordinator"] is not None or any(role["brings"] for role in order["roles"]):
+        lines += [f"#   {FOLDER}/{launcher_file.NAME}: the launcher"]
+    if body["workspace"]:
+        lines += [f"#   the files of {body['workspace']}"]
+    lines += [f"#   {note}" for note in notes]
+    lines += [f"#   {FOLDER}/order.json:", json.dumps(order, indent=2), ""]
+    lines += [f"# POST {url}/api/jobs/, with the package in runtime_env.working_dir"]
+    return "\n".join([*lines, json.dumps(body["job"], indent=2), ""])

@@ -1,0 +1,311 @@
+"""Jobs on a Ray cluster that is there, through the REST API of its dashboard.
+
+    render   the order of the driver and the request (`request`), for people as JSON
+    submit   uploads the package of the job, and submits the job
+    status   what Ray knows of the job, and the file that its driver writes (`states`)
+    logs     the file of a replica, from the cluster's logs
+    cancel   stops the job: its driver ends the replicas
+    delete   also removes it from Ray's list
+
+The id of a job is HOST:PORT:JOB, where HOST:PORT is the dashboard's.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from relight.errors import MachineError, UsageError
+from relight.job import privacy
+from relight.job.app import AppDef, RetryPolicy
+from relight.job.user import user_name
+from relight.schedulers import needs
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    Listed,
+    LogQuery,
+    Option,
+    Request,
+    no_replica,
+)
+from relight.schedulers.ray import dashboard, request, states
+from relight.schedulers.ray.dashboard import Dashboard
+
+_POLL_S = 1.0
+_TRIES = 5
+"""How often a lost connection for logs is opened again without new output."""
+_STOP_S = request.GRACE_S + 30.0
+_NO_CLUSTER = "relight starts no clusters: -cfg dashboard_address=HOST:8265 names one that is there"
+_REFUSED = {
+    "cluster_config_file": f"{_NO_CLUSTER}; `ray dashboard FILE` forwards its port to this machine",
+    "cluster_name": _NO_CLUSTER,
+}
+"""TorchX's options without a meaning here, and what to do instead."""
+
+
+def make() -> "Ray":
+    """Return the scheduler."""
+    return Ray()
+
+
+class Ray:
+    """Sends jobs to a Ray cluster."""
+
+    name = "ray"
+    options: Sequence[Option] = (
+        Option("dashboard_address", str, None, "HOST:PORT or URL of the dashboard (default: that "
+               f"of RAY_API_SERVER_ADDRESS or RAY_ADDRESS, else {dashboard.DEFAULT})"),
+        Option("strategy", str, "STRICT_SPREAD", "how replicas are placed: each on a node of its "
+               "own, apart if possible, or together", False, ("STRICT_SPREAD", "SPREAD", "PACK")),
+        Option("resources", dict, None, "custom resources of each replica, NAME:NUMBER;…"),
+        Option("requirements", str, None, "a requirements.txt of packages that Ray installs"),
+        Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
+        Option("sync", bool, False, "copy the working directory, as with workspace"),
+        Option("cluster_config_file", str, None, "of TorchX, refused: name the dashboard"),
+        Option("cluster_name", str, None, "of TorchX, refused: name the dashboard"),
+    )  # fmt: skip
+    capabilities = Capabilities(retries=True, resources=True, elastic=True)
+
+    def affinity(self) -> int:
+        """Return how well Ray suits this machine: a variable names a cluster."""
+        return 5 if dashboard.is_named() else 0
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Return the request of an app. See `Scheduler.render`."""
+        for name, hint in _REFUSED.items():
+            if cfg.get(name):
+                raise UsageError(f"-cfg {name}={cfg[name]} has no meaning here", hint=hint)
+        name = request.name_of(app_id)
+        url = dashboard.url_of(cfg.get("dashboard_address"))
+        body: dict[str, Any] = {
+            "url": url,
+            "app_id": dashboard.app_id_of(url, name),
+            "job": request.job(app, cfg, name),
+            "order": request.order(app, cfg, name, secrets.token_hex(16)),
+            "workspace": cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None),
+        }
+        shown = request.text(url, {**body, "order": _without_secrets(body["order"])})
+        return Request(self.name, app, cfg, body, shown, tuple(_notes(app)))
+
+    def submit(self, request_: Request) -> str:
+        """Upload the package and submit the job; return the id of the app. What was uploaded for a
+        job that Ray refuses is removed by Ray itself, after ten minutes.
+        """
+        body = request_.body
+        cluster = Dashboard(str(body["url"]))
+        cluster.check()
+        name, data = request.package(body["order"], body["workspace"])
+        cluster.upload(name, data)
+        job = dict(body["job"])
+        job["runtime_env"] = {**job["runtime_env"], "working_dir": f"gcs://{name}"}
+        cluster.submit(job)
+        return str(body["app_id"])
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of those jobs that exist."""
+        found = {}
+        for app_id in app_ids:
+            url, name = dashboard.parts_of(app_id)
+            cluster = Dashboard(url)
+            job = cluster.job(name)
+            if job is not None:
+                found[app_id] = _status(cluster, name, job)
+        return found
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines that a replica has written, on whichever node; both streams are one."""
+        url, name = dashboard.parts_of(app_id)
+        cluster = Dashboard(url)
+        sizes = _sizes(_job(cluster, app_id, name))
+        if not 0 <= query.replica < sizes.get(query.role, 0):
+            known = ", ".join(f"{role}/0 to {size - 1}" for role, size in sizes.items())
+            raise no_replica(app_id, query, known)
+        log = _Log(cluster, name, request.log_name(name, query.role, query.replica))
+        return _lines(log.follow() if query.follow else log.whole())
+
+    def cancel(self, app_id: str) -> None:
+        """Stop a job: the driver ends the replicas."""
+        url, name = dashboard.parts_of(app_id)
+        cluster = Dashboard(url)
+        if not states.state(_job(cluster, app_id, name)).is_over:
+            cluster.stop(name)
+
+    def delete(self, app_id: str) -> None:
+        """Stop a job, and remove it from Ray's list. The files of its logs stay on the head node
+        as long as the cluster runs, as those of all Ray's jobs; nothing names them any more.
+        """
+        url, name = dashboard.parts_of(app_id)
+        cluster = Dashboard(url)
+        job: Mapping[str, Any] | None = _job(cluster, app_id, name)
+        if job is not None and not states.state(job).is_over:
+            cluster.stop(name)
+        end = time.monotonic() + _STOP_S
+        while job is not None and not states.state(job).is_over:
+            if time.monotonic() >= end:
+                raise MachineError(f"{app_id} did not end within {_STOP_S:.0f} s of its stop")
+            time.sleep(_POLL_S / 4)
+            job = cluster.job(name)
+        if job is not None:
+            cluster.delete(name)
+
+    def list(self) -> Sequence[Listed]:
+        """Return this user's jobs on the cluster that the variables name, newest first."""
+        url, user = dashboard.url_of(None), user_name()
+        found = [
+            (job, job["metadata"])
+            for job in Dashboard(url).jobs()
+            if job.get("submission_id") and (job.get("metadata") or {}).get(request.USER) == user
+        ]
+        found.sort(key=lambda each: each[0].get("start_time") or 0, reverse=True)
+        return [
+            Listed(
+                dashboard.app_id_of(url, job["submission_id"]),
+                states.state(job),
+                metadata.get(request.NAME, job["submission_id"]),
+                states.submitted(job),
+            )
+            for job, metadata in found
+        ]
+
+    def close(self) -> None:
+        """Do nothing: no connection stays open."""
+
+
+class _Log:
+    """The log of a replica, in pieces."""
+
+    def __init__(self, cluster: Dashboard, job: str, file: str) -> None:
+        self._cluster, self._job, self._file = cluster, job, file
+        self._seen = 0
+        """How many bytes were yielded."""
+
+    def whole(self) -> Iterator[bytes]:
+        """Yield what was not yielded yet."""
+        node = self._node()
+        data = self._cluster.file(node, self._file) if node else None
+        if data and len(data) > self._seen:
+            yield data[self._seen :]
+            self._seen = len(data)
+
+    def follow(self) -> Iterator[bytes]:
+        """Yield what was and will be written, until the job is over; over lost connections too."""
+        tries = _TRIES
+        while True:
+            before = self._seen
+            try:
+                if self._is_over():
+                    break
+                yield from self._stream()
+            except MachineError:
+                tries = _TRIES if self._seen > before else tries - 1
+                if not tries:
+                    raise
+                time.sleep(_POLL_S)
+        yield from self.whole()
+
+    def _stream(self) -> Iterator[bytes]:
+        """Yield what was not yielded yet, until the job is over or nothing came for a while."""
+        if not self._is_there():
+            time.sleep(_POLL_S)
+            return
+        pieces: queue.Queue[bytes | MachineError | None] = queue.Queue()
+        source = self._cluster.follow(self._node(), self._file)
+        threading.Thread(target=_read_into, args=(source, pieces), daemon=True).start()
+        known = self._seen
+        while True:
+            try:
+                piece = pieces.get(timeout=_POLL_S)
+            except queue.Empty:
+                if self._is_over():
+                    return
+                continue
+            if piece is None:
+                return
+            if isinstance(piece, MachineError):
+                raise piece
+            fresh, known = piece[known:], max(0, known - len(piece))
+            self._seen += len(fresh)
+            yield fresh
+
+    def _is_there(self) -> bool:
+        """Return whether anything was written: a stream of nothing does not begin."""
+        node = self._node()
+        return bool(node and self._cluster.file(node, self._file))
+
+    def _node(self) -> str:
+        """Return the node of the driver; empty if it has none yet."""
+        return str((self._cluster.job(self._job) or {}).get("driver_node_id") or "")
+
+    def _is_over(self) -> bool:
+        job = self._cluster.job(self._job)
+        return job is None or states.state(job).is_over
+
+
+def _read_into(source: Iterator[bytes], pieces: "queue.Queue[bytes | MachineError | None]") -> None:
+    """Put a stream into a queue, and at its end None or the error."""
+    try:
+        for piece in source:
+            pieces.put(piece)
+    except MachineError as error:
+        pieces.put(error)
+    else:
+        pieces.put(None)
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            yield line.decode(errors="replace")
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def _job(cluster: Dashboard, app_id: str, name: str) -> dict[str, Any]:
+    job = cluster.job(name)
+    if job is None:
+        raise UsageError(f"no job {app_id} on this cluster", hint="relight list -s ray")
+    return job
+
+
+def _status(cluster: Dashboard, name: str, job: Mapping[str, Any]) -> AppStatus:
+    node = job.get("driver_node_id")
+    data = None
+    if node:
+        with contextlib.suppress(MachineError):  # its node is gone, and Ray's own word is left
+            data = cluster.file(str(node), request.status_name(name))
+    return states.status(job, json.loads(data) if data else None, _sizes(job))
+
+
+def _sizes(job: Mapping[str, Any]) -> dict[str, int]:
+    """Return the number of replicas of each role; of another program's job, none."""
+    said: dict[str, int] = json.loads((job.get("metadata") or {}).get(request.ROLES) or "{}")
+    return said
+
+
+def _notes(app: AppDef) -> Iterator[str]:
+    yield from needs.too_little(app)
+    for role in app.roles:
+        if role.max_retries and role.retry_policy is not RetryPolicy.REPLICA:
+            yield f"{role.name}: on Ray each replica is retried by itself"
+    if any(role.mounts for role in app.roles):
+        yield "mounts have no effect: replicas see the files of their node"
+
+
+def _without_secrets(order: Mapping[str, Any]) -> dict[str, Any]:
+    roles = [
+        {
+            **role,
+            "argv": privacy.of_words(role["argv"]),
+            "env": privacy.of_variables(role["env"]),
+        }
+        for role in order["roles"]
+    ]
+    return {**order, "token": privacy.HIDDEN, "roles": roles}

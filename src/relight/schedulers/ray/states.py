@@ -1,0 +1,82 @@
+"""The status of a job, from what Ray knows of it and what its driver has written."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from relight.core.excerpts import cut
+from relight.job.app import AppState
+from relight.schedulers.api import AppStatus, ReplicaStatus
+
+_STATES = {
+    "PENDING": AppState.PENDING,
+    "RUNNING": AppState.RUNNING,
+    "STOPPED": AppState.CANCELLED,
+    "SUCCEEDED": AppState.SUCCEEDED,
+    "FAILED": AppState.FAILED,
+}
+_KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job has failed"
+_LONGEST = 1000
+
+
+def state(job: Mapping[str, Any]) -> AppState:
+    """Return the state of a job, as Ray says it."""
+    return _STATES.get(str(job.get("status")), AppState.UNKNOWN)
+
+
+def status(
+    job: Mapping[str, Any], written: Mapping[str, Any] | None, sizes: Mapping[str, int]
+) -> AppStatus:
+    """Return the status of a job.
+
+    Args:
+        job: what Ray knows of it.
+        written: what its driver has written; None if that is nothing, or lost.
+        sizes: the number of replicas of each role, for a job whose driver has written nothing.
+    """
+    whole = state(job)
+    if written is None:
+        waiting = AppState.SUBMITTED if not whole.is_over else whole
+        every = [(role, number) for role, size in sizes.items() for number in range(size)]
+        replicas = tuple(ReplicaStatus(*each, waiting) for each in every)
+        return AppStatus(whole, "" if whole is AppState.RUNNING else _said(job), replicas)
+    replicas = tuple(_replica(each, whole, _end(job)) for each in written["replicas"])
+    message = str(written["message"])
+    if whole is AppState.RUNNING and not any(x.state is AppState.RUNNING for x in replicas):
+        whole = AppState.PENDING
+        message = message or next(
+            (f"{x.role}/{x.replica}: {x.error}" for x in replicas if x.error), ""
+        )
+    if whole is AppState.FAILED and not message:
+        message = _end(job)
+    return AppStatus(whole, message, replicas, written["restarts"])
+
+
+def submitted(job: Mapping[str, Any]) -> str:
+    """Return when a job was submitted, in local time; empty if unknown."""
+    stamp = job.get("start_time")
+    if not isinstance(stamp, int | float):
+        return ""
+    return datetime.fromtimestamp(stamp / 1000).astimezone().isoformat(timespec="seconds")
+
+
+def _replica(written: list[Any], whole: AppState, end: str) -> ReplicaStatus:
+    role, number, name, host, exitcode, error = written
+    its = AppState[name]
+    if whole.is_over and not its.is_over:  # the driver did not live to say it
+        its = AppState.CANCELLED if whole is AppState.CANCELLED else AppState.FAILED
+        error = end if its is AppState.FAILED else error
+    return ReplicaStatus(role, number, its, host, exitcode, error)
+
+
+def _end(job: Mapping[str, Any]) -> str:
+    """Return what has happened to a driver that did not say it."""
+    code = job.get("driver_exit_code")
+    lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
+    if code is None or code < 0 or not lines:
+        return _KILLED
+    return cut(f"{_BROKEN}: {lines[-1].strip()}", _LONGEST)
+
+
+def _said(job: Mapping[str, Any]) -> str:
+    return cut(" ".join(str(job.get("message") or "").split()), _LONGEST)

@@ -1,0 +1,185 @@
+"""A Ray cluster of several nodes on this machine: each an own `ray start`, at 127.0.0.2 and up.
+
+Ray replaces 127.0.0.1 by an outside address of the machine. `ray stop` would end every Ray of the
+machine; here the process groups are ended.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+from relight.host import linux
+
+LIMIT_S = 40.0
+PYTHON = os.environ.get("RAY_OF_TEST") or sys.executable
+"""The Python of the nodes; RAY_OF_TEST=/path/to/python is for tests with another version of Ray."""
+_OBJECTS = 80 << 20
+_GCS_PORTS = (20000, 32000)
+"""Outside of Ray's own ports for workers, and of those that the system gives out."""
+
+
+def has_ray() -> bool:
+    """Whether ray[default] is installed: `ray` alone has no dashboard."""
+    from importlib.util import find_spec
+
+    return sys.executable != PYTHON or all(
+        find_spec(name) is not None for name in ("ray", "aiohttp_cors", "opencensus")
+    )
+
+
+class RayCluster:
+    """Nodes of one cluster. Its directory has a short path, as Ray makes sockets in it."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-")
+        self.directory = Path(self._folder.name)
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._gcs = f"127.0.0.2:{_free_port('127.0.0.2', range(*_GCS_PORTS))}"
+        self.dashboard = f"127.0.0.1:{_free_port('127.0.0.1')}"
+
+    def start(self, cpus: int = 1) -> None:
+        """Start the head, which is node 2, and wait for its dashboard and job agent."""
+        host, _, port = self._gcs.partition(":")
+        where, _, dashboard_port = self.dashboard.partition(":")
+        words = ["--head", f"--port={port}", f"--dashboard-host={where}"]
+        words += [f"--dashboard-port={dashboard_port}"]
+        words += [f"--ray-client-server-port={_free_port(host)}", "--include-dashboard=true"]
+        self._start(2, host, words, cpus)
+        self._await_dashboard()
+
+    def add(self, number: int, cpus: int = 1, resources: str = "{}") -> None:
+        """Start a node with the address 127.0.0.NUMBER."""
+        words = [f"--address={self._gcs}", f"--resources={resources}"]
+        self._start(number, f"127.0.0.{number}", words, cpus)
+
+    def kill(self, number: int) -> None:
+        """End a node as if its machine was lost: all its processes at once."""
+        node = self._nodes.pop(number)
+        below = _descendants(node.pid)  # Ray's own have no variables: they change their titles
+        _kill(node.pid)
+        node.wait()
+        while pids := [*filter(_is_alive, below), *of_variable(self.mark(number))]:
+            for pid in pids:
+                _kill(pid)
+
+    def mark(self, number: int) -> str:
+        """The variable that all processes of a node inherit."""
+        return f"NODE_OF_TEST={self.directory}/{number}"
+
+    def close(self) -> None:
+        """End all nodes."""
+        for number in sorted(self._nodes, reverse=True):
+            self.kill(number)
+        self._folder.cleanup()
+
+    def _start(self, number: int, address: str, words: list[str], cpus: int) -> None:
+        programs = os.path.dirname(PYTHON)
+        command = [PYTHON, "-m", "ray.scripts.scripts", "start", "--block", *words]
+        command += [f"--node-ip-address={address}", f"--num-cpus={cpus}", "--num-gpus=0"]
+        command += [f"--temp-dir={self.directory}/{number}"]  # nodes share no files
+        command += [f"--object-store-memory={_OBJECTS}", f"--memory={8 << 30}"]
+        command += ["--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0"]
+        command += [
+            f"--{name}={_free_port(address)}"
+            for name in (
+                "dashboard-agent-listen-port",
+                "dashboard-agent-grpc-port",
+                "metrics-export-port",
+                "runtime-env-agent-port",
+            )
+        ]
+        hidden = ("RAY_", "RELIGHT_", "PYTEST_", "COV_")
+        own = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        own |= {
+            "PATH": f"{programs}{os.pathsep}{own.get('PATH', '')}",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_DISABLE_MEMORY_MONITOR": "1",
+            "RAY_enable_metrics_collection": "0",
+            "RAY_health_check_period_ms": "500",
+            "RAY_health_check_timeout_ms": "2000",
+            "RAY_health_check_failure_threshold": "3",
+        }
+        name, _, value = self.mark(number).partition("=")
+        own[name] = value
+        with open(self.directory / f"node-{number}.log", "wb") as log:
+            self._nodes[number] = subprocess.Popen(
+                command,
+                env=own,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(linux.die_with_parent, signal.SIGTERM),
+            )
+
+    def _await_dashboard(self) -> None:
+        end = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://{self.dashboard}/api/jobs/", timeout=5).close()
+            except (urllib.error.URLError, OSError):
+                log = (self.directory / "node-2.log").read_text()
+                assert self._nodes[2].poll() is None, log
+                assert time.monotonic() < end, log
+                time.sleep(0.1)
+            else:
+                return
+
+
+def _free_port(host: str, among: range = range(1)) -> int:
+    for port in among:
+        with socket.socket() as probe:
+            try:
+                probe.bind((host, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise AssertionError("no port is free")
+
+
+def of_variable(text: str) -> list[int]:
+    """The processes, except for zombies, whose variables contain NAME=VALUE."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            variables = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if text.encode() in variables:
+            found.append(int(path.parent.name))
+    return found
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found[1:]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
