@@ -3,33 +3,53 @@
     with Aws() as aws:
         aws.endpoint   # for the variable AWS_ENDPOINT_URL
 
-Without a Docker engine, moto runs no containers: jobs wait, or are over at once, as tests say. It
-knows no nodes of a multi-node job, and writes no logs.
+It runs the containers of jobs of one container if it is given a Docker daemon; otherwise jobs have
+succeeded at once. It knows no nodes of a multi-node job.
 """
 
 import json
+import os
+import subprocess
+import sys
 import urllib.request
 from types import TracebackType
 from typing import Any
 
 import boto3
-from moto.server import ThreadedMotoServer
 
 REGION = "eu-central-1"
+SERVER = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
 
 
 class Aws:
-    """The server, with a compute environment and the queues `gpu` and `cpu`."""
+    """The server, with a compute environment and the queues `gpu` and `cpu`.
 
-    def __init__(self) -> None:
-        self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    Args:
+        docker_host: the Docker daemon that runs containers, or nothing.
+    """
+
+    def __init__(self, docker_host: str = "") -> None:
+        self._docker_host = docker_host
         self.endpoint = ""
 
     def __enter__(self) -> "Aws":
-        self._server.start()
-        host, port = self._server.get_host_and_port()
-        self.endpoint = f"http://{host}:{port}"
-        self._post("config", {"batch": {"use_docker": False}})
+        self._server = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            env={**os.environ, "DOCKER_HOST": self._docker_host},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._server.stdout is not None
+        self.endpoint = f"http://127.0.0.1:{self._server.stdout.readline().strip()}"
         return self
 
     def __exit__(
@@ -38,7 +58,8 @@ class Aws:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._server.stop()
+        self._server.kill()
+        self._server.communicate()
 
     @property
     def variables(self) -> dict[str, str]:
@@ -64,7 +85,7 @@ class Aws:
     def reset(self) -> None:
         """Forget everything, and make the queues."""
         self._post("reset", {})
-        self._post("config", {"batch": {"use_docker": False}})
+        self._post("config", {"batch": {"use_docker": bool(self._docker_host)}})
         trust = {"Version": "2012-10-17", "Statement": []}
         role = self.client("iam").create_role(
             RoleName="service", AssumeRolePolicyDocument=json.dumps(trust)

@@ -17,7 +17,11 @@ COMMANDS = {
     "slurm": "-s slurm -cfg partition=gpu dist.ddp -j 2:4x8 -h gpu.medium --script train.py",
     "kubernetes": "-s kubernetes -cfg queue=default "
     "dist.ddp -j 2:5x8 -h gpu.medium --image pytorch/pytorch --script /data/train.py",
+    "aws_batch": "-s aws_batch -cfg queue=gpu,launcher_uri=s3://bucket/relight "
+    "dist.ddp -j 2x8 -h aws_p4d.24xlarge --image pytorch/pytorch --script /data/train.py",
+    "ray": "-s ray -cfg dashboard_address=head:8265 dist.ddp -j 2:5x8 --script /data/train.py",
 }
+SUFFIXES = {"kubernetes": "yaml", "aws_batch": "json", "ray": "txt"}
 
 
 def requested(name: str, place: Path) -> str:
@@ -44,18 +48,21 @@ def requested(name: str, place: Path) -> str:
         (r"(?m)^(\s+relight: )[A-Za-z0-9+/=]{1000,}$", r"\1(the launcher in base64)"),
         (r"(relight/version[:=] ?)\S+", r"\1VERSION"),
         (r"(relight/user[:=] ?)\S+", r"\1me"),
+        (r'("relight/version": )"[^"]*"', r'\1"VERSION"'),
+        (r'("relight/user": )"[^"]*"', r'\1"me"'),
     ):
         text = re.sub(pattern, replacement, text)
-    return f"# relight submit --dryrun {COMMANDS[name]}\n{text}"
+    head = "" if name == "aws_batch" else f"# relight submit --dryrun {COMMANDS[name]}\n"
+    return head + text
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_documented_request_is_the_one_that_is_made(name: str, tmp_path: Path) -> None:
     """REWRITE_DOCS=1 writes the documents."""
-    path = FOLDER / f"{name}.{'yaml' if name == 'kubernetes' else 'sh'}"
+    path = FOLDER / f"{name}.{SUFFIXES.get(name, 'sh')}"
     text = requested(name, tmp_path)
     if "REWRITE_DOCS" in os.environ:
         path.write_text(text)
     assert path.read_text() == text
-    page = FOLDER.parent / f"{name}.md"
+    page = FOLDER.parent / f"{name.replace('_', '-')}.md"
     assert f"dryrun/{path.name}" in page.read_text(), f"{page} does not refer to it"

@@ -40,7 +40,7 @@ class Aws:
             ) from None
         try:
             if service not in self._clients:
-                self._clients[service] = boto3.client(service)
+                self._clients[service] = boto3.session.Session().client(service)
             yield self._clients[service]
         except errors.NoRegionError:
             raise UsageError(

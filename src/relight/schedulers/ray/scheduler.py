@@ -18,6 +18,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from relight.errors import MachineError, UsageError
@@ -37,6 +38,7 @@ from relight.schedulers.api import (
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
 
+_JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
 _TRIES = 5
 """How often a lost connection for logs is opened again without new output."""
@@ -83,9 +85,11 @@ class Ray:
                 raise UsageError(f"-cfg {name}={cfg[name]} has no meaning here", hint=hint)
         name = request.name_of(app_id)
         url = dashboard.url_of(cfg.get("dashboard_address"))
+        whole = dashboard.app_id_of(url, name)
+        app = _knowing_its_id(app, whole)
         body: dict[str, Any] = {
             "url": url,
-            "app_id": dashboard.app_id_of(url, name),
+            "app_id": whole,
             "job": request.job(app, cfg, name),
             "order": request.order(app, cfg, name, secrets.token_hex(16)),
             "workspace": cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None),
@@ -266,6 +270,17 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
+    """Return the app with its whole id in RELIGHT_JOB_ID; TORCHX_JOB_ID stays as TorchX wrote it."""
+    roles = (
+        replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
+        if _JOB in role.env
+        else role
+        for role in app.roles
+    )
+    return replace(app, roles=tuple(roles))
 
 
 def _job(cluster: Dashboard, app_id: str, name: str) -> dict[str, Any]:

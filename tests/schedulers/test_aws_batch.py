@@ -1,0 +1,239 @@
+"""Jobs on a stand-in for AWS Batch (`clusters/aws.py`), with real containers where it runs them."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from clusters.aws import Aws
+from clusters.docker import IMAGE, PATIENCE_S, Dockerd
+
+from relight.errors import MachineError, UsageError
+from relight.job.app import AppDef, AppState, Resource, Role
+from relight.schedulers.api import LogQuery
+from relight.schedulers.aws_batch import request, states
+from relight.schedulers.aws_batch import scheduler as aws_batch
+from schedulers.docker_jobs import daemon  # noqa: F401  # a fixture
+
+SMALL = Resource(1, 0, 128)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Aws]:
+    with Aws() as aws:
+        yield aws
+
+
+@pytest.fixture
+def aws(server: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """An account with the queues `gpu` and `cpu`, and access to it; no container runs."""
+    give_access(server, monkeypatch)
+    return server
+
+
+def give_access(server: Aws, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in server.variables.items():
+        monkeypatch.setenv(name, value)
+    server.reset()
+
+
+@pytest.fixture
+def scheduler(aws: Aws) -> Iterator[aws_batch.AwsBatch]:
+    scheduler = aws_batch.make()
+    yield scheduler
+    scheduler.close()
+
+
+def sh(text: str, **parts: Any) -> AppDef:
+    known = {"name": "main", "image": IMAGE, "entrypoint": "sh", "resource": SMALL}
+    return AppDef("job", [Role(**{**known, "args": ["-c", text], **parts})])
+
+
+def submit(scheduler: aws_batch.AwsBatch, app: AppDef, name: str = "job-x1", **cfg: Any) -> str:
+    return scheduler.submit(scheduler.render(app, {"queue": "gpu", **cfg}, name))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def definitions(aws: Aws) -> list[str]:
+    """Those that jobs can be made of."""
+    known = aws.client("batch").describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    return [each["jobDefinitionName"] for each in known]
+
+
+def test_a_job_of_several_nodes_is_submitted_and_found(
+    aws: Aws, scheduler: aws_batch.AwsBatch
+) -> None:
+    app_id = submit(scheduler, sh("true", num_replicas=2))
+    assert app_id == "gpu:job-x1"
+    assert definitions(aws) == ["job-x1"]
+    found = scheduler.status([app_id, "gpu:other", "cpu:job-x1"])
+    assert list(found) == [app_id]
+    replicas = found[app_id].replicas
+    assert [(each.role, each.replica) for each in replicas] == [("main", 0), ("main", 1)]
+    (listed,) = scheduler.list()
+    assert (listed.app_id, listed.name) == (app_id, "job")
+    with pytest.raises(UsageError, match="has no replica main/7") as caught:
+        list(scheduler.logs(app_id, LogQuery("main", 7)))
+    assert caught.value.hint == "it has main/0 to 1"
+
+
+def test_delete_leaves_no_definition(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    app_id = submit(scheduler, sh("true"))
+    scheduler.delete(app_id)
+    assert definitions(aws) == []
+    with pytest.raises(UsageError, match="no job gpu:nothing in AWS Batch"):
+        scheduler.delete("gpu:nothing")
+    with pytest.raises(UsageError, match="is no job of AWS Batch"):
+        scheduler.cancel("nothing")
+
+
+def test_a_queue_that_does_not_exist_is_refused_before_anything_is_made(
+    aws: Aws, scheduler: aws_batch.AwsBatch
+) -> None:
+    with pytest.raises(UsageError, match="no job queue gppu") as caught:
+        submit(scheduler, sh("true"), queue="gppu")
+    assert caught.value.hint == "did you mean gpu?"
+    assert definitions(aws) == []
+
+
+def test_a_definition_whose_job_is_refused_is_removed(
+    aws: Aws, scheduler: aws_batch.AwsBatch
+) -> None:
+    made = scheduler.render(sh("true"), {"queue": "gpu"}, "job-x1")
+    made.body["job"]["jobQueue"] = "nothing"
+    with pytest.raises(UsageError, match="AWS refuses it \\(SubmitJob\\)"):
+        scheduler.submit(made)
+    assert definitions(aws) == []
+
+
+def test_the_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """Each job has an address from which it can be fetched without credentials."""
+    s3 = aws.client("s3")
+    where = {"LocationConstraint": "eu-central-1"}
+    s3.create_bucket(Bucket="bucket", CreateBucketConfiguration=where)
+    app = sh("x", entrypoint="relight", args=["run", "x.py"])
+    for name in ("job-x1", "job-x2"):
+        submit(scheduler, app, name, launcher_uri="s3://bucket/some/where")
+    (known,) = s3.list_objects_v2(Bucket="bucket")["Contents"]
+    assert known["Key"].startswith("some/where/relight-")
+    every = aws.client("batch").describe_job_definitions()["jobDefinitions"]
+    for each in every:
+        variables = {v["name"]: v["value"] for v in each["containerProperties"]["environment"]}
+        assert known["Key"] in variables[request.LAUNCHER_URL]
+        assert "Signature" in variables[request.LAUNCHER_URL]
+    with pytest.raises(UsageError, match=r"AWS refuses it .*bucket does not exist"):
+        submit(scheduler, app, "job-x3", launcher_uri="s3://nothing-of-this-name")
+
+
+@pytest.mark.slow
+def test_a_container_runs_and_its_lines_are_read_back(
+    daemon: Dockerd,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with Aws(daemon.host) as aws:
+        give_access(aws, monkeypatch)
+        scheduler = aws_batch.make()
+        run_and_read(scheduler)
+        scheduler.close()
+
+
+def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
+    text = "echo replica $RELIGHT_REPLICA_ID; echo two >&2; printf 'no end'"
+    good = submit(scheduler, sh(text), "good-x1")
+    bad = submit(scheduler, sh("echo before; exit 7"), "bad-x1")
+    endless = submit(scheduler, sh("exec sleep 1000"), "endless-x1")
+    until(lambda: all(scheduler.status([x])[x].state.is_over for x in (good, bad)))
+    assert scheduler.status([good])[good].state is AppState.SUCCEEDED
+    assert scheduler.status([bad])[bad].state is AppState.FAILED
+    lines = list(scheduler.logs(good, LogQuery("main", 0, follow=True)))
+    assert sorted(lines) == ["no end", "replica 0", "two"]
+    later = LogQuery("main", 0, since=datetime.now(UTC) + timedelta(hours=1))
+    assert list(scheduler.logs(good, later)) == []
+    until(lambda: scheduler.status([endless])[endless].state is AppState.RUNNING)
+    scheduler.cancel(endless)
+    until(lambda: scheduler.status([endless])[endless].state is AppState.CANCELLED)
+
+
+# What AWS says of errors; of nodes, which the stand-in does not know.
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"AWS_PROFILE": "nobody"}, "profile \\(nobody\\) could not be found"),
+        ({"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}, "no region is known"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials were found"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS does not answer"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, tmp_path: Any, variables: dict[str, str], said: str
+) -> None:
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    for name, value in variables.items():
+        if value:
+            monkeypatch.setenv(name, value)
+        else:
+            monkeypatch.delenv(name)
+    with pytest.raises((UsageError, MachineError), match=said) as caught:
+        submit(aws_batch.make(), sh("true"))
+    assert "\n" not in caught.value.message
+
+
+def test_without_boto3_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(UsageError, match="needs the package boto3"):
+        submit(aws_batch.make(), sh("true"))
+
+
+def node(number: int, status: str, **container: Any) -> dict[str, Any]:
+    return {"jobId": f"j#{number}", "status": status, "container": container}
+
+
+JOB = {"jobId": "j", "nodeProperties": {"numNodes": 3}, "tags": {request.ROLES: "a:1 b:2"}}
+
+
+def test_nodes_are_the_replicas_of_the_roles_in_their_order() -> None:
+    nodes = [
+        node(0, "RUNNING", containerInstanceArn="arn:aws:ecs:eu:1:container-instance/c/123"),
+        {**node(2, "RUNNABLE"), "statusReason": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"},
+    ]
+    status = states.status({**JOB, "status": "RUNNING", "attempts": [{}, {}]}, nodes)
+    assert (status.state, status.message, status.restarts) == (AppState.RUNNING, "", 1)
+    first, second, third = status.replicas
+    assert (first.role, first.replica, first.host) == ("a", 0, "123")
+    assert second.state is AppState.SUBMITTED
+    assert (third.role, third.replica, third.state) == ("b", 1, AppState.PENDING)
+    assert "MISCONFIGURATION" in third.error
+    assert states.node_of(JOB, "b", 1) == 2 and states.node_of(JOB, "b", 2) is None
+
+
+@pytest.mark.parametrize(
+    ("container", "said"),
+    [
+        ({"exitCode": 7}, "exit code 7"),
+        ({"exitCode": 137, "reason": "OutOfMemoryError: Container killed"}, "out of memory"),
+        ({"reason": "CannotPullContainerError: no such image"}, "CannotPullContainerError"),
+    ],
+)
+def test_the_first_failure_is_that_of_the_job(container: dict[str, Any], said: str) -> None:
+    nodes = [node(0, "SUCCEEDED", exitCode=0), node(1, "FAILED", **container)]
+    job = {**JOB, "status": "FAILED", "statusReason": "Essential container in task exited"}
+    status = states.status(job, nodes)
+    assert status.state is AppState.FAILED
+    assert status.message.startswith(f"b/0: {said}")
+
+
+def test_a_job_that_relight_has_terminated_is_cancelled() -> None:
+    job = {**JOB, "status": "FAILED", "statusReason": states.CANCELLED}
+    assert states.status(job, []).state is AppState.CANCELLED
