@@ -273,7 +273,7 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
-    """Return the app with its whole id in RELIGHT_JOB_ID; TORCHX_JOB_ID stays as TorchX wrote it."""
+    """Return the app with its whole id in RELIGHT_JOB_ID. TORCHX_JOB_ID stays as TorchX has it."""
     roles = (
         replace(role, env={**role.env, _JOB: role.env[_JOB].replace("${app_id}", app_id)})
         if _JOB in role.env
