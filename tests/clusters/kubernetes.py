@@ -272,7 +272,7 @@ class ApiServer:
         handler.end_headers()
         with path.open("rb") as file, contextlib.suppress(OSError):
             while True:
-                over = query.get("follow") != "true" or self._is_over(pod)
+                over = query.get("follow", "").lower() != "true" or self._is_over(pod)
                 if data := file.read(1 << 16):
                     handler.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
                     if self.drops:

@@ -212,9 +212,10 @@ class Kubernetes:
         seen: set[str] = set()
         while True:
             with self._client(job) as client:
-                found = store.listed(client, store.PODS, job.namespace, selector)
+                # In this order: a pod may start and end between the two requests.
                 kind, objects = _makers(client, job)
                 over = not objects or replicas.status(kind, objects, ()).state.is_over
+                found = store.listed(client, store.PODS, job.namespace, selector)
                 fresh = [
                     pod
                     for pod in replicas.of_replica(found).get((query.role, query.replica), [])
