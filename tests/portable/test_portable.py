@@ -198,8 +198,12 @@ def pipes(pid: int) -> set[str]:
 
 
 def guardian_of(holder: int) -> int:
-    """The process that the holder of workers tells of them."""
-    (pid,) = [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]
+    """The process that the holder of workers tells of them; it may begin later than they do."""
+    deadline = time.monotonic() + 30
+    while not (found := [pid for pid in marked("-I\0-S\0") if pipes(pid) & pipes(holder)]):
+        assert time.monotonic() < deadline, "the guardian did not come up"
+        time.sleep(0.01)
+    (pid,) = found
     return pid
 
 
