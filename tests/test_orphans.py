@@ -254,6 +254,7 @@ def test_no_directory_of_a_job_is_left_behind(
     while len(list(scratch.iterdir())) > 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    alone.send_signal(signal.SIGSTOP)  # it removes others' directories a second after its start
     pids = [lost.pid, *holders(lost.pid)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
@@ -269,6 +270,7 @@ def test_no_directory_of_a_job_is_left_behind(
     left = {path.name for path in scratch.iterdir()}
     assert left > {"relight_mine", "relight_00000000_1", "other", f"relight_{boot}_2"}
     assert len(left) == 5  # and that of the agent that lives
+    alone.send_signal(signal.SIGCONT)
     alone.send_signal(signal.SIGTERM)
     assert alone.wait(30) == 143
     wait_until_gone(marker, LIMIT_S)
