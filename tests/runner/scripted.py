@@ -35,6 +35,7 @@ class Scripted:
         self.lines: list[str] = []
         self.refuses: BaseException | None = None
         self.is_out_of_reach = False
+        self.refused: set[str] = set()
         self.liking = 0
 
     def affinity(self) -> int:
@@ -58,6 +59,8 @@ class Scripted:
         self.asked.append(("status", tuple(app_ids)))
         if self.is_out_of_reach:
             raise MachineError("scripted does not answer")
+        if refused := self.refused & set(app_ids):
+            raise UsageError(f"the cluster of {refused} is gone")
         state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
         replica = ReplicaStatus("echo", 0, state, "host", 3 if state is AppState.FAILED else None)
         return {id: AppStatus(state, "", (replica,)) for id in app_ids if id in self.jobs}

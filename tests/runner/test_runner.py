@@ -368,6 +368,17 @@ def test_jobs_of_a_scheduler_out_of_reach_are_listed_all_the_same(
     }  # fmt: skip
 
 
+def test_a_job_about_which_its_scheduler_can_not_be_asked_hides_no_other(
+    runner: Runner, scheduler: scripted.Scripted
+) -> None:
+    """As when its cluster or its queue is gone."""
+    lost, known = runner.submit(*ECHO), runner.submit(*ECHO)
+    scheduler.refused = {"1"}
+    assert {job.handle: job.state.name for job in runner.list()} == {
+        known: "RUNNING", lost: "UNKNOWN"
+    }  # fmt: skip
+
+
 def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
     runner: Runner, scheduler: scripted.Scripted
 ) -> None:

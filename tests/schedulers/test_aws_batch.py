@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.exceptions import ReadTimeoutError
 from clusters.aws import Aws
 from clusters.docker import IMAGE, PATIENCE_S, Dockerd
 
@@ -114,6 +115,50 @@ def test_a_definition_whose_job_is_refused_is_removed(
     assert definitions(aws) == []
 
 
+def test_a_job_whose_answer_was_lost_does_not_run(
+    aws: Aws, scheduler: aws_batch.AwsBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not submitted twice, and what was submitted is terminated."""
+    with scheduler._aws.client("batch", once=True) as batch:
+        requests: list[str] = []
+
+        def lose(**_: Any) -> None:
+            requests.append("SubmitJob")
+            raise ReadTimeoutError(endpoint_url=aws.endpoint)
+
+        batch.meta.events.register("needs-retry.batch.SubmitJob", lose)
+        with pytest.raises(MachineError, match="AWS does not answer"):
+            submit(scheduler, sh("true", num_replicas=2))
+    assert requests == ["SubmitJob"]
+    assert definitions(aws) == []
+    assert scheduler.status(["gpu:job-x1"])["gpu:job-x1"].state.is_over
+
+
+def test_jobs_of_a_deleted_queue_are_unknown(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    """They don't hide the states of other jobs; their definition can still be removed."""
+    lost = submit(scheduler, sh("true"), "job-x1", queue="cpu")
+    known = submit(scheduler, sh("true"), "job-x2")
+    batch = aws.client("batch")
+    batch.update_job_queue(jobQueue="cpu", state="DISABLED")
+    batch.delete_job_queue(jobQueue="cpu")
+    assert list(scheduler.status([lost, known])) == [known]
+    scheduler.delete(lost)
+    assert definitions(aws) == ["job-x2"]
+
+
+def test_a_queue_can_be_given_by_its_arn(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    (queue,) = aws.client("batch").describe_job_queues(jobQueues=["gpu"])["jobQueues"]
+    assert submit(scheduler, sh("true"), queue=queue["jobQueueArn"]) == "gpu:job-x1"
+
+
+def test_jobs_of_others_are_not_listed(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
+    submit(scheduler, sh("true"))
+    batch = aws.client("batch")
+    (known,) = batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    batch.submit_job(jobName="other", jobQueue="gpu", jobDefinition=known["jobDefinitionArn"])
+    assert [each.app_id for each in scheduler.list()] == ["gpu:job-x1"]
+
+
 def test_the_launcher_is_stored_once(aws: Aws, scheduler: aws_batch.AwsBatch) -> None:
     """Each job has an address from which it can be fetched without credentials."""
     s3 = aws.client("s3")
@@ -172,6 +217,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}, "no region is known"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials were found"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS does not answer"),
+        ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": "eu_central_1"}, "eu_central_1"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(
@@ -200,7 +246,14 @@ def node(number: int, status: str, **container: Any) -> dict[str, Any]:
     return {"jobId": f"j#{number}", "status": status, "container": container}
 
 
-JOB = {"jobId": "j", "nodeProperties": {"numNodes": 3}, "tags": {request.ROLES: "a:1 b:2"}}
+def group(nodes: str, role: str) -> dict[str, Any]:
+    variables = [{"name": "X", "value": "x"}, {"name": request.ROLE_NAME, "value": role}]
+    return {"targetNodes": nodes, "container": {"environment": variables}}
+
+
+GROUPS = [group("0:0", "a"), group("1:2", "b")]
+JOB = {"jobId": "j", "nodeProperties": {"numNodes": 3, "nodeRangeProperties": GROUPS}}
+ENDED = {"stoppedAt": 1}
 
 
 def test_nodes_are_the_replicas_of_the_roles_in_their_order() -> None:
@@ -208,7 +261,7 @@ def test_nodes_are_the_replicas_of_the_roles_in_their_order() -> None:
         node(0, "RUNNING", containerInstanceArn="arn:aws:ecs:eu:1:container-instance/c/123"),
         {**node(2, "RUNNABLE"), "statusReason": "MISCONFIGURATION:JOB_RESOURCE_REQUIREMENT"},
     ]
-    status = states.status({**JOB, "status": "RUNNING", "attempts": [{}, {}]}, nodes)
+    status = states.status({**JOB, "status": "RUNNING", "attempts": [ENDED, {}]}, nodes)
     assert (status.state, status.message, status.restarts) == (AppState.RUNNING, "", 1)
     first, second, third = status.replicas
     assert (first.role, first.replica, first.host) == ("a", 0, "123")
@@ -234,6 +287,36 @@ def test_the_first_failure_is_that_of_the_job(container: dict[str, Any], said: s
     assert status.message.startswith(f"b/0: {said}")
 
 
-def test_a_job_that_relight_has_terminated_is_cancelled() -> None:
-    job = {**JOB, "status": "FAILED", "statusReason": states.CANCELLED}
-    assert states.status(job, []).state is AppState.CANCELLED
+@pytest.mark.parametrize(
+    ("facts", "state"),
+    [
+        ({"statusReason": states.CANCELLED}, AppState.CANCELLED),
+        ({"statusReason": "by a colleague", "isTerminated": True}, AppState.CANCELLED),
+        ({"statusReason": "attempt duration exceeded timeout", "isTerminated": True},
+         AppState.FAILED),
+        ({"statusReason": "Essential container in task exited"}, AppState.FAILED),
+    ],
+)  # fmt: skip
+def test_a_terminated_job_is_cancelled_and_one_that_took_too_long_failed(
+    facts: dict[str, Any], state: AppState
+) -> None:
+    assert states.status({**JOB, "status": "FAILED", **facts}, []).state is state
+
+
+def test_the_logs_are_those_of_all_attempts() -> None:
+    attempts = [{"container": {"logStreamName": name}} for name in ("one", "two")]
+    job = {"attempts": attempts, "container": {"logStreamName": "two"}}
+    assert states.streams(job) == ["one", "two"]
+    running = {**job, "container": {"logStreamName": "three"}}
+    assert states.streams(running) == ["one", "two", "three"]
+
+
+@pytest.mark.parametrize(
+    ("status", "ended", "running", "restarts"),
+    [("RUNNING", 0, 0, 0), ("RUNNING", 1, 1, 1), ("RUNNABLE", 2, 0, 2), ("FAILED", 3, 0, 2)],
+)
+def test_a_restart_is_an_attempt_after_one_that_ended(
+    status: str, ended: int, running: int, restarts: int
+) -> None:
+    attempts = [*([ENDED] * ended), *([{}] * running)]
+    assert states.status({**JOB, "status": status, "attempts": attempts}, []).restarts == restarts

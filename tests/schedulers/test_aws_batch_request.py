@@ -45,7 +45,7 @@ APPS = {
     "all options": (
         ddp(h="aws_p4d.24xlarge"),
         {
-            "user": "1000",
+            "container_user": "1000", "user": "bot", "log_group": "team",
             "privileged": True,
             "share_id": "team",
             "priority": 3,
@@ -214,6 +214,11 @@ def test_names_are_those_that_batch_takes(app_id: str) -> None:
     assert name[0].isalnum()
 
 
+def of_type(kind: str) -> Role:
+    has = Resource(1, 0, 1, {"node.kubernetes.io/instance-type": kind})
+    return role("x", name=kind, resource=has)
+
+
 @pytest.mark.parametrize(
     ("app", "cfg", "said"),
     [
@@ -222,7 +227,18 @@ def test_names_are_those_that_batch_takes(app_id: str) -> None:
         (AppDef("a", [role("x", image="")]), {}, "has no image"),
         (AppDef("a", [role("x", resource=Resource(1, 0, -1))]), {}, "needs to know its memory"),
         (AppDef("a", [role("x", max_retries=10)]), {}, "at most 10 times"),
-        (AppDef("a", [role("x", resource=Resource(1, 0, 1, {}, {"d": 1}))]), {}, "no device d"),
+        (
+            AppDef("a", [role("x", resource=Resource(1, 0, 1, {}, {"d": 1}))]),
+            {},
+            "file is known for d",
+        ),
+        (AppDef("a", [role("x", mounts=[BindMount("data", "/data")])]), {}, "begin with /"),
+        (AppDef("a", [role("x", mounts=[VolumeMount("v", "/data")])]), {}, "no file system of EFS"),
+        (AppDef("a", [role("x", mounts=[DeviceMount("/d", "/d", "x")])]), {}, "letters of rwm"),
+        (AppDef("a", [role("y" * 30_000)]), {}, "bytes, and AWS Batch takes 24576"),
+        (AppDef("a", [of_type("p4d"), of_type("p5")]), {}, "p4d p4d, p5 p5.*one instance type"),
+        (ddp(), {"timeout": 0}, "at least one minute"),
+        (ddp(), {"priority": 10_000}, "from 0 to 9999"),
         (ddp(), {"ulimits": ["memlock"]}, "memlock is no limit"),
         (ddp(), {"queue": None}, "needs to know the job queue"),
         (ddp(), {"launcher_uri": "/tmp"}, "is not in S3"),

@@ -14,7 +14,7 @@ from relight.job import handles, privacy, records, serial
 from relight.job.app import AppState
 from relight.job.handles import Handle
 from relight.schedulers import registry
-from relight.schedulers.api import Scheduler
+from relight.schedulers.api import AppStatus, Scheduler
 
 if TYPE_CHECKING:
     from relight.runner.runner import Prepared
@@ -128,14 +128,27 @@ def _states(find: Callable[[str], Scheduler], found: list[Record]) -> dict[str, 
             unfinished.setdefault(record["scheduler"], []).append(record)
     states: dict[str, AppState] = {}
     for name, group in unfinished.items():
-        try:
-            known = find(name).status([record["app_id"] for record in group])
-        except RelightError:  # no longer installed, or unreachable: list the others
-            known = {}
+        known = _status(find, name, [record["app_id"] for record in group])
         for record in group:
             status = known.get(record["app_id"])
             states[record["handle"]] = AppState.UNKNOWN if status is None else status.state
     return states
+
+
+def _status(
+    find: Callable[[str], Scheduler], name: str, app_ids: list[str]
+) -> Mapping[str, AppStatus]:
+    """Return what is known of a scheduler's jobs; nothing of those about which it can't be asked,
+    as when it is not installed any more, it does not answer, or a job's cluster is gone.
+    """
+    try:
+        return find(name).status(app_ids)
+    except UsageError:  # it may be about one job only
+        if len(app_ids) == 1:
+            return {}
+        return {key: each for x in app_ids for key, each in _status(find, name, [x]).items()}
+    except RelightError:
+        return {}
 
 
 def _record(job: "Prepared", env: Environment) -> Record:

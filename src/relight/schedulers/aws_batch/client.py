@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from relight.errors import MachineError, RelightError, UsageError
+from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _ACTION = re.compile(r"not authorized to perform: (\S+)")
 _REFUSALS = ("ClientException", "InvalidParameterException", "InvalidParameterValue",
@@ -14,17 +14,25 @@ _CREDENTIALS = ("ExpiredToken", "ExpiredTokenException", "InvalidClientTokenId",
                 "UnrecognizedClientException", "InvalidAccessKeyId",
                 "SignatureDoesNotMatch")  # fmt: skip
 _DENIED = ("AccessDenied", "AccessDeniedException", "403")
+_LOGIN = ("SSOError", "TokenRetrievalError", "CredentialRetrievalError", "LoginError")
+"""Exceptions of botocore, whose versions do not have all of them: a login is missing or expired."""
+_ACTIONS = {"ListObjectsV2": "ListBucket"}
+"""Actions of a policy that have another name than the operation."""
 
 
 class Aws:
     """The account and region that the environment names, as for the command `aws`."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, Any] = {}
+        self._clients: dict[tuple[str, bool], Any] = {}
 
     @contextmanager
-    def client(self, service: str) -> Iterator[Any]:
-        """Yield a client of a service, such as `batch`; its errors become RelightErrors.
+    def client(self, service: str, *, once: bool = False) -> Iterator[Any]:
+        """Yield a client of a service; its errors become RelightErrors.
+
+        Args:
+            service: its name, such as `batch`.
+            once: whether a request is sent once, whatever comes of it.
 
         Raises:
             UsageError: boto3, credentials or region are missing, or AWS refuses the request.
@@ -39,9 +47,9 @@ class Aws:
                 hint="pip install 'relight[aws_batch]', in the environment of relight",
             ) from None
         try:
-            if service not in self._clients:
-                self._clients[service] = boto3.session.Session().client(service)
-            yield self._clients[service]
+            if (service, once) not in self._clients:
+                self._clients[service, once] = _made(boto3, service, once)
+            yield self._clients[service, once]
         except errors.NoRegionError:
             raise UsageError(
                 "AWS: no region is known", hint="AWS_REGION=eu-central-1, or `aws configure`"
@@ -57,9 +65,18 @@ class Aws:
         except errors.ParamValidationError as error:
             raise UsageError(f"AWS Batch can't express it: {_line(error)}") from None
         except errors.ClientError as error:
-            raise explained(error) from None
+            raise explained(error, service) from None
+        except tuple(getattr(errors, name) for name in _LOGIN if hasattr(errors, name)) as error:
+            raise UsageError(
+                f"AWS: there are no valid credentials: {_line(error)}",
+                hint="`aws sso login` or `aws login`, until `aws sts get-caller-identity` works",
+            ) from None
+        except errors.InvalidRegionError as error:
+            raise UsageError(f"AWS: {_line(error)}", hint=_region_hint(boto3)) from None
         except errors.BotoCoreError as error:
-            raise MachineError(f"AWS does not answer: {_line(error)}") from None
+            raise MachineError(
+                f"AWS does not answer: {_line(error)}", hint=_region_hint(boto3)
+            ) from None
 
     def close(self) -> None:
         """Close the connections."""
@@ -68,7 +85,24 @@ class Aws:
         self._clients = {}
 
 
-def explained(error: Any) -> RelightError:
+def _made(boto3: Any, service: str, once: bool) -> Any:
+    from botocore.config import Config
+
+    said: dict[str, Any] = {"retries": {"total_max_attempts": 1}} if once else {}
+    if service == "s3":  # without it, addresses for some regions are signed as S3 no longer accepts
+        said["signature_version"] = "s3v4"
+    return boto3.session.Session().client(service, config=Config(**said))
+
+
+def _region_hint(boto3: Any) -> str:
+    """Return which region may be meant, if boto3 does not know the one that is set."""
+    session = boto3.session.Session()
+    known = session.get_available_regions("batch")
+    region = session.region_name or ""
+    return "" if region in known else did_you_mean(region, known, f"the region is {region}")
+
+
+def explained(error: Any, service: str) -> RelightError:
     """Return an error of a service of AWS in one line."""
     said = error.response.get("Error") or {}
     code = str(said.get("Code") or "")
@@ -80,7 +114,8 @@ def explained(error: Any) -> RelightError:
         )
     if code in _DENIED:
         found = _ACTION.search(message)
-        action = found[1] if found else error.operation_name
+        operation = _ACTIONS.get(error.operation_name, error.operation_name)
+        action = found[1] if found else f"{service}:{operation}"
         return UsageError(
             f"AWS does not permit {action}: {message}", hint=f"a policy that allows {action}"
         )

@@ -6,6 +6,7 @@ nodes are the replicas of all roles, in their order. Source: the API reference o
 """
 
 import copy
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -13,25 +14,35 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.errors import UsageError
+from relight.errors import UsageError, did_you_mean
 from relight.job import launcher_file, macros
-from relight.job.app import AppDef, BindMount, DeviceMount, Resource, Role, VolumeMount
+from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name
 
-EFA = "vpc.amazonaws.com/efa"
-APP, USER, VERSION, ROLES = "relight/app-name", "relight/user", "relight/version", "relight/roles"
-"""Tags of a job. ROLES has each role's name and number of replicas, as NAME:NUMBER NAME:NUMBER."""
+APP, USER, VERSION = "relight/app-name", "relight/user", "relight/version"
+"""Tags of a job."""
+ROLE_NAME = "TORCHX_ROLE_NAME"
+"""The variable of a container with the name of its role."""
 LAUNCHER_URL = "RELIGHT_LAUNCHER_URL"
 """The variable with the address of the launcher that travels."""
 LOG_GROUP = "/aws/batch/job"
+GROUP_OPTION = "awslogs-group"
 JOB = "RELIGHT_JOB_ID"
 TOKEN = "RELIGHT_TOKEN"  # noqa: S105  # a name
 _ROLE_ARNS = {"job_role_arn": "jobRoleArn", "execution_role_arn": "executionRoleArn"}
 _LONGEST = 128
 _MOST_ROLES = 5
 _MOST_ATTEMPTS = 10
+_MOST_PRIORITY = 9999
+_MOST_BYTES = 24 * 1024
+"""How long a job definition may be (service quotas of AWS Batch)."""
 _CAPABILITY = "node.kubernetes.io/instance-type"
 _REPLICA, _REPLICA_ENV, _RANK0_ENV = "\0replica\0", "RELIGHT_REPLICA_ID", "RELIGHT_RANK0_HOST"
+_DEVICES = {
+    "vpc.amazonaws.com/efa": "/dev/infiniband/uverbs",
+    "aws.amazon.com/neurondevice": "/dev/neuron",
+}
+"""The device files of a named resource's devices, without their numbers, as in TorchX."""
 _PERMISSIONS = {"r": "READ", "w": "WRITE", "m": "MKNOD"}
 _FOLDER = "/tmp/relight-launcher"  # noqa: S108  # in the container, of which nobody else has a part
 _OWN_ADDRESS = """\
@@ -45,7 +56,7 @@ except OSError:
 """
 """Sends nothing: it asks the system which of its addresses it would use, or which one it has."""
 _FETCH = (
-    "import os, urllib.request; "
+    "import os, socket, urllib.request; socket.setdefaulttimeout(60); "
     f'urllib.request.urlretrieve(os.environ["{LAUNCHER_URL}"], "{_FOLDER}/relight")'
 )
 
@@ -69,9 +80,10 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
             f"the app {app.name} has {len(app.roles)} roles: a job of AWS Batch has at most "
             f"{_MOST_ROLES}"
         )
+    _check_numbers(cfg)
     found: dict[str, Any] = {
         "jobDefinitionName": name,
-        "tags": tags(app),
+        "tags": tags(app, cfg),
         "propagateTags": True,
         "retryStrategy": _retries(app),
     }
@@ -87,10 +99,10 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
     if size == 1:
         return {**found, "type": "container", "containerProperties": containers[0]}
     ranges = []
+    kind = _instance_type(app)
     for (role, first), container in zip(_first_nodes(app), containers, strict=True):
-        kind = role.resource.capabilities.get(_CAPABILITY)
         if kind:
-            container["instanceType"] = str(kind)
+            container["instanceType"] = kind
         last = first + role.num_replicas - 1
         ranges.append({"targetNodes": f"{first}:{last}", "container": container})
     nodes = {"numNodes": size, "mainNode": 0, "nodeRangeProperties": ranges}
@@ -99,7 +111,7 @@ def definition(app: AppDef, cfg: Mapping[str, Any], name: str, token: str) -> di
 
 def job(app: AppDef, cfg: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the arguments of SubmitJob, except the definition's ARN."""
-    found: dict[str, Any] = {"jobName": name, "jobQueue": cfg["queue"], "tags": tags(app)}
+    found: dict[str, Any] = {"jobName": name, "jobQueue": cfg["queue"], "tags": tags(app, cfg)}
     if cfg.get("share_id"):
         found["shareIdentifier"] = cfg["share_id"]
     return found
@@ -120,11 +132,24 @@ def with_variable(made: Mapping[str, Any], name: str, value: str) -> dict[str, A
     return found
 
 
-def tags(app: AppDef) -> dict[str, str]:
+def check_size(made: Mapping[str, Any]) -> None:
+    """Refuse a job definition that is longer than Batch takes.
+
+    Raises:
+        UsageError: it is.
+    """
+    size = len(json.dumps(made))
+    if size > _MOST_BYTES:
+        raise UsageError(
+            f"the job definition has {size} bytes, and AWS Batch takes {_MOST_BYTES}",
+            hint="long arguments and variables fit into a file in the image or on a mount",
+        )
+
+
+def tags(app: AppDef, cfg: Mapping[str, Any]) -> dict[str, str]:
     """Return the tags of an app's definition and job."""
-    roles = " ".join(f"{role.name}:{role.num_replicas}" for role in app.roles)
-    own = {APP: app.name, USER: user_name(), VERSION: __version__, ROLES: roles}
-    return {name: _tag(value) for name, value in {**app.metadata, **own}.items()}
+    own = {APP: app.name, USER: cfg.get("user") or user_name(), VERSION: __version__}
+    return {_tag(name)[:128]: _tag(value) for name, value in {**app.metadata, **own}.items()}
 
 
 def job_name(app_id: str) -> str:
@@ -159,6 +184,29 @@ def _retries(app: AppDef) -> dict[str, Any]:
     return {"attempts": wanted + 1, "evaluateOnExit": [lost, done]}
 
 
+def _check_numbers(cfg: Mapping[str, Any]) -> None:
+    """Refuse numbers that Batch would."""
+    if cfg.get("timeout") is not None and cfg["timeout"] < 1:
+        raise UsageError(f"-cfg timeout={cfg['timeout']}: at least one minute")
+    if not 0 <= (cfg.get("priority") or 0) <= _MOST_PRIORITY:
+        raise UsageError(f"-cfg priority={cfg['priority']}: from 0 to {_MOST_PRIORITY}")
+
+
+def _instance_type(app: AppDef) -> str:
+    """Return the instance type of the nodes; empty if no role wants one. All node groups of a job
+    must have the same (API reference, ContainerProperties).
+    """
+    kinds = ((role.resource.capabilities.get(_CAPABILITY), role.name) for role in app.roles)
+    wanted = {str(kind): name for kind, name in kinds if kind}
+    if len(wanted) > 1:
+        said = ", ".join(f"{name} {kind}" for kind, name in wanted.items())
+        raise UsageError(
+            f"the roles of {app.name} want different machines ({said}): all nodes of a job of AWS "
+            "Batch have one instance type"
+        )
+    return next(iter(wanted), "")
+
+
 def _first_nodes(app: AppDef) -> Iterator[tuple[Role, int]]:
     """Yield each role with the number of its first node."""
     first = 0
@@ -187,9 +235,9 @@ def _container(
         "PYTHONUNBUFFERED": "x",
         "RELIGHT_IMAGE": role.image,
         "TORCHX_IMAGE": role.image,
-        "TORCHX_ROLE_IDX": str(app.roles.index(role)),
-        "TORCHX_ROLE_NAME": role.name,
         **{key: value for key, value in own.env.items() if _REPLICA not in value},
+        "TORCHX_ROLE_IDX": str(app.roles.index(role)),
+        ROLE_NAME: role.name,
     }
     found: dict[str, Any] = {
         "command": ["sh", "-c", _script(app, own, first)],
@@ -198,12 +246,12 @@ def _container(
         "privileged": bool(cfg.get("privileged")),
         "resourceRequirements": list(_requirements(role.resource)),
         "linuxParameters": _linux(role),
-        "logConfiguration": {"logDriver": "awslogs"},
+        "logConfiguration": _logging(cfg),
         "mountPoints": mounts,
         "volumes": volumes,
     }
-    if cfg.get("user"):
-        found["user"] = cfg["user"]
+    if cfg.get("container_user"):
+        found["user"] = cfg["container_user"]
     if cfg.get("ulimits"):
         found["ulimits"] = [_ulimit(text) for text in cfg["ulimits"]]
     for option, field in _ROLE_ARNS.items():
@@ -228,7 +276,8 @@ def _script(app: AppDef, own: Role, first: int) -> str:
         lines += [
             f'[ -z "${LAUNCHER_URL}" ] || {{ mkdir -p {_FOLDER} && '
             f"python3 -c {shlex.quote(_FETCH)} && chmod 755 {_FOLDER}/relight; }} ||",
-            '  echo "relight: warning: the launcher could not be fetched" >&2',
+            '  echo "relight: warning: the launcher could not be fetched; its address may have '
+            'expired" >&2',
             f"unset {LAUNCHER_URL}",
         ]
     lines += [f"export {key}={_word(value)}" for key, value in own.env.items() if _REPLICA in value]
@@ -249,25 +298,34 @@ def _requirements(has: Resource) -> Iterator[dict[str, str]]:
         yield {"type": "GPU", "value": str(has.gpu)}
 
 
+def _logging(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    group = cfg.get("log_group")
+    return {"logDriver": "awslogs", **({"options": {GROUP_OPTION: group}} if group else {})}
+
+
 def _linux(role: Role) -> dict[str, Any]:
-    """Return the size of /dev/shm, and the devices: those of EFA, and those that are mounted."""
-    count = int(role.resource.devices.get(EFA, 0))
-    unknown = sorted(set(role.resource.devices) - {EFA})
-    if unknown:
-        raise UsageError(
-            f"role {role.name}: AWS Batch has no device {unknown[0]}", hint=f"known is {EFA}"
-        )
-    efa = (f"/dev/infiniband/uverbs{number}" for number in range(count))
-    devices = [_device(path, path, "rwm") for path in efa]
+    """Return the size of /dev/shm, and the devices: the resource's, and those that are mounted."""
+    devices = []
+    for name, count in role.resource.devices.items():
+        if name not in _DEVICES:
+            known = f"known: {', '.join(_DEVICES)}"
+            raise UsageError(
+                f"role {role.name}: no device file is known for {name}",
+                hint=did_you_mean(name, _DEVICES, known),
+            )
+        paths = (f"{_DEVICES[name]}{number}" for number in range(int(count)))
+        devices += [_device(role, path, path, "rwm") for path in paths]
     devices += [
-        _device(mount.src_path, mount.dst_path, mount.permissions)
+        _device(role, mount.src_path, mount.dst_path, mount.permissions)
         for mount in role.mounts
         if isinstance(mount, DeviceMount)
     ]
     return {"sharedMemorySize": role.resource.memMB, "devices": devices}
 
 
-def _device(source: str, target: str, permissions: str) -> dict[str, Any]:
+def _device(role: Role, source: str, target: str, permissions: str) -> dict[str, Any]:
+    if not permissions or set(permissions) - set(_PERMISSIONS):
+        raise UsageError(f"{role.name}: mount of {source}: permissions are letters of rwm")
     rights = [_PERMISSIONS[letter] for letter in permissions]
     return {"hostPath": source, "containerPath": target, "permissions": rights}
 
@@ -278,6 +336,7 @@ def _volumes(role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     mounts: list[dict[str, Any]] = []
     for number, mount in enumerate(role.mounts):
         name = f"mount_{number}"
+        _check_mount(role, mount)
         match mount:
             case BindMount(source, target, read_only):
                 volumes.append({"name": name, "host": {"sourcePath": source}})
@@ -288,6 +347,18 @@ def _volumes(role: Role) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 continue
         mounts.append({"containerPath": target, "readOnly": read_only, "sourceVolume": name})
     return volumes, mounts
+
+
+def _check_mount(role: Role, mount: Mount) -> None:
+    paths = [mount.dst_path]
+    paths += [mount.src_path] if isinstance(mount, BindMount | DeviceMount) else []
+    for path in paths:
+        if not path.startswith("/"):
+            raise UsageError(f"{role.name}: mount of {path}: the path has to begin with /")
+    if isinstance(mount, VolumeMount) and not mount.src.startswith("fs-"):
+        raise UsageError(
+            f"{role.name}: the volume {mount.src} is no file system of EFS", hint="src=fs-0123abcd"
+        )
 
 
 def _ulimit(text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Jobs on AWS Batch: a job definition and a job of it.
 
     render   the requests (`request`), as JSON; neither credentials nor network are needed
-    submit   registers the definition, and submits the job; if it is refused, the definition goes
+    submit   registers the definition, and submits the job; if that fails, neither stays
     status   DescribeJobs, for multi-node jobs also of each node (`states`)
     logs     CloudWatch
     cancel   terminates the job
@@ -11,6 +11,7 @@
 The id of a job is QUEUE:NAME, as in TorchX.
 """
 
+import contextlib
 import hashlib
 import json
 import secrets
@@ -22,7 +23,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from relight import env
-from relight.errors import UsageError, did_you_mean
+from relight.errors import RelightError, UsageError, did_you_mean
 from relight.job import launcher_file, privacy
 from relight.job.app import AppDef, RetryPolicy
 from relight.job.user import user_name
@@ -58,13 +59,16 @@ class AwsBatch:
     name = "aws_batch"
     options: Sequence[Option] = (
         Option("queue", str, None, "job queue", True),
-        Option("user", str, None, "user in the container"),
+        Option("user", str, None, "user in the tags of the job (default: you)"),
+        Option("container_user", str, None, "user in the container"),
         Option("privileged", bool, False, "give containers all rights on the host"),
         Option("share_id", str, None, "share identifier, for queues with fair-share scheduling"),
         Option("priority", int, 0, "scheduling priority within the share"),
         Option("timeout", int, None, "minutes after which an attempt is ended"),
         Option("job_role_arn", str, None, "IAM role of the containers"),
         Option("execution_role_arn", str, None, "IAM role with which images are pulled"),
+        Option("log_group", str, None, "group of CloudWatch for logs (default: "
+               f"{request.LOG_GROUP})"),
         Option("ulimits", list, None, "limits in the container, NAME=SOFT/HARD;memlock=-1"),
         Option("launcher_uri", str, None, "s3://BUCKET/PREFIX for the launcher of images without "
                "relight"),
@@ -85,12 +89,12 @@ class AwsBatch:
         if not cfg.get("queue"):
             raise UsageError("AWS Batch needs to know the job queue", hint="-cfg queue=NAME")
         _check_launcher(app, cfg)
+        cfg = {**cfg, "queue": cfg["queue"].rpartition("/")[2]}  # of an ARN
         name = request.job_name(app_id)
-        body = {
-            "app_id": f"{cfg['queue']}:{name}",
-            "definition": request.definition(app, cfg, name, secrets.token_hex(16)),
-            "job": request.job(app, cfg, name),
-        }
+        definition = request.definition(app, cfg, name, secrets.token_hex(16))
+        request.check_size(definition)
+        job = request.job(app, cfg, name)
+        body = {"app_id": f"{cfg['queue']}:{name}", "definition": definition, "job": job}
         shown = {**body, "definition": request.definition(_without_secrets(app), cfg, name, "")}
         return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)))
 
@@ -104,13 +108,17 @@ class AwsBatch:
             definition = request.with_variable(
                 definition, request.LAUNCHER_URL, self._launcher_url(cfg["launcher_uri"])
             )
-        with self._aws.client("batch") as batch:
-            arn = batch.register_job_definition(**definition)["jobDefinitionArn"]
-            try:
+            request.check_size(definition)
+        arn = ""
+        try:
+            # What is sent again after a lost answer is there twice.
+            with self._aws.client("batch", once=True) as batch:
+                arn = batch.register_job_definition(**definition)["jobDefinitionArn"]
                 batch.submit_job(**body["job"], jobDefinition=arn)
-            except BaseException:
-                batch.deregister_job_definition(jobDefinition=arn)
-                raise
+        except BaseException:
+            if arn:
+                self._undo(body["job"], arn)
+            raise
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
@@ -124,7 +132,7 @@ class AwsBatch:
         return found
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines that a replica has written in its last attempt; both streams are one."""
+        """Return the lines that a replica has written, in all attempts; both streams are one."""
         with self._aws.client("batch") as batch:
             job = _find(batch, app_id)
         if job is None:
@@ -134,7 +142,7 @@ class AwsBatch:
             known = ", ".join(f"{role}/0 to {size - 1}" for role, size in states.roles(job))
             raise no_replica(app_id, query, known)
         its_id = f"{job['jobId']}#{number}" if job.get("nodeProperties") else job["jobId"]
-        return self._lines(its_id, query)
+        return self._lines(job["jobId"], its_id, query)
 
     def cancel(self, app_id: str) -> None:
         """Terminate a job."""
@@ -144,9 +152,14 @@ class AwsBatch:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
 
     def delete(self, app_id: str) -> None:
-        """Terminate a job if it runs, and deregister its definition."""
+        """Terminate a job if it runs, and deregister its definition, also if Batch has forgotten
+        the job.
+        """
         with self._aws.client("batch") as batch:
-            job = _existing(batch, app_id)
+            job = _find(batch, app_id)
+            if job is None:
+                _deregister(batch, app_id)
+                return
             if not states.state(job).is_over:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
             batch.deregister_job_definition(jobDefinition=job["jobDefinition"])
@@ -161,6 +174,7 @@ class AwsBatch:
                     for status in _ALL
                     for each in _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue,
                                        jobStatus=status)
+                    if _is_of_relight(each)
                 ]  # fmt: skip
                 found += [(queue, job) for job in _described(batch, ids)]
         mine = [
@@ -196,41 +210,63 @@ class AwsBatch:
             where = {"Bucket": bucket, "Key": key}
             return str(s3.generate_presigned_url("get_object", Params=where, ExpiresIn=_URL_S))
 
-    def _lines(self, job_id: str, query: LogQuery) -> Iterator[str]:
-        """Yield the lines of a container, page after page; of one that waits, once it runs."""
-        token: dict[str, str] = {}
-        times = _times(query)
+    def _undo(self, job: Mapping[str, Any], arn: str) -> None:
+        """Remove a definition, and the job that was made of it if only the answer was lost. The
+        user sees the first error, not one of this.
+        """
+        with contextlib.suppress(RelightError), self._aws.client("batch") as batch:
+            for each in _named(batch, job["jobQueue"], job["jobName"]):
+                if each.get("jobDefinition") == arn:
+                    batch.terminate_job(jobId=each["jobId"], reason=states.CANCELLED)
+        with contextlib.suppress(RelightError), self._aws.client("batch") as batch:
+            batch.deregister_job_definition(jobDefinition=arn)
+
+    def _lines(self, job_id: str, its_id: str, query: LogQuery) -> Iterator[str]:
+        """Yield the lines of a container, attempt after attempt, until the job is over: its nodes
+        begin and end at different times, and may begin again.
+        """
+        read: dict[str, str] = {}
+        done: set[str] = set()
+        was_over = False
         while True:
             with self._aws.client("batch") as batch:
-                (job,) = _described(batch, [job_id]) or [{}]
-            over = not job or states.state(job).is_over
-            stream = states.stream(job)
-            page: Sequence[Mapping[str, Any]] = ()
-            if stream:
-                page, token = self._page(stream, {**times, **token})
-            yield from (line for each in page for line in each["message"].splitlines() or [""])
-            if not page and (over or not query.follow):
+                ids = list(dict.fromkeys([job_id, its_id]))
+                found = {each["jobId"]: each for each in _described(batch, ids)}
+            over = job_id not in found or states.state(found[job_id]).is_over
+            its, came = found.get(its_id) or {}, False
+            names = [name for name in states.streams(its) if name not in done]
+            for name in names:
+                for line in self._new_lines(states.log_group(its), name, query, read):
+                    came = True
+                    yield line
+            done.update(names[:-1])
+            # CloudWatch may show the last lines some moments after the end.
+            if not query.follow or (was_over and not came):
                 return
-            if not page:
+            was_over = over
+            if not came:
                 time.sleep(_POLL_S)
 
-    def _page(
-        self, stream: str, where: Mapping[str, Any]
-    ) -> tuple[Sequence[Mapping[str, Any]], dict[str, str]]:
-        """Return a page of a log stream, and where the next one begins; of a stream that does not
-        exist yet, nothing.
+    def _new_lines(
+        self, group: str, stream: str, query: LogQuery, read: dict[str, str]
+    ) -> Iterator[str]:
+        """Yield the lines of a stream from where `read` says, page after page; there are none left
+        when a page ends where it began, and a page may be empty before (API reference,
+        GetLogEvents).
         """
-        with self._aws.client("logs") as logs:
-            try:
-                answer = logs.get_log_events(
-                    logGroupName=request.LOG_GROUP,
-                    logStreamName=stream,
-                    startFromHead=True,
-                    **where,
-                )
-            except logs.exceptions.ResourceNotFoundException:
-                return [], {}
-        return answer["events"], {"nextToken": answer["nextForwardToken"]}
+        arguments = {"logGroupName": group, "logStreamName": stream, "startFromHead": True}
+        while True:
+            token = {"nextToken": read[stream]} if stream in read else {}
+            with self._aws.client("logs") as logs:
+                try:
+                    page = logs.get_log_events(**arguments, **_times(query), **token)
+                except logs.exceptions.ResourceNotFoundException:  # it has written nothing yet
+                    return
+            for event in page["events"]:
+                yield from event["message"].removesuffix("\n").split("\n")
+            if page["nextForwardToken"] == read.get(stream):
+                return
+            read[stream] = page["nextForwardToken"]
 
 
 def _check_launcher(app: AppDef, cfg: Mapping[str, Any]) -> None:
@@ -266,22 +302,52 @@ def _pages(batch: Any, operation: str, field: str, **arguments: Any) -> Iterator
         yield from page[field]
 
 
-def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
-    """Return the newest job of a name in a queue."""
+def _parts(app_id: str) -> tuple[str, str]:
+    """Return the queue and the name of a job."""
     queue, colon, name = app_id.rpartition(":")
     if not colon or not queue or not name:
         raise UsageError(f"{app_id} is no job of AWS Batch", hint="QUEUE:NAME")
+    return queue, name
+
+
+def _named(batch: Any, queue: str, name: str) -> list[dict[str, Any]]:
+    """Return the jobs of a name in a queue; none if the queue was deleted."""
     wanted = [{"name": "JOB_NAME", "values": [name]}]
-    found = [
-        each
-        for each in _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue, filters=wanted)
-        if each["jobName"] == name
-    ]
+    try:
+        pages = _pages(batch, "list_jobs", "jobSummaryList", jobQueue=queue, filters=wanted)
+        return [each for each in pages if each["jobName"] == name]  # Batch ignores case
+    except batch.exceptions.ClientException:
+        if batch.describe_job_queues(jobQueues=[queue])["jobQueues"]:
+            raise
+        return []
+
+
+def _find(batch: Any, app_id: str) -> dict[str, Any] | None:
+    """Return the newest job of a name in a queue."""
+    found = _named(batch, *_parts(app_id))
     if not found:
         return None
     newest = max(found, key=lambda each: each.get("createdAt") or 0)
     described = _described(batch, [newest["jobId"]])
     return described[0] if described else None
+
+
+def _deregister(batch: Any, app_id: str) -> None:
+    """Deregister the definitions of a job that Batch has forgotten."""
+    _, name = _parts(app_id)
+    known = _pages(batch, "describe_job_definitions", "jobDefinitions", jobDefinitionName=name,
+                   status="ACTIVE")  # fmt: skip
+    found = [each for each in known if request.USER in (each.get("tags") or {})]
+    if not found:
+        raise _unknown(app_id)
+    for each in found:
+        batch.deregister_job_definition(jobDefinition=each["jobDefinitionArn"])
+
+
+def _is_of_relight(job: Mapping[str, Any]) -> bool:
+    """Return whether a job may be one of relight's: its definition has the same name."""
+    arn = str(job.get("jobDefinition") or "")
+    return not arn or arn.rpartition("/")[2].rpartition(":")[0] == job["jobName"]
 
 
 def _existing(batch: Any, app_id: str) -> dict[str, Any]:
@@ -337,15 +403,20 @@ def _text(body: Mapping[str, Any]) -> str:
 
 def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
     yield from needs.too_little(app)
+    first = app.roles[0].name
+    if len(app.roles) > 1:
+        yield f"AWS Batch ends the job, with all its roles, when {first}/0 ends"
     for role in app.roles:
         if role.min_replicas is not None and role.min_replicas < role.num_replicas:
             yield (
-                f"{role.name}: AWS Batch starts all {role.num_replicas} nodes or none, and ends "
-                "the job when one is lost"
+                f"{role.name}: AWS Batch starts all {role.num_replicas} nodes, and replaces none "
+                f"that is lost; the job ends with {first}/0"
             )
         if role.max_retries and role.retry_policy is RetryPolicy.REPLICA:
             yield f"{role.name}: AWS Batch retries the job as a whole"
     if request.brings_launcher(app) and not cfg.get("launcher_uri"):
         yield "the image must have relight: -cfg launcher_uri=s3://BUCKET/PREFIX brings it"
+    if cfg.get("priority") and not cfg.get("share_id"):
+        yield "priority has no effect without share_id"
     if cfg.get("image_repo"):
         yield "image_repo has no effect: no image is built, none is pushed"

@@ -24,9 +24,14 @@ _OOM = "OutOfMemoryError"
 
 def roles(job: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return the roles of a job and their sizes, in order."""
-    pairs = str((job.get("tags") or {}).get(request.ROLES) or "").split()
-    split = [pair.rpartition(":") for pair in pairs]
-    return [(name, int(size)) for name, _, size in split if size.isdecimal()]
+    nodes = job.get("nodeProperties")
+    if nodes is None:
+        return [(_role_name(job.get("container") or {}), 1)]
+    found = []
+    for each in nodes.get("nodeRangeProperties") or ():
+        first, _, last = str(each["targetNodes"]).partition(":")
+        found.append((_role_name(each.get("container") or {}), int(last) - int(first) + 1))
+    return found
 
 
 def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
@@ -40,36 +45,42 @@ def node_of(job: Mapping[str, Any], role: str, replica: int) -> int | None:
 
 
 def state(job: Mapping[str, Any]) -> AppState:
-    """Return the state of a job, or of a node of it."""
-    if job.get("status") == "FAILED" and job.get("statusReason") == CANCELLED:
-        return AppState.CANCELLED
+    """Return the state of a job, or of a node of it. Whoever cancels it, by whatever tool, has it
+    cancelled; a timeout, with which Batch terminates it, is a failure.
+    """
+    if job.get("status") == "FAILED":
+        reason = str(job.get("statusReason") or "")
+        stopped = job.get("isCancelled") or job.get("isTerminated")
+        if reason == CANCELLED or (stopped and "timeout" not in reason.lower()):
+            return AppState.CANCELLED
     return _STATES.get(str(job.get("status")), AppState.UNKNOWN)
 
 
 def status(job: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> AppStatus:
-    """Return the status of a job.
+    """Return the status of a job. It is that of the main node, as Batch decides ("Job lifecycle for
+    MNP jobs" in its user guide).
 
     Args:
         job: the job.
         nodes: its nodes, as far as they exist; the job itself if it has one container.
     """
     by_number = {_number(each): each for each in nodes}
+    whole = state(job)
     found: list[ReplicaStatus] = []
     for role, size in roles(job):
         for number in range(size):
             node = by_number.get(len(found))
             if node is None:
-                found.append(ReplicaStatus(role, number, AppState.SUBMITTED, "", None, ""))
+                found.append(ReplicaStatus(role, number, _not_started(whole)))
             else:
-                found.append(_replica(role, number, node))
-    whole = state(job)
-    message = str(job.get("statusReason") or "")
+                found.append(_replica(role, number, node, whole))
+    message = " ".join(str(job.get("statusReason") or "").split())
     if whole is AppState.FAILED:
         why = (f"{x.role}/{x.replica}: {x.error}" for x in found if x.error)
         message = next(why, "") or message
     elif whole in (AppState.RUNNING, AppState.SUCCEEDED):
         message = ""
-    return AppStatus(whole, message, tuple(found), max(0, len(job.get("attempts") or ()) - 1))
+    return AppStatus(whole, message, tuple(found), _restarts(job, whole))
 
 
 def submitted(job: Mapping[str, Any]) -> str:
@@ -80,9 +91,38 @@ def submitted(job: Mapping[str, Any]) -> str:
     return datetime.fromtimestamp(stamp / 1000).astimezone().isoformat(timespec="seconds")
 
 
-def stream(job: Mapping[str, Any]) -> str:
-    """Return the log stream of a job's container; empty if it has none yet."""
-    return str((job.get("container") or {}).get("logStreamName") or "")
+def streams(job: Mapping[str, Any]) -> list[str]:
+    """Return the log streams of a container, one for each attempt that has begun, in order."""
+    containers = [each.get("container") or {} for each in job.get("attempts") or ()]
+    containers.append(job.get("container") or {})
+    names = (str(each.get("logStreamName") or "") for each in containers)
+    return list(dict.fromkeys(name for name in names if name))
+
+
+def log_group(job: Mapping[str, Any]) -> str:
+    """Return the log group of a container."""
+    logging = (job.get("container") or {}).get("logConfiguration") or {}
+    return str((logging.get("options") or {}).get(request.GROUP_OPTION) or request.LOG_GROUP)
+
+
+def _role_name(container: Mapping[str, Any]) -> str:
+    variables = {each.get("name"): each.get("value") for each in container.get("environment") or ()}
+    return str(variables.get(request.ROLE_NAME) or "")
+
+
+def _restarts(job: Mapping[str, Any], whole: AppState) -> int:
+    """Return how often a job was started again. Its list of attempts may or may not have the one
+    that runs.
+    """
+    ended = sum(1 for each in job.get("attempts") or () if each.get("stoppedAt"))
+    return max(0, ended - 1) if whole.is_over else ended
+
+
+def _not_started(whole: AppState) -> AppState:
+    """Return the state of a node of which Batch says nothing."""
+    if whole is AppState.CANCELLED:
+        return whole
+    return AppState.UNKNOWN if whole.is_over else AppState.SUBMITTED
 
 
 def _number(node: Mapping[str, Any]) -> int:
@@ -90,10 +130,12 @@ def _number(node: Mapping[str, Any]) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def _replica(role: str, number: int, node: Mapping[str, Any]) -> ReplicaStatus:
+def _replica(role: str, number: int, node: Mapping[str, Any], whole: AppState) -> ReplicaStatus:
     container = node.get("container") or {}
     code = container.get("exitCode")
     its, error = state(node), ""
+    if whole is AppState.CANCELLED and its is not AppState.SUCCEEDED:
+        its = AppState.CANCELLED
     if its is AppState.FAILED:
         reason = " ".join(str(container.get("reason") or "").split())
         if _OOM in reason:
