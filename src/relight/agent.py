@@ -10,8 +10,12 @@
 When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
 the failure. The group (core/membership) decides what follows: whether there is another generation,
 and who is in it. In a job of one node, the group is in this process too. The agent itself decides
-to leave in two cases: it gets a signal; or a worker is in an uninterruptible call for longer than
-TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that variable is set.
+to leave in three cases: it gets a signal; this node is preempted; or a worker is in an
+uninterruptible call for longer than TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
+
+A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
+checkpoint: they have called `relight.worker.should_checkpoint`. Then the workers of all nodes save
+and leave at the same step, this node leaves the job, and the others go on without it.
 
 Workers may run only until the end of their lease (`lease`), which answers of the coordinator renew.
 After that they are frozen until it is renewed or they are stopped.
@@ -27,11 +31,14 @@ In each of them the job may end (`_end`), or a signal may ask this agent to leav
 """
 
 import os
+import signal
 import socket
 from collections.abc import Sequence
 
 from relight.core.messages import (
     Announce,
+    CheckpointCalls,
+    CheckpointLimit,
     Confirm,
     FromAgent,
     FromCoordinator,
@@ -39,6 +46,7 @@ from relight.core.messages import (
     JobEnded,
     Join,
     NodeLeaving,
+    NodePreempted,
     NodeReady,
     Note,
     StopWorkers,
@@ -48,7 +56,8 @@ from relight.core.messages import (
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.supervision import FOR_EVER
-from relight.errors import exit_code_of_signal, many, mistake, signal_name
+from relight.core.waiting import duration
+from relight.errors import EXIT_PREEMPTED, exit_code_of_signal, many, mistake, signal_name
 from relight.events import Ended, Formed, Mistake, Restarting, SignalReceived
 from relight.group import LocalLink
 from relight.host.console import Consoles
@@ -64,7 +73,6 @@ from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.checkpoint_flag import CheckpointFlag
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
 
@@ -97,6 +105,8 @@ class Agent:
         )
         self.signals: list[int] = []
         """The stop signals that this agent has received: after the first one it leaves the job."""
+        self._preempted = ""
+        """Why this node will soon be taken away, if so."""
         self._state: NodeReady | GenerationFormed | WorkerGroup | None = None
         self._workers: WorkerGroup | None = None
         """The workers of the latest generation; the failure report reads their logs."""
@@ -113,10 +123,13 @@ class Agent:
             consoles,
             self.journal,
             Scratch(self.loop, job.scratch),
-            _checkpoint_flag(job),
             _preload(job, self.loop, self.journal),
         )
         self.link = self._make_link()
+        if spec.on_preempt is not None and spec.on_preempt.file:
+            from relight.host.notice_file import NoticeFile
+
+            NoticeFile(self.loop, spec.on_preempt.file, self._on_preempted)
 
     def run(self) -> int:
         """Run the job; return its exit code.
@@ -135,7 +148,7 @@ class Agent:
             return exit_code
         finally:
             self._state = None  # so that `announce` returns None
-            self.link.close(lambda: broken or bool(self.signals))
+            self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
                 preload.close()
             self._unshown.show()
@@ -150,7 +163,11 @@ class Agent:
             if formed is not None:
                 workers, outcome = self._run_generation(formed)
                 if workers.stuck and outcome.failures:
-                    return self._give_up(workers, outcome)
+                    what = f"{workers.stuck} can't be killed: it is in an uninterruptible call"
+                    reason = f"{workers.stuck} may still hold its GPU and memory"
+                    return self._give_up(workers, outcome, f"its {what}", reason)
+                if self._preempted and workers.stopped_by is not None and not self.signals:
+                    return self._leave_preempted(workers, outcome)
                 if not (outcome.failures or workers.stopped_by or self.signals):
                     self._wait_for_others(workers)
             if self._end is not None and not self.signals:
@@ -232,19 +249,35 @@ class Agent:
         self.link.send(NodeLeaving(f"its {reason}"))
         return exit_code_of_signal(number), f"the {reason}"
 
-    def _give_up(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
-        """Leave the job: a worker can't be killed, so none may be started again on this node."""
+    def _leave_preempted(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
+        reason = f"it is preempted ({self._preempted})"
+        if outcome.failures:
+            return self._give_up(workers, outcome, reason, "this node is preempted")
+        self.link.send(NodeLeaving(reason))
+        if not workers.ended_well:  # they were stopped before they left
+            return exit_code_of_signal(signal.SIGTERM), f"the node is preempted: {self._preempted}"
+        self.journal.say(f"preempted: all workers have left in time; exit code {EXIT_PREEMPTED}")
+        return EXIT_PREEMPTED, f"the node is preempted: {self._preempted}"
+
+    def _give_up(
+        self, workers: WorkerGroup, outcome: Outcome, why: str, verdict_reason: str
+    ) -> tuple[int, str]:
+        """Leave the job after a failure, as no worker may be started again on this node.
+
+        Args:
+            workers: the group that failed.
+            outcome: how.
+            why: for the other nodes.
+            verdict_reason: for the report.
+        """
         from relight.core import verdict
 
         now = self.loop.now()
-        self.link.send(
-            NodeLeaving(f"its {workers.stuck} can't be killed: it is in an uninterruptible call")
-        )
+        self.link.send(NodeLeaving(why))
         self._state = self._node_ready(0, outcome)
         ends = [failure._replace(at=failure.at + now) for failure in outcome.failures]
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
-        reason = f"no restart: {workers.stuck} may still hold its GPU and memory"
-        return self._finish(verdict.end(ended, reason, now))
+        return self._finish(verdict.end(ended, f"no restart: {verdict_reason}", now))
 
     def _finish(self, end: JobEnded) -> tuple[int, str]:
         env = self.job.command.env
@@ -311,6 +344,8 @@ class Agent:
                 return [ready]
             case WorkerGroup(failed=True):
                 return [self._failure()]
+            case WorkerGroup() if self._preempted:
+                return [self._preemption()]
         return []
 
     def received(self, message: FromCoordinator) -> None:
@@ -334,9 +369,11 @@ class Agent:
                 self.journal.say(text)
             case Confirm(generation, succeeded):
                 if isinstance(self._state, WorkerGroup) and generation == self._generation:
-                    self._state.succeeded = succeeded
-            case GenerationFormed():
-                pass  # this node is not ready any more; it will send NodeReady again
+                    self._state.confirm(succeeded)
+            case CheckpointLimit(generation, limit) if generation == self._generation:
+                self._count_calls(limit)
+            case GenerationFormed() | CheckpointLimit():
+                pass  # outdated: this node will send NodeReady again
 
     def lease(self, until: float) -> None:
         """Let the workers run until this time, on the loop's clock; infinity means for ever."""
@@ -399,10 +436,57 @@ class Agent:
     # Signals.
 
     def _on_signal(self, number: int) -> None:
-        self.signals.append(number)
         self.journal.record(SignalReceived(number))
+        spec = self.job.command.spec
+        notice = spec.on_preempt.signals if spec.on_preempt is not None else ()
+        if number in (signal.SIGTERM, *notice) and self._can_save():
+            self._on_preempted(f"got {signal_name(number)}")
+        else:
+            self._stop_by(number if number in spec.signals_to_handle else signal.SIGTERM)
+
+    def _stop_by(self, number: int) -> None:
+        self.signals.append(number)
         if self._workers is not None:
             self._workers.stop_by(number)
+
+    def _on_preempted(self, reason: str) -> None:
+        """Let all workers of the job save and leave, then leave."""
+        if self._preempted or self.signals:
+            return
+        if not self._can_save():
+            self.journal.say(f"preempted: {reason}; the workers can't save a checkpoint")
+            self._stop_by(signal.SIGTERM)
+            return
+        self._preempted = reason
+        self.journal.say(f"preempted: {reason}; another signal stops the workers now")
+        self.link.send(self._preemption())
+        self.loop.call_after(self.job.grace_s, self._stop_preempted)
+
+    def _preemption(self) -> NodePreempted:
+        return NodePreempted(self._generation, self._preempted, self.job.grace_s)
+
+    def _can_save(self) -> bool:
+        is_first = not (self._preempted or self.signals)
+        return is_first and isinstance(self._state, WorkerGroup) and self._state.can_save
+
+    def _stop_preempted(self) -> None:
+        if isinstance(self._state, WorkerGroup) and not self.signals:
+            limit = duration(self.job.grace_s, digits=int(self.job.grace_s < 1))
+            self.journal.say(f"preempted: workers did not leave within {limit}; they are killed")
+            self.signals.append(signal.SIGTERM)
+            self._state.kill()
+
+    def _count_calls(self, limit: int) -> None:
+        """Hold workers at a call of `should_checkpoint`, and answer how far they are."""
+        generation = self._generation
+
+        def answer(calls: int) -> None:
+            self.link.send(CheckpointCalls(generation, limit, calls))
+
+        if isinstance(self._state, WorkerGroup):
+            self._state.memory.limit(limit, answer)
+        else:
+            answer(0)  # they have not started
 
     def _pass_on(self, number: int) -> None:
         if self._workers is not None:
@@ -421,14 +505,6 @@ def _stop_s(job: NodeJob) -> float | None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
     return job.grace_s + checkpoint_s + _READY_S
-
-
-def _checkpoint_flag(job: NodeJob) -> "CheckpointFlag | None":
-    if not job.settings.gently:
-        return None
-    from relight.host.checkpoint_flag import CheckpointFlag
-
-    return CheckpointFlag()
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":

@@ -21,6 +21,7 @@ from relight.values import (
     Endpoint,
     KeepWarm,
     Nodes,
+    Notice,
     StreamChoice,
     one_of,
     parse_backend,
@@ -33,6 +34,7 @@ from relight.values import (
     parse_interval,
     parse_keep_warm,
     parse_nodes,
+    parse_notice,
     parse_nproc,
     parse_port,
     parse_preload,
@@ -76,6 +78,7 @@ class RunSpec(NamedTuple):
     numa_binding: str
     worker_store: str
     membership_change: str
+    on_preempt: Notice | None
     preload: tuple[str, ...]
     keep_warm: KeepWarm | None
     log_dir: str
@@ -183,6 +186,10 @@ FLAGS: tuple[Flag, ...] = (
          "who serves MASTER_PORT: agent, or rank0's worker", from_env=False),
     Flag("membership-change", one_of("stop", "at-checkpoint"), "stop", "NAME",
          "when nodes are let in: stop workers at once, or let them save (at-checkpoint)",
+         from_env=False),
+    Flag("on-preempt", parse_notice, None, "SIGNAL|FILE",
+         "notice that this node will be taken away: a signal besides SIGTERM, or a file that "
+         "appears; workers that ask relight.worker.should_checkpoint() save and leave",
          from_env=False),
     Flag("preload", parse_preload, (), "off|auto|MODULE,…",
          "import these once and fork workers from there; not with --no-python, --run-path",

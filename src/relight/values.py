@@ -41,6 +41,13 @@ class KeepWarm(NamedTuple):
     until: int
 
 
+class Notice(NamedTuple):
+    """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
+
+    signals: tuple[int, ...]
+    file: str = ""
+
+
 class Endpoint(NamedTuple):
     """Where the nodes meet. `port` is None if none was given; `others` are further hosts that may
     take over. A text with a slash is kept unchanged, as `host`.
@@ -222,6 +229,14 @@ def parse_signals(text: str) -> tuple[int, ...]:
             raise ValueError(_not_one_of(name or "''", known))
         numbers.append(int(signal.Signals[name]))
     return tuple(dict.fromkeys(numbers))
+
+
+def parse_notice(text: str) -> Notice:
+    """Parse where the notice of a preemption comes from: signals, or the path of a file."""
+    if not text:
+        raise ValueError("expected a signal such as SIGUSR1, or a file")
+    is_signal = text.isupper() and "/" not in text
+    return Notice(parse_signals(text)) if is_signal else Notice((), text)
 
 
 def parse_preload(text: str) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ from relight.typed import NamedTuple
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from relight.host.checkpoint_flag import CheckpointFlag
     from relight.host.preloading import Preload
     from relight.host.tcp_store import ReservedPort, TCPStore
+    from relight.host.worker_memory import WorkerMemory
 
 _INIT_REPORT_S = 60
 """When to report which workers have not reached init_process_group, in seconds after the start."""
@@ -48,15 +48,13 @@ _INIT_REPORT_S = 60
 class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
-    `checkpoint_flag` asks workers to save a checkpoint; None if they are not asked. `preload` forks
-    them from a process that has imported modules; None without --preload.
+    `preload` forks them from a process that has imported modules; None without --preload.
     """
 
     loop: Loop
     consoles: Consoles
     journal: Journal
     scratch: Scratch
-    checkpoint_flag: "CheckpointFlag | None"
     preload: "Preload | None"
 
 
@@ -107,6 +105,7 @@ class WorkerGroup:
         self._job = job
         self._store = store
         self._on_failure = on_failure
+        self._memory: WorkerMemory | None = None
         directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
@@ -132,8 +131,6 @@ class WorkerGroup:
             MachineError: the machine can't run them.
         """
         loop, job = self._services.loop, self._job
-        if self._services.checkpoint_flag is not None:
-            self._services.checkpoint_flag.set(False)
         timers = None
         if path := job.command.timer_file:
             from relight.host.timers import WorkerTimers
@@ -161,6 +158,8 @@ class WorkerGroup:
             timers.close()
         if watch is not None:
             watch.close()
+        if self._memory is not None or job.run_directory:
+            self.memory.close()  # workers may have made its files, beside the logs that stay
 
     def outcome(self, host: str) -> Outcome:
         """Return how the workers ended.
@@ -191,25 +190,49 @@ class WorkerGroup:
     def stop(self, stop: StopWorkers) -> None:
         """Stop the workers; if `stop.gently`, give them time to save a checkpoint first."""
         self.stopped_by = stop
-        supervisor, flag, meeting = (
-            self.supervisor,
-            self._services.checkpoint_flag,
-            self._job.meeting,
-        )
-        journal = self._services.journal
+        supervisor, meeting = self.supervisor, self._job.meeting
         if supervisor is None or not supervisor.is_running:
             return
-        if stop.gently and flag is not None and meeting is not None:
-            flag.set(True)
-            limit_s = meeting.checkpoint_s
-            limit = duration(limit_s)
+        loop, journal = self._services.loop, self._services.journal
+        limit_s = stop.limit_s or (meeting.checkpoint_s if meeting is not None else 0.0)
+        if stop.gently and limit_s:
+            self.memory.agree(stop.checkpoint_at, loop.now() + limit_s)
+            limit = duration(limit_s, digits=int(limit_s < 1))
             journal.say(f"{stop.cause}; workers may save a checkpoint first, for {limit}")
             at_once = stop._replace(gently=False)
-            self._services.loop.call_after(limit_s, lambda: self.stop(at_once))
+            loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
             event = GroupStopped(self.formed.generation.number, stop.cause)
             journal.record(event)
             supervisor.step(event)
+
+    @property
+    def memory(self) -> "WorkerMemory":
+        """The memory that is shared with the workers."""
+        if self._memory is None:
+            from relight.host.worker_memory import WorkerMemory
+
+            error_files = {p.local_rank: self.logs.error_file(p.local_rank) for p in self._plans}
+            self._memory = WorkerMemory(self._services.loop, error_files)
+        return self._memory
+
+    @property
+    def can_save(self) -> bool:
+        """Whether workers run that have called `relight.worker.should_checkpoint`."""
+        supervisor = self.supervisor
+        return supervisor is not None and supervisor.is_running and self.memory.calls() > 0
+
+    def confirm(self, succeeded: tuple[int, ...]) -> None:
+        """Take a new coordinator's confirmation: it knows of no limit that held the workers."""
+        self.succeeded = succeeded
+        if self._memory is not None:
+            self._memory.release()
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether all workers have ended with 0."""
+        supervisor = self.supervisor
+        return supervisor is not None and supervisor.has_ended and not supervisor.core.failed
 
     def stop_by(self, number: int) -> None:
         """Stop the workers, because the agent received this signal."""
@@ -221,6 +244,12 @@ class WorkerGroup:
         if supervisor.is_stopping:
             text += f", or now by a second {'ctrl-C' if number == signal.SIGINT else 'signal'}"
         self._services.journal.say(text)
+
+    def kill(self) -> None:
+        """Kill the workers and all processes that they started."""
+        if self.supervisor is not None:
+            for _ in range(2):  # as by a second signal of the user
+                self.supervisor.step(SignalReceived(signal.SIGTERM))
 
     def pass_on(self, number: int) -> None:
         """Send a signal that does not stop the job to the workers that have a handler for it."""
@@ -238,13 +267,11 @@ class WorkerGroup:
 
     def _plan(self, assignment: Assignment) -> WorkerPlan:
         local_rank, job, services = assignment.local_rank, self._job, self._services
-        command, flag = job.command, services.checkpoint_flag
+        command = job.command
         stdout, stderr = self.logs.open(local_rank, commands.prefix(command, assignment))
         variables = commands.variables(
             command, self.formed.generation, assignment, self.logs.error_file(local_rank)
         )
-        if flag is not None:
-            variables[flag.VARIABLE] = flag.path
         if services.preload is not None:
             variables.update(services.preload.variables(local_rank, variables))
         return WorkerPlan(

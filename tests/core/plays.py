@@ -21,12 +21,15 @@ from relight.core.group_types import Drop, Effect, Event, GroupSettings, NodeLos
 from relight.core.membership import Membership
 from relight.core.messages import (
     Announce,
+    CheckpointCalls,
+    CheckpointLimit,
     Confirm,
     FromCoordinator,
     GenerationFormed,
     JobEnded,
     Join,
     NodeLeaving,
+    NodePreempted,
     NodeReady,
     StopWorkers,
     WaitReason,
@@ -122,8 +125,13 @@ class Table:
             "ends": [NodeReady(generation, 29500, (record(host=node),), ())],
             "done": [WorkersSucceeded(generation)],
             "leaves": [NodeLeaving("SIGTERM")],
+            "preempted": [NodePreempted(generation, "got SIGTERM", 30.0)],
             "-": [],
         }
+        if verb.startswith("called"):
+            limit = [m for m in self.heard[node] if isinstance(m, CheckpointLimit)][-1].limit
+            calls = int(verb.removeprefix("called"))
+            return [Received(node, CheckpointCalls(generation, limit, calls))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
@@ -161,8 +169,11 @@ class Table:
                     key = f"form {generation.number}{restart}:"
                     places.setdefault(key, {})[place.group_rank] = node
                     found[key] = [n for _, n in sorted(places[key].items())]
-                case StopWorkers(which, _, gently):
-                    found.setdefault(f"{'gently ' * gently}stop {which.number}:", []).append(node)
+                case CheckpointLimit(which, limit):
+                    found.setdefault(f"limit {limit} {which.number}:", []).append(node)
+                case StopWorkers(which, _, gently, at):
+                    how = f"at {at} " if at else "gently " * gently
+                    found.setdefault(f"{how}stop {which.number}:", []).append(node)
                 case Confirm(which, succeeded):
                     done = f", {' '.join(map(str, succeeded))} done" if succeeded else ""
                     found.setdefault(f"confirm {which.number}{done}:", []).append(node)

@@ -98,11 +98,99 @@ def test_a_stop_for_a_newcomer_lets_workers_save_first() -> None:
         5 -
         -> form 0: a
         10 b joins
-        -> gently stop 0: a
+        -> limit 0 0: a
+        10.1 a called7
+        -> limit 8 0: a
+        10.2 a called7
+        -> at 8 stop 0: a
         11 a ready
         -> form 1: a b
         12 a failed
         -> stop 1: a b
+    """)
+
+
+def test_workers_that_were_faster_than_the_limit_get_a_higher_one() -> None:
+    """All leave at the same call, which no worker has made yet."""
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+        1.1 a called7
+        1.2 b called6
+        -> limit 8 0: a b
+        1.3 b called6
+        1.4 a called9
+        -> limit 17 0: a b
+        1.5 a called17
+        1.6 b called17
+        -> limit 81 0: a b
+        1.7 a b called80
+        -> at 81 stop 0: a b
+    """)
+
+
+def test_a_preempted_node_leaves_after_the_checkpoint() -> None:
+    """The others go on without it, and no restart is counted."""
+    game = table(1, 3, last_call_s=1.0).play("""
+        0 a b c joins
+        -> form 0: a b c
+        1 b preempted
+        -> limit 0 0: a b c
+        1.1 a b c called1
+        -> limit 2 0: a b c
+        1.2 a b c called1
+        -> at 2 stop 0: a b c
+        1.3 c ready
+        1.4 b leaves
+        1.5 a ready
+        -> form 1: a c
+    """)
+    assert game.reason("c") == "b is preempted: got SIGTERM"
+
+
+def test_without_an_agreement_workers_leave_at_their_next_call() -> None:
+    """As when a node does not answer."""
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+        1.1 a called3
+        5.9 -
+        6 -
+        -> gently stop 0: a b
+    """)
+
+
+def test_a_failure_ends_the_search_for_an_agreement() -> None:
+    """So do a lost node and the end of all workers."""
+    begin = """
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+    """
+    for event, effect in (
+        ("b failed", "stop 0: a b"), ("b lost", "stop 0: a"), ("a b done", "end 0: a b"),
+    ):  # fmt: skip
+        table(2, 2).play("\n".join((begin.rstrip(), f"1.1 {event}", f"-> {effect}")))
+
+
+def test_a_node_that_comes_back_is_told_the_limit_again() -> None:
+    """Also one that has not answered before its connection broke."""
+    table(2, 2).play("""
+        0 a b joins
+        -> form 0: a b
+        1 a preempted
+        -> limit 0 0: a b
+        1.1 a called1
+        1.2 b returns
+        -> confirm 0: b
+        -> limit 0 0: b
+        1.3 b called1
+        -> limit 2 0: a b
     """)
 
 

@@ -1,5 +1,6 @@
 """Jobs on a real Ray cluster of several nodes on this machine (`clusters/ray.py`), with agents."""
 
+import contextlib
 import os
 import signal
 import time
@@ -202,8 +203,15 @@ def _coordinators(cluster: RayCluster) -> list[int]:
     return [
         pid
         for pid in of_variable(cluster.mark(2))
-        if b"\0coordinator\0--bind\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"\0coordinator\0--bind\0" in _command_line(pid)
     ]
+
+
+def _command_line(pid: int) -> bytes:
+    """The command line of a process, empty for one that has ended meanwhile."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
 
 
 def test_further_replicas_have_nodes_of_their_own(jobs: Jobs) -> None:

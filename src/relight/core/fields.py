@@ -40,6 +40,7 @@ _NO_DEFAULT = _UNFIT = object()
 _INT = -1, 1 << 62
 _FLOAT = -1e12, 1e12  # seconds since 1970, and any time between two events
 _SECONDS = 0, 1e12
+_CALLS = 0, 1 << 60
 _SIZE = 1, 1 << 20
 _PORT = 0, 65535
 _BOUNDS: dict[str, tuple[float, float]] = {
@@ -75,6 +76,10 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,
     "stop_s": _SECONDS,
+    "limit_s": _SECONDS,
+    "limit": _CALLS,
+    "calls": _CALLS,
+    "checkpoint_at": _CALLS,
     "silence_s": _SECONDS,
     "clock_error_s": _SECONDS,
     "mtime_ns": (-(1 << 64), 1 << 64),

@@ -7,7 +7,9 @@ One coordinator runs this for all agents of a job: it takes their messages and r
       | the maximum, or enough and then no newcomer for a while    -> RUNNING
       | the join timeout passes                                    -> ENDED
     RUNNING     a generation is live
-      | a worker failed, a node was lost, newcomers are to be let in -> STOPPING
+      | a worker failed, or a node was lost                        -> STOPPING
+      | newcomers are to be let in, or a node is preempted: first,
+      | where workers can save, they agree on when (core/agreement) -> STOPPING
       | the workers of all nodes have succeeded                    -> ENDED
     STOPPING    all nodes of the generation were told to stop their workers
       | all of them have, or are lost or overdue                   -> GATHERING, and on at once
@@ -46,6 +48,7 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 from collections.abc import Iterable
 
 from relight.core import ranks, waiting
+from relight.core.agreement import Agreement
 from relight.core.exits import Failure
 from relight.core.group_types import (
     Drop,
@@ -60,6 +63,8 @@ from relight.core.group_types import (
 from relight.core.members import Member, Members
 from relight.core.messages import (
     Announce,
+    CheckpointCalls,
+    CheckpointLimit,
     Confirm,
     FromAgent,
     FromCoordinator,
@@ -67,6 +72,7 @@ from relight.core.messages import (
     JobEnded,
     Join,
     NodeLeaving,
+    NodePreempted,
     NodeReady,
     Note,
     StopWorkers,
@@ -198,6 +204,7 @@ class Membership:
         """The nodes of the live or last generation."""
         self._gathering = _Gathering()
         self._numbers = _Numbers(origin)
+        self._agreement: Agreement | None = None  # while workers agree on when to save
         self._stopping: _Stopping | None = None  # set once the generation was told to stop
         self._cause = "start"
         self._ending = _Ending(0.0)
@@ -228,9 +235,11 @@ class Membership:
                 until = 0.0 if self._is_full() else self._last_call_until()
                 times.append(max(until, self._others_run_until()))
         elif self.state is GroupState.RUNNING:
-            if self._has_room():
+            if self._agreement is not None:
+                times.append(self._agreement.until)
+            elif self._has_room():
                 times.append(self._let_in_at())
-            if self._success_reports.is_pending:
+            if self._success_reports.is_pending and self._agreement is None:
                 times.append(self._success_reports.at)
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
@@ -292,6 +301,7 @@ class Membership:
         assert self.restart <= self.settings.max_restarts
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
+        assert self._agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
             assert not roster.lost
@@ -355,6 +365,8 @@ class Membership:
             return
         if self.state is GroupState.RUNNING:
             self._confirm([node])
+            if self._agreement is not None:
+                self._send(node, CheckpointLimit(self.generation, self._agreement.limit))
         if announce.done:
             self._succeed(node, now)
 
@@ -368,6 +380,8 @@ class Membership:
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
         self._success_reports.is_pending = True
+        if self._agreement is not None:
+            self._agreement.remove(node)
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -399,6 +413,11 @@ class Membership:
                 GroupState.RECOVERING,
             ):
                 self._succeed(node, now)
+            case NodePreempted(_, reason, limit_s) if current:
+                if self.state is GroupState.RUNNING and self._agreement is None:
+                    self._agree(f"{member.join.host} is preempted: {reason}", limit_s, now)
+            case CheckpointCalls(_, limit, calls) if current and self._agreement is not None:
+                self._agreement.answer(node, limit, calls)
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
@@ -494,6 +513,9 @@ class Membership:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
+        if self._agreement is not None:
+            self._go_on_agreeing(self._agreement, now)
+            return
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
                 False,
@@ -508,19 +530,47 @@ class Membership:
             reason = "its workers succeeded; others still run"
             self._send(node, JobEnded(EXIT_OK, reason, (), None, others_run=True))
         if newcomers := self._newcomers(now):
-            self._ending.membership_changed = True
-            hosts = [member.join.host for member in newcomers]
-            self._stop(f"{waiting.names(hosts)} joined", now, gently=self.settings.gently)
+            cause = f"{waiting.names([member.join.host for member in newcomers])} joined"
+            if self.settings.gently:
+                self._agree(cause, 0.0, now)
+            else:
+                self._ending.membership_changed = True
+                self._stop(cause, now)
 
-    def _stop(self, cause: str, now: float, *, gently: bool = False) -> None:
+    def _agree(self, cause: str, limit_s: float, now: float) -> None:
+        """Begin to agree with the workers on when they save and leave."""
+        self._agreement = Agreement(self.roster.active, cause, limit_s, now)
+        self._send_limit(self._agreement)
+
+    def _send_limit(self, agreement: Agreement) -> None:
+        for node in agreement.nodes:
+            self._send(node, CheckpointLimit(self.generation, agreement.limit))
+
+    def _go_on_agreeing(self, agreement: Agreement, now: float) -> None:
+        before = agreement.limit
+        call = agreement.conclude(now)
+        if call is not None:
+            self._ending.membership_changed = True
+            last = StopWorkers(
+                self.generation, agreement.cause, gently=True,
+                checkpoint_at=call, limit_s=agreement.limit_s,
+            )  # fmt: skip
+            self._stop(agreement.cause, now, last)
+        elif agreement.limit != before:
+            self._send_limit(agreement)
+
+    def _stop(self, cause: str, now: float, message: StopWorkers | None = None) -> None:
+        """Stop the workers of all nodes: at once, or as a message says."""
+        stop = message or StopWorkers(self.generation, cause, gently=False)
         self.state, self._cause = GroupState.STOPPING, cause
-        self._recover_until = None
+        self._recover_until = self._agreement = None
         self.roster.reactivate()
         self._stopping = _Stopping(now)
         for node in self.roster.places:
             if node in self.roster.active:
-                self._stopping.wait_for(self.members[node].join.stop_s, now)
-                self._send(node, StopWorkers(self.generation, cause, gently=gently))
+                stop_s = self.members[node].join.stop_s
+                self._stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
+                self._send(node, stop)
 
     def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
@@ -652,7 +702,7 @@ class Membership:
         return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
     def _finish(self, end: JobEnded) -> None:
-        self.state, self.end = GroupState.ENDED, end
+        self.state, self.end, self._agreement = GroupState.ENDED, end, None
         for member in self.members:
             self._send(member.node, end)
 

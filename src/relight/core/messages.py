@@ -2,9 +2,10 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeLeaving Heartbeat
-    coordinator -> agent    GenerationFormed StopWorkers Confirm WaitReason Note JobEnded Redirect
-                            Heartbeat (the echo)
+    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodePreempted
+                            CheckpointCalls NodeLeaving Heartbeat
+    coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm WaitReason Note
+                            JobEnded Redirect Heartbeat (the echo)
 """
 
 from relight.core.exits import Failure
@@ -85,6 +86,24 @@ class WorkersSucceeded(NamedTuple):
     generation: GenerationId
 
 
+class NodePreempted(NamedTuple):
+    """The node leaves the job within `limit_s` seconds; its workers could save a checkpoint."""
+
+    generation: GenerationId
+    reason: str
+    limit_s: float
+
+
+class CheckpointCalls(NamedTuple):
+    """The answer to `CheckpointLimit`: no worker of this node has called `should_checkpoint` more
+    often than `calls` times.
+    """
+
+    generation: GenerationId
+    limit: int
+    calls: int
+
+
 class NodeLeaving(NamedTuple):
     """The node leaves the job deliberately."""
 
@@ -98,15 +117,28 @@ class GenerationFormed(NamedTuple):
     place: Place
 
 
+class CheckpointLimit(NamedTuple):
+    """Let no worker return from its `limit`-th call of `should_checkpoint`; count the calls
+    (core/agreement).
+    """
+
+    generation: GenerationId
+    limit: int
+
+
 class StopWorkers(NamedTuple):
     """Stop the workers of a generation and get ready for the next.
 
-    `gently`: they may save a checkpoint first. `cause` is shown to users.
+    `gently`: they may save a checkpoint first, at their `checkpoint_at`-th call of
+    `should_checkpoint`, or at the next one if it is 0; they have `limit_s` seconds, or what this
+    node's user has set if it is 0. `cause` is shown to users.
     """
 
     generation: GenerationId
     cause: str
     gently: bool
+    checkpoint_at: int = 0
+    limit_s: float = 0.0
 
 
 class Confirm(NamedTuple):
@@ -160,5 +192,15 @@ class Redirect(NamedTuple):
     host: int
 
 
-FromAgent = Join | NodeReady | WorkerFailed | WorkersSucceeded | NodeLeaving
-FromCoordinator = GenerationFormed | StopWorkers | Confirm | WaitReason | Note | JobEnded
+FromAgent = (
+    Join
+    | NodeReady
+    | WorkerFailed
+    | WorkersSucceeded
+    | NodePreempted
+    | CheckpointCalls
+    | NodeLeaving
+)
+FromCoordinator = (
+    GenerationFormed | CheckpointLimit | StopWorkers | Confirm | WaitReason | Note | JobEnded
+)

@@ -17,19 +17,22 @@ def listen(
 
     Args:
         loop: the agent's loop.
-        spec: has the signals that stop the job (`--signals-to-handle`).
+        spec: has the signals that stop the job (`--signals-to-handle`), and those that tell of a
+            preemption (`--on-preempt`).
         on_stop: called for these.
         on_other: called for signals that only workers may handle.
         on_resize: called when the terminal's size changes.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if ignored, exit statuses of children are lost
-    for number in spec.signals_to_handle:
+    notice = spec.on_preempt.signals if spec.on_preempt is not None else ()
+    stopping = dict.fromkeys((*spec.signals_to_handle, *notice))
+    for number in stopping:
         # A job under nohup outlives its terminal.
         if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.on_signal(number, on_stop)
     for number in _PASSED_ON:
         ignored = signal.getsignal(number) is signal.SIG_IGN  # and workers inherit that
-        if number not in spec.signals_to_handle and not ignored:
+        if number not in stopping and not ignored:
             loop.on_signal(number, on_other)
     if signal.getsignal(signal.SIGWINCH) is not signal.SIG_IGN:
         loop.on_signal(signal.SIGWINCH, on_resize)

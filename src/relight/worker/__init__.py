@@ -1,42 +1,157 @@
 """Functions for training scripts. Importing it costs nothing, and works without the launcher.
 
-from relight.worker import should_checkpoint
+from relight.worker import progress, should_checkpoint
 
-for batch in batches:
-    step(batch)
+for step, batch in enumerate(batches):
+    train(batch)
+    progress(step)
     if should_checkpoint():
         save()
         sys.exit(0)
 """
 
 import os
+import time
 
-_VARIABLE = "RELIGHT_CHECKPOINT_FLAG"
-_flag: "memoryview | None" = None
+from relight.core.worker_words import CALLS, DEADLINE, SIZE, STEP, STEP_AT
+from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+_page: "memoryview | None" = None
+
+
+class Membership(NamedTuple):
+    """The place of this worker in its job.
+
+    `nodes` is the number of nodes and `node_rank` that of this one. `restarts` is how often the
+    workers were started again after a failure, of `max_restarts` times at most. `requeues` is how
+    often the scheduler has started the whole job again.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    nodes: int
+    restarts: int
+    max_restarts: int
+    requeues: int
 
 
 def should_checkpoint() -> bool:
-    """Return whether nodes wait to join, so that this worker should save a checkpoint and exit.
+    """Return whether this worker should save a checkpoint and exit with 0, because its node is
+    preempted, or because nodes wait to join (`--membership-change=at-checkpoint`).
 
-    With `--membership-change=at-checkpoint` the launcher asks the workers before it stops them for
-    a change of the group. All ranks should exit at the same step, so use the answer of one rank
-    (for example, broadcast it). Without that flag, or without relight, it is always False. A call
-    takes well below a microsecond.
+    Call it in all ranks, equally often, such as once in each step: the launcher lets all ranks see
+    True at the same call. Before that, a rank that is ahead of others may wait in a call for a few
+    milliseconds. Without the launcher it is always False. A call takes less than a microsecond.
     """
-    global _flag
-    if _flag is None:
-        _flag = _open(os.environ.get(_VARIABLE, ""))
-    return _flag[0] != 0
+    page = _page or _open()
+    call = page[CALLS] + 1
+    page[CALLS] = call
+    if page[0] == 0 and page[1] == 0:  # LIMIT and AGREED: a look at each costs a tenth of a call
+        return False
+    from relight.worker.memory import is_agreed
+
+    return is_agreed(page, call)
 
 
-def _open(path: str) -> memoryview:
-    import mmap
+def deadline() -> float | None:
+    """Return how many seconds are left until this worker is stopped, None if that is not known.
 
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return memoryview(b"\0")
-    try:
-        return memoryview(mmap.mmap(fd, 1, access=mmap.ACCESS_READ))
-    finally:
-        os.close(fd)
+    It is known after `should_checkpoint` has returned True, and where the scheduler has told when
+    the job's time is over: in Slurm (`SLURM_JOB_END_TIME`), and in jobs of `relight submit` with a
+    time limit. It is negative if it has passed.
+    """
+    page = _page or _open()
+    left = []
+    if page[DEADLINE]:
+        left.append(page[DEADLINE] / 1e9 - time.monotonic())
+    for name in ("SLURM_JOB_END_TIME", "RELIGHT_END_TIME"):
+        text = os.environ.get(name, "")
+        if text.isdecimal():
+            left.append(float(text) - time.time())
+    return min(left, default=None)
+
+
+def progress(step: int) -> None:
+    """Tell the launcher that this worker has done a step.
+
+    Args:
+        step: its number, from 0. After a restart it begins again with that of the checkpoint.
+
+    Raises:
+        ValueError: `step` is negative or above 2**63.
+    """
+    if not 0 <= step < 1 << 63:
+        raise ValueError(f"step {step} is not between 0 and 2**63")
+    page = _page or _open()
+    page[STEP] = step
+    page[STEP_AT] = time.monotonic_ns()
+
+
+def membership() -> Membership:
+    """Return the place of this worker in its job, as the launcher has set it in the environment.
+    Without a launcher it is that of the only rank of a job of one node.
+    """
+
+    def number(name: str, default: int) -> int:
+        text = os.environ.get(name, "")
+        return int(text) if text.isdecimal() else default
+
+    attempt = number("AWS_BATCH_JOB_ATTEMPT", 1)
+    return Membership(
+        rank=number("RANK", 0),
+        world_size=number("WORLD_SIZE", 1),
+        local_rank=number("LOCAL_RANK", 0),
+        node_rank=number("GROUP_RANK", 0),
+        nodes=number("GROUP_WORLD_SIZE", 1),
+        restarts=number("TORCHELASTIC_RESTART_COUNT", 0),
+        max_restarts=number("TORCHELASTIC_MAX_RESTARTS", 0),
+        requeues=number("RELIGHT_REQUEUES", number("SLURM_RESTART_COUNT", attempt - 1)),
+    )
+
+
+def record(function: "Callable[P, R]") -> "Callable[P, R]":
+    """Decorate the script's main function, so that its exception is written to the error file of
+    this worker (`TORCHELASTIC_ERROR_FILE`), in torch's format.
+
+    relight itself needs no such file: it reads the traceback from stderr. A program that starts the
+    workers in another way may.
+    """
+    from functools import wraps
+
+    @wraps(function)
+    def recorded(*arguments: "P.args", **named: "P.kwargs") -> "R":
+        try:
+            return function(*arguments, **named)
+        except Exception as error:
+            from relight.worker.error_file import write
+
+            write(error)
+            raise
+
+    return recorded
+
+
+def _open() -> memoryview:
+    global _page
+    from relight.worker.memory import open_page
+
+    if _page is None:
+        os.register_at_fork(after_in_child=_detach)
+    _page = open_page()
+    return _page
+
+
+def _detach() -> None:
+    """Share nothing: a child, such as a process of a data loader, does not count as the worker."""
+    global _page
+    _page = memoryview(bytearray(SIZE)).cast("Q")

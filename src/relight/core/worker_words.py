@@ -1,0 +1,26 @@
+"""The memory that an agent shares with one worker: one page of 8-byte words, in the byte order of
+the machine.
+
+The worker makes it, as a file beside its error file, when it first calls a function of
+`relight.worker`; the agent makes it if it has something to say before. Each word has one writer.
+"""
+
+SIZE = 4096
+"""Bytes of the file."""
+SUFFIX = ".shared"
+"""What the file's name has after the name of the error file."""
+
+LIMIT = 0
+"""By the agent: no worker may return from this call of `should_checkpoint` before AGREED is set, or
+LIMIT is changed; 0 for no limit."""
+AGREED = 1
+"""By the agent: from this call on, `should_checkpoint` returns True; 0 for never."""
+DEADLINE = 2
+"""By the agent: when the worker is stopped, in nanoseconds of the monotonic clock; 0 for never."""
+
+CALLS = 8
+"""By the worker: how often it has called `should_checkpoint`."""
+STEP = 9
+"""By the worker: the step that it has reported last."""
+STEP_AT = 10
+"""By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""

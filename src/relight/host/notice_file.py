@@ -1,0 +1,30 @@
+"""Waits for the file that tells of a preemption (--on-preempt=FILE)."""
+
+import os
+from collections.abc import Callable
+
+from relight.host.loop import Loop
+
+_LOOK_EVERY_S = 1.0
+
+
+class NoticeFile:
+    """Looks for a file now, and then every second until it is there.
+
+    Args:
+        loop: the agent's loop.
+        path: the file.
+        on_there: called once, with the reason.
+    """
+
+    def __init__(self, loop: Loop, path: str, on_there: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._path = path
+        self._on_there = on_there
+        loop.call_after(0, self._look)
+
+    def _look(self) -> None:
+        if os.path.exists(self._path):
+            self._on_there(f"{self._path} is there")
+        else:
+            self._loop.call_after(_LOOK_EVERY_S, self._look)

@@ -1,0 +1,26 @@
+"""Writes an exception to the worker's error file (`relight.worker.record`).
+
+The format is that of torch 2.13 (torch/distributed/elastic/multiprocessing/errors).
+"""
+
+import json
+import os
+import time
+import traceback
+
+
+def write(error: Exception) -> None:
+    """Write an exception to the file that TORCHELASTIC_ERROR_FILE names, if it does."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path:
+        return
+    stack = "".join(traceback.format_exception(error))
+    described = {
+        "message": f"{type(error).__name__}: {error}",
+        "extraInfo": {"py_callstack": stack, "timestamp": str(int(time.time()))},
+    }
+    try:
+        with open(path, "w") as file:
+            json.dump({"message": described}, file)
+    except OSError:
+        pass  # as on a full disk: Python prints the exception all the same

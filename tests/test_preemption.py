@@ -1,0 +1,168 @@
+"""A node that is taken away: its workers save at the same step, and the agent says so."""
+
+import random
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+
+RUNS = 40
+TRAINS = """
+import os, sys, time, random
+from relight.worker import deadline, should_checkpoint
+assert not should_checkpoint()
+os.write(1, b"up\\n")
+call = 1
+while True:
+    call += 1
+    if should_checkpoint():
+        os.write(1, f"leaves at {call}, {deadline():.0f} s are left\\n".encode())
+        sys.exit(SAVED)
+    time.sleep(random.random() * SLEEP)
+"""
+IGNORES = """
+import os, signal, time
+from relight.worker import should_checkpoint
+signal.signal(signal.SIGTERM, lambda *_: None)
+should_checkpoint()
+os.write(1, b"up\\n")
+while True:
+    time.sleep(1)
+"""
+DOES_NOT_ASK = """
+import os, time
+os.write(1, b"up\\n")
+time.sleep(600)
+"""
+Agent = subprocess.Popen[bytes]
+
+
+def trains(sleep: float = 0.002, saved: int = 0) -> str:
+    return TRAINS.replace("SLEEP", str(sleep)).replace("SAVED", str(saved))
+
+
+def until_up(agent: Agent, workers: int) -> None:
+    assert agent.stdout is not None
+    for _ in range(workers):
+        assert agent.stdout.readline() == b"up\n"
+
+
+def end(agent: Agent) -> tuple[int, str, str]:
+    out, err = agent.communicate(timeout=60)
+    assert agent.returncode is not None
+    return agent.returncode, out.decode(), err.decode()
+
+
+@pytest.mark.slow
+def test_all_ranks_leave_at_the_same_call(start: Start, script: Callable[[str], Path]) -> None:
+    """At whatever moment the signal comes, and however fast the workers are."""
+    for number in range(RUNS):
+        path = script(trains(sleep=random.choice((0, 1e-5, 1e-3, 0.02))))
+        agent = start("run", "--nproc-per-node=4", path)
+        until_up(agent, 4)
+        time.sleep(random.random() * 0.1)  # the moment is what varies
+        agent.send_signal(signal.SIGTERM)
+        code, out, err = end(agent)
+        calls = re.findall(r"leaves at (\d+), 30 s are left", out)
+        assert (code, len(calls), len(set(calls))) == (75, 4, 1), (number, out, err)
+
+
+def test_a_preempted_agent_says_what_happens(start: Start, script: Callable[[str], Path]) -> None:
+    agent = start("run", script(trains()))
+    until_up(agent, 1)
+    agent.send_signal(signal.SIGTERM)
+    code, _, err = end(agent)
+    assert code == 75
+    lines = [line for line in err.splitlines() if "OMP_NUM_THREADS" not in line]
+    assert lines[0] == "relight: preempted: got SIGTERM; another signal stops the workers now"
+    assert lines[1].endswith(
+        " is preempted: got SIGTERM; workers may save a checkpoint first, for 30 s"
+    )
+    assert lines[2:] == ["relight: preempted: all workers have left in time; exit code 75"]
+
+
+@pytest.mark.parametrize("how", ["signal", "file"])
+def test_another_notice_can_be_chosen(
+    start: Start, script: Callable[[str], Path], tmp_path: Path, how: str
+) -> None:
+    notice = tmp_path / "notice"
+    value = "SIGUSR1" if how == "signal" else str(notice)
+    agent = start("run", f"--on-preempt={value}", script(trains()))
+    until_up(agent, 1)
+    if how == "signal":
+        agent.send_signal(signal.SIGUSR1)
+    else:
+        notice.touch()
+    code, out, err = end(agent)
+    assert code == 75, err
+    assert "leaves at" in out
+    assert f"preempted: {'got SIGUSR1' if how == 'signal' else f'{notice} is there'}" in err
+
+
+@pytest.mark.parametrize("notice", [signal.SIGTERM, signal.SIGUSR1])
+def test_workers_that_do_not_ask_are_stopped_as_ever(
+    start: Start, script: Callable[[str], Path], notice: int
+) -> None:
+    agent = start("run", "--on-preempt=SIGUSR1", script(DOES_NOT_ASK))
+    until_up(agent, 1)
+    agent.send_signal(notice)
+    code, _, err = end(agent)
+    assert code == 143
+    assert "preempted" not in err
+
+
+def test_workers_that_do_not_leave_in_time_are_killed(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    agent = start("run", "--shutdown-timeout=0.3", script(IGNORES))
+    until_up(agent, 1)
+    agent.send_signal(signal.SIGTERM)
+    code, _, err = end(agent)
+    assert code == 143
+    assert "preempted: workers did not leave within 0.3 s; they are killed" in err
+
+
+def test_a_second_signal_stops_the_workers_at_once(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    agent = start("run", script(IGNORES.replace("lambda *_: None", "signal.SIG_DFL")))
+    until_up(agent, 1)
+    agent.send_signal(signal.SIGTERM)
+    assert agent.stderr is not None
+    while b"preempted" not in agent.stderr.readline():
+        pass
+    agent.send_signal(signal.SIGTERM)
+    assert end(agent)[0] == 143
+
+
+def test_a_worker_that_fails_while_it_saves_is_reported(
+    start: Start, script: Callable[[str], Path]
+) -> None:
+    """The job is not started again on this node."""
+    agent = start("run", "--max-restarts=3", script(trains(saved=7)))
+    until_up(agent, 1)
+    agent.send_signal(signal.SIGTERM)
+    code, _, err = end(agent)
+    assert code == 7
+    assert "rank 0 exited with code 7" in err
+    assert "no restart: this node is preempted" in err
+
+
+def test_a_bad_notice_is_refused(launch: Launch) -> None:
+    done = launch("run", "--on-preempt=SIGFOO", "x.py")
+    assert done.returncode == 2
+    assert "--on-preempt=SIGFOO" in done.stderr
+
+
+def test_a_job_that_asks_leaves_no_file_behind(
+    launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = "from relight.worker import should_checkpoint; assert not should_checkpoint()"
+    logs = tmp_path / "logs"
+    assert launch("run", f"--log-dir={logs}", "-r3", script(text)).returncode == 0
+    assert not [path for path in logs.rglob("*") if "shared" in path.name]
