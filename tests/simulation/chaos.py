@@ -4,7 +4,7 @@ from random import Random
 from typing import Any
 
 from relight.core.group_types import GroupSettings, GroupState
-from relight.errors import EXIT_GROUP
+from relight.errors import EXIT_GROUP, EXIT_PREEMPTED
 
 from . import stage
 from .node import Node
@@ -94,6 +94,11 @@ class Run:
         self._commands = extras.choice((1, 1, 2)) if commands else 0
         """How many machines are to run `relight coordinator`."""
         self._commanded: dict[Host, Process] = {}
+        savings = world.savings
+        if savings.random() < 0.3:
+            world.step_s = savings.choice((0.05, 0.3, 1.0)) * (10 if large else 1)
+            kinds += ("leave", "leave")  # these are preemptions
+            self.settings = settings = settings._replace(gently=savings.random() < 0.5)
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
@@ -168,7 +173,7 @@ class Run:
         for agent in agents:
             if agent.alive:
                 raise Failure(f"{agent.name} never ends")
-        codes = {agent.process.exit_code for agent in told} - {None, 143}
+        codes = {agent.process.exit_code for agent in told} - {None, EXIT_PREEMPTED, 143}
         if len(codes) > 1 and codes != {0, EXIT_GROUP}:
             raise Failure(f"agents that were there at the end exit with {codes}")
 

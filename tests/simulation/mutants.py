@@ -29,6 +29,18 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "workers agree on a call that none of them has reached",
+        "core/agreement.py",
+        "if self.limit > self._most:",
+        "if self.limit >= self._most:",
+    ),
+    Mutant(
+        "a worker is held from the limit on",
+        "core/worker_words.py",
+        "return None if limit and call >= limit else False",
+        "return False",
+    ),
+    Mutant(
         "a lease counts from when the echoed heartbeat was sent, not from when its echo came",
         "core/link.py",
         "self.echoed_at = max(self.echoed_at, sent_at)",

@@ -11,6 +11,7 @@ from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
 from relight.worker_group import WorkerGroup
 
+from .memory import Steps
 from .processes import BELOW, Processes
 from .world import Failure as Violation
 from .world import Process, Timer
@@ -123,6 +124,7 @@ class Workers:
         self._timer: Timer | None = None
         self._ending = False
         node.workers = self
+        self.steps = Steps(self, list(self.pids))
         self.process.at_death.append(self._die)
         self.world.watch.begins(node, self.formed)
         for local_rank, rank in enumerate(self.ranks):
@@ -227,6 +229,14 @@ class Workers:
             for local_rank in list(self._alive):
                 self._exit(local_rank, 0)
 
+    def has(self, local_rank: int) -> bool:
+        """Return whether this worker has not ended."""
+        return local_rank in self._alive
+
+    def leave(self, local_rank: int) -> None:
+        """A worker has saved, and ends well."""
+        self._exit(local_rank, 0)
+
     def _end_in(self, seconds: float, local_rank: int, exitcode: int) -> None:
         self._ending = True
         self.world.after(seconds, self._end_asked, local_rank, exitcode)
@@ -272,8 +282,7 @@ class Logs:
         return -1, -1
 
     def error_file(self, local_rank: int) -> str:
-        del local_rank
-        return ""
+        return f"{local_rank}"
 
     def passed_on(self) -> None:
         pass

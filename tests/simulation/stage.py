@@ -26,7 +26,7 @@ from relight.rendezvous.meeting import Meeting
 from relight.spec import FLAGS, RunSpec
 from relight.values import Nodes
 
-from . import node, processes, sockets
+from . import memory, node, processes, sockets
 from .sockets import Loop, Socket
 from .world import World
 
@@ -103,6 +103,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         ],
     },
     "relight.worker_group": {"Logs": node.Logs},
+    "relight.host.worker_memory": {"WorkerMemory": memory.Memory},
     "relight.host.supervisor": {"Workers": node.Workers},
     "relight.host.freezer": {"system": processes.BELOW, "_send": processes.send},
     "relight.host.journal": {"EventLog": node.EventLog},

@@ -9,6 +9,7 @@ Guaranteed, and checked:
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
+- Workers that save and leave because they agreed on a call do so at the same one.
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
   generation, or told that it is a spare, or told the end.
@@ -79,6 +80,7 @@ class Formation:
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
         self.lost_at = float("inf")  # when it lost the first one
         self.dropped: set[str] = set()
+        self.saved_at = 0  # the call of should_checkpoint at which workers leave, if they agreed
 
     def lose(self, node: str, now: float) -> None:
         """Note that the coordinator has lost a node."""
@@ -255,6 +257,14 @@ class Watch:
         self._latest[agent.name] = number
         self._of[agent.id] = self._by_id[formed.generation.id]
         self._with[agent.id] = agent
+
+    def saves(self, workers: "Workers", call: int) -> None:
+        """A worker saves a checkpoint and leaves at this call, on which all have agreed."""
+        formation = self._of[workers.node.id]
+        self.world.log(f"{workers.node.name} saves at call {call} of {formation}")
+        if formation.saved_at and formation.saved_at != call:
+            raise Failure(f"{workers.node.name} saves at {call}, not {formation.saved_at}")
+        formation.saved_at = call
 
     def runs(self, workers: "Workers") -> None:
         """A node's workers run now, or do not."""

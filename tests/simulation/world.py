@@ -251,6 +251,10 @@ class World:
         """Decides what came later into the plays, so that the others stay as they were."""
         self.lively = self.extras.random() < 0.2
         """Whether workers start processes, and other programs send those signals."""
+        self.savings = random.Random(f"{seed}, savings")
+        self.step_s = 0.0
+        """How long a step of workers takes on average, after which they ask whether to save a
+        checkpoint; 0 if they never ask."""
         self.has_datagrams = random.Random(f"{seed}, datagrams").random() < 0.9
         """Whether datagrams arrive; some firewalls drop them all."""
         self.now = 0.0

@@ -48,7 +48,6 @@ Invariants are in `check`. Deliberately not here: connections, heartbeats, lease
 from collections.abc import Iterable
 
 from relight.core import ranks, waiting
-from relight.core.agreement import Agreement
 from relight.core.exits import Failure
 from relight.core.group_types import (
     Drop,
@@ -83,6 +82,10 @@ from relight.core.messages import (
 from relight.core.ranks import NO_GENERATION, Generation, GenerationId, NodeSlots
 from relight.core.roster import Roster
 from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.agreement import Agreement
 
 _WAIT_EVERY_S = 1.0
 """Least time between two messages to a node on why it waits: many joins must not flood nodes."""
@@ -234,12 +237,12 @@ class Membership:
             if self._has_enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
                 times.append(max(until, self._others_run_until()))
+        elif self._agreement is not None:
+            times.append(self._agreement.until)
         elif self.state is GroupState.RUNNING:
-            if self._agreement is not None:
-                times.append(self._agreement.until)
-            elif self._has_room():
+            if self._has_room():
                 times.append(self._let_in_at())
-            if self._success_reports.is_pending and self._agreement is None:
+            if self._success_reports.is_pending:
                 times.append(self._success_reports.at)
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
@@ -539,14 +542,16 @@ class Membership:
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
         """Begin to agree with the workers on when they save and leave."""
+        from relight.core.agreement import Agreement
+
         self._agreement = Agreement(self.roster.active, cause, limit_s, now)
         self._send_limit(self._agreement)
 
-    def _send_limit(self, agreement: Agreement) -> None:
+    def _send_limit(self, agreement: "Agreement") -> None:
         for node in agreement.nodes:
             self._send(node, CheckpointLimit(self.generation, agreement.limit))
 
-    def _go_on_agreeing(self, agreement: Agreement, now: float) -> None:
+    def _go_on_agreeing(self, agreement: "Agreement", now: float) -> None:
         before = agreement.limit
         call = agreement.conclude(now)
         if call is not None:

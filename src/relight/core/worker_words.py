@@ -24,3 +24,14 @@ STEP = 9
 """By the worker: the step that it has reported last."""
 STEP_AT = 10
 """By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
+
+
+def leaves(page: memoryview, call: int) -> bool | None:
+    """Return whether a worker saves and leaves at this call of `should_checkpoint`; None while it
+    is held.
+    """
+    agreed = page[AGREED]
+    if agreed:
+        return bool(call >= agreed)
+    limit = page[LIMIT]
+    return None if limit and call >= limit else False

@@ -28,11 +28,6 @@ def open_page() -> memoryview:
 
 def is_agreed(page: memoryview, call: int) -> bool:
     """Return whether the workers save and leave at this call; wait as long as this is open."""
-    while True:
-        agreed = page[words.AGREED]
-        if agreed:
-            return bool(call >= agreed)
-        limit = page[words.LIMIT]
-        if not limit or call < limit:
-            return False
+    while (leaves := words.leaves(page, call)) is None:
         time.sleep(_POLL_S)
+    return leaves
