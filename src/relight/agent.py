@@ -441,8 +441,10 @@ class Agent:
         notice = spec.on_preempt.signals if spec.on_preempt is not None else ()
         if number in (signal.SIGTERM, *notice) and self._can_save():
             self._on_preempted(f"got {signal_name(number)}")
-        else:
-            self._stop_by(number if number in spec.signals_to_handle else signal.SIGTERM)
+        elif number in spec.signals_to_handle:
+            self._stop_by(number)
+        else:  # the node may stay for a while: workers may end in time, or handle it
+            self._pass_on(number)
 
     def _stop_by(self, number: int) -> None:
         self.signals.append(number)

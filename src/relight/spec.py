@@ -190,7 +190,7 @@ FLAGS: tuple[Flag, ...] = (
     Flag("on-preempt", parse_notice, None, "SIGNAL|FILE",
          "notice that this node will be taken away: a signal besides SIGTERM, or a file that "
          "appears; workers that ask relight.worker.should_checkpoint() save and leave",
-         from_env=False),
+         from_env=False, variable="RELIGHT_ON_PREEMPT"),
     Flag("preload", parse_preload, (), "off|auto|MODULE,…",
          "import these once and fork workers from there; not with --no-python, --run-path",
          from_env=False, variable="RELIGHT_PRELOAD"),

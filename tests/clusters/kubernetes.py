@@ -36,6 +36,7 @@ from netlab import Lab
 
 Object = dict[str, Any]
 INDEX = "batch.kubernetes.io/job-completion-index"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
 KINDS = {
     "services": ("v1", "Service"),
     "configmaps": ("v1", "ConfigMap"),
@@ -317,20 +318,20 @@ class ApiServer:
             self._condition(job, "Complete", "")
             return
         live = {_index(pod) for pod in mine if not self._is_over(pod)}
+        counted = _failures(spec, mine)
         for index in sorted(set(range(spec["completions"])) - done - live):
             name = f"{meta['name']}-{index}-{uuid.uuid4().hex[:5]}"
-            self._make_pod(job, spec["template"], name, {INDEX: str(index)})
+            number = {INDEX: str(index)}
+            if "backoffLimitPerIndex" in spec:
+                number[FAILURES] = str(counted.get(index, 0))
+            self._make_pod(job, spec["template"], name, number)
 
     def _failure(self, spec: Object, mine: list[Object]) -> str:
         """Return why a Job has failed by its failed pods, or an empty text."""
-        counted: dict[int, int] = {}
         for pod in mine:
-            if pod["status"]["phase"] == "Failed":
-                action = _action(spec, pod)
-                if action == "FailJob":
-                    return f"Container main for pod {pod['metadata']['name']} failed"
-                if action != "Ignore":
-                    counted[_index(pod)] = counted.get(_index(pod), 0) + 1
+            if pod["status"]["phase"] == "Failed" and _action(spec, pod) == "FailJob":
+                return f"Container main for pod {pod['metadata']['name']} failed"
+        counted = _failures(spec, mine)
         each = spec.get("backoffLimitPerIndex")
         if each is not None and any(number > each for number in counted.values()):
             return "Job has failed indexes"
@@ -478,7 +479,7 @@ class ApiServer:
                 "uid": str(uuid.uuid4()),
                 "creationTimestamp": now(),
                 "labels": {**template["metadata"]["labels"], **number},
-                "annotations": {INDEX: str(index)},
+                "annotations": {**number, INDEX: str(index)},
                 "ownerReferences": [owner],
             },
             "spec": json.loads(json.dumps(template["spec"])),
@@ -536,7 +537,9 @@ class ApiServer:
         found: dict[str, str] = {}
         for each in container.get("env", ()):
             source = each.get("valueFrom") or {}
-            if "fieldRef" in source:
+            if FAILURES in source.get("fieldRef", {}).get("fieldPath", ""):
+                found[each["name"]] = pod["metadata"]["annotations"].get(FAILURES, "")
+            elif "fieldRef" in source:
                 found[each["name"]] = str(index)
             elif "secretKeyRef" in source:
                 key = (pod["metadata"]["namespace"], "secrets", source["secretKeyRef"]["name"])
@@ -610,6 +613,15 @@ class ApiServer:
 
 def _index(pod: Object) -> int:
     return int(pod["metadata"]["annotations"][INDEX])
+
+
+def _failures(spec: Object, pods: list[Object]) -> dict[int, int]:
+    """Return how often the pods of each index have failed, as the backoff limits count it."""
+    counted: dict[int, int] = {}
+    for pod in pods:
+        if pod["status"]["phase"] == "Failed" and _action(spec, pod) != "Ignore":
+            counted[_index(pod)] = counted.get(_index(pod), 0) + 1
+    return counted
 
 
 def _action(spec: Object, pod: Object) -> str:

@@ -126,6 +126,7 @@ def test_a_lost_host_is_retried_and_an_error_is_not() -> None:
     once = definition(ddp(max_retries=0))["retryStrategy"]
     assert once["evaluateOnExit"] == [
         {"onStatusReason": "Host EC2*", "action": "RETRY"},
+        {"onExitCode": "75", "action": "RETRY"},
         {"onReason": "*", "action": "EXIT"},
     ]
     again = definition(ddp(max_retries=3))["retryStrategy"]

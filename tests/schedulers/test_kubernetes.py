@@ -224,6 +224,21 @@ def test_volcano_restarts_the_whole_job_as_often_as_it_may(jobs: Jobs, tmp_path:
     assert len((tmp_path / "tries").read_text().split()) >= 3
 
 
+@pytest.mark.parametrize("kind", ["job", "jobset"])
+def test_a_retried_pod_knows_how_often_it_was_started_again(
+    jobs: Jobs, tmp_path: Path, kind: str
+) -> None:
+    text = f'echo $RELIGHT_REQUEUES >> {tmp_path}/tries; [ "$RELIGHT_REQUEUES" = 2 ]'
+    app = sh(text, max_retries=2)
+    assert jobs.wait(jobs.submit(app, kind=kind)).state is SUCCEEDED
+    assert (tmp_path / "tries").read_text().split() == ["0", "1", "2"]
+
+
+def test_a_preempted_agent_is_started_again_without_a_retry(jobs: Jobs, tmp_path: Path) -> None:
+    app = sh(f"[ -e {tmp_path}/saved ] || {{ touch {tmp_path}/saved; exit 75; }}")
+    assert jobs.wait(jobs.submit(app)).state is SUCCEEDED
+
+
 def test_jobs_are_found_where_the_other_kinds_are_not_installed(jobs: Jobs) -> None:
     jobs.server.installed -= {"jobsets", "jobs.volcano", "trainjobs"}
     app_id = jobs.submit(sh("true"))

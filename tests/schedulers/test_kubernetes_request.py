@@ -201,15 +201,16 @@ def test_the_launcher_travels_in_a_config_map() -> None:
 
 def test_a_preemption_is_no_failure_and_an_error_ends_the_job() -> None:
     spec = of("Job", objects(ddp()))["spec"]
-    ignored, fails = spec["podFailurePolicy"]["rules"]
-    assert ignored["action"] == "Ignore"
-    assert ignored["onPodConditions"][0]["type"] == "DisruptionTarget"
+    lost, preempted, fails = spec["podFailurePolicy"]["rules"]
+    assert (lost["action"], preempted["action"]) == ("Ignore", "Ignore")
+    assert lost["onPodConditions"][0]["type"] == "DisruptionTarget"
+    assert preempted["onExitCodes"]["values"] == [75]
     assert fails["action"] == "FailJob"
     assert {0, 3, 137, 143} <= set(fails["onExitCodes"]["values"])
     assert 1 not in fails["onExitCodes"]["values"]
     spec = of("Job", objects(ddp(max_retries=2)))["spec"]
     assert spec["backoffLimitPerIndex"] == 2
-    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore"]
+    assert [rule["action"] for rule in spec["podFailurePolicy"]["rules"]] == ["Ignore", "Ignore"]
 
 
 def test_a_role_that_may_shrink_succeeds_with_fewer_pods() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from relight.errors import MachineError, UsageError
+from relight.errors import EXIT_PREEMPTED, MachineError, UsageError
 from relight.job import launcher_file
 from relight.job.app import AppDef, AppState, BindMount, Resource, Role
 from relight.job.components import dist
@@ -446,6 +446,15 @@ def test_what_is_no_error_of_the_program_is_tried_again_a_few_times(exitcode: in
     start(made, 0)
     made.ended(made.slots[0], exitcode)
     assert made.exitcode == exitcode
+
+
+def test_a_preempted_agent_comes_again_however_often() -> None:
+    made = job()
+    for _ in range(20):
+        start(made, 0)
+        made.ended(made.slots[0], driver.PREEMPTED)
+        assert made.slots[0] in made.wanted()
+    assert driver.PREEMPTED == EXIT_PREEMPTED
 
 
 def test_a_lost_replica_comes_again_however_often() -> None:

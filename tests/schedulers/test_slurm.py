@@ -309,6 +309,46 @@ def test_the_time_limit_is_a_preemption(jobs: Jobs) -> None:
     assert sorted(lines) == ["begins"] * 2 + ["goes on from step 5"] * 2
 
 
+SAVES = """
+import os, sys, time
+from pathlib import Path
+from relight.worker import deadline, membership, progress, should_checkpoint
+here, rank = Path({here!r}), os.environ["RANK"]
+checkpoint = here / f"saved.{{rank}}"
+if checkpoint.exists():
+    print("goes on from", checkpoint.read_text(), "requeued", membership().requeues, flush=True)
+    sys.exit(0)
+step = 0
+while True:
+    step += 1
+    progress(step)
+    if should_checkpoint():
+        checkpoint.write_text("step " + str(step))
+        print("saves", deadline() is not None and deadline() < 60, flush=True)
+        sys.exit(0)
+    time.sleep(0.01)
+"""
+
+
+def test_all_ranks_save_at_the_same_step_before_the_time_limit_and_go_on(jobs: Jobs) -> None:
+    """Without a retry: exit code 75 has the job queued again."""
+    here = jobs.slurm.directory
+    (here / "saves.py").write_text(SAVES.format(here=str(here)))
+    role = bash(RUN + f"--nnodes 2 --nproc-per-node 2 {here}/saves.py", replicas=2)
+    app_id = jobs.submit(role, cfg={"time": "1"})
+    status = jobs.until(app_id, *OVER)
+    said = jobs.said(app_id)
+    said_by_agent = jobs.logs(app_id, "main/0", "stderr")
+    assert (status["state"], status["restarts"]) == ("SUCCEEDED", 1), (said, said_by_agent)
+    assert "requeueing the job, which was preempted: its workers have saved" in said
+    lines = jobs.logs(app_id, "main/0", "stdout")
+    goes_on = [line for line in lines if line.startswith("goes on")]
+    assert lines.count("saves True") == 2, lines
+    assert len(goes_on) == 2
+    assert len(set(goes_on)) == 1
+    assert goes_on[0].endswith("requeued 1")
+
+
 def test_roles_end_together(jobs: Jobs) -> None:
     """Roles are one heterogeneous job, which ends with the exit code of the role that failed."""
     shown = "echo $RELIGHT_RANK0_HOST $SLURM_NNODES ${replica_id} $WORD; "

@@ -28,6 +28,7 @@ run_train() {
     unset -f run_train
     export TORCHELASTIC_ERROR_FILE="$RELIGHT_JOB_DIR/train/$SLURM_PROCID/error.json"
     export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/train"
+    export RELIGHT_ON_PREEMPT=SIGUSR1
     export LOGLEVEL=WARNING
     export TORCHX_TRACKING_EXPERIMENT_NAME=default-experiment
     export TORCHX_TRACKING_RUN_NAME=train
@@ -46,6 +47,12 @@ export -f run_train
 # Remove files of an earlier attempt.
 (cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)
 mkdir -p "$RELIGHT_JOB_DIR"/train/{0..3}
+
+# How often the job was retried; it is also queued again after preemptions.
+retries=$((${SLURM_RESTART_COUNT:-0} - $(cat "$RELIGHT_JOB_DIR/preempted" 2>/dev/null | wc -l)))
+
+# A job that was cancelled or preempted by Slurm is not requeued by this script.
+is_running() { scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; }
 
 # Print the exit code or signal of the first failed task, from srun's messages; ignore tasks on
 # lost nodes.
@@ -81,7 +88,7 @@ near_the_limit() {
     interrupted=yes
     echo "relight: the time limit is near, sending SIGUSR1 to the workers"
     scancel --signal=USR1 "$SLURM_JOB_ID"
-    if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+    if [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
         # Stop what still runs, in time to queue the job again. After a requeue the job id is the
         # same: stop it only if this script still runs.
         { sleep 60; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
@@ -103,8 +110,12 @@ code=0
 if [ -n "$stopped" ]; then
     exit "$code" # cancelled or timed out: Slurm records the reason
 fi
-if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-    echo "relight: requeueing the job, attempt $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+if [ "$code" = 75 ] && [ $SECONDS -ge 10 ] && is_running; then
+    echo "relight: requeueing the job, which was preempted: its workers have saved a checkpoint"
+    echo "attempt $((${SLURM_RESTART_COUNT:-0} + 1))" >>"$RELIGHT_JOB_DIR/preempted"
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
+    echo "relight: requeueing the job, attempt $((retries + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"

@@ -32,7 +32,7 @@ class Membership(NamedTuple):
 
     `nodes` is the number of nodes and `node_rank` that of this one. `restarts` is how often the
     workers were started again after a failure, of `max_restarts` times at most. `requeues` is how
-    often the scheduler has started the whole job again.
+    often the scheduler has started the job, or this node's agent, again.
     """
 
     rank: int

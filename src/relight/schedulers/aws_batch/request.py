@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from relight import __version__
-from relight.errors import UsageError, did_you_mean
+from relight.errors import EXIT_PREEMPTED, UsageError, did_you_mean
 from relight.job import launcher_file, macros
 from relight.job.app import AppDef, BindMount, DeviceMount, Mount, Resource, Role, VolumeMount
 from relight.job.user import user_name
@@ -167,8 +167,8 @@ def _tag(text: str) -> str:
 
 
 def _retries(app: AppDef) -> dict[str, Any]:
-    """Return when Batch starts the job again: always if its host was lost, and after another
-    failure as often as a role says. Whatever it is, there are at most 10 attempts.
+    """Return when Batch starts the job again: if its host was lost or is about to be, and after
+    another failure as often as a role says. Whatever it is, there are at most 10 attempts.
     """
     wanted = max(role.max_retries for role in app.roles)
     if wanted >= _MOST_ATTEMPTS:
@@ -178,8 +178,9 @@ def _retries(app: AppDef) -> dict[str, Any]:
         )
     lost = {"onStatusReason": "Host EC2*", "action": "RETRY"}
     if wanted <= 0:
-        rest = [{"onReason": "*", "action": "EXIT"}]
-        return {"attempts": 3, "evaluateOnExit": [lost, *rest]}
+        preempted = {"onExitCode": str(EXIT_PREEMPTED), "action": "RETRY"}
+        rest = {"onReason": "*", "action": "EXIT"}
+        return {"attempts": 3, "evaluateOnExit": [lost, preempted, rest]}
     done = {"onExitCode": "0", "action": "EXIT"}
     return {"attempts": wanted + 1, "evaluateOnExit": [lost, done]}
 
@@ -240,7 +241,7 @@ def _container(
         ROLE_NAME: role.name,
     }
     found: dict[str, Any] = {
-        "command": ["sh", "-c", _script(app, own, first)],
+        "command": ["sh", "-c", _script(app, own, cfg, first)],
         "image": role.image,
         "environment": [{"name": key, "value": value} for key, value in values.items()],
         "privileged": bool(cfg.get("privileged")),
@@ -260,11 +261,13 @@ def _container(
     return found
 
 
-def _script(app: AppDef, own: Role, first: int) -> str:
+def _script(app: AppDef, own: Role, cfg: Mapping[str, Any], first: int) -> str:
     """Return what the shell of a container runs: only there are the number of the node and the
     address of the first one known, which Batch does not tell the first node itself.
     """
     lines = [f"export {_REPLICA_ENV}=$((${{AWS_BATCH_JOB_NODE_INDEX:-0}} - {first}))"]
+    if cfg.get("timeout"):
+        lines.append(f"export RELIGHT_END_TIME=$(($(date +%s) + {cfg['timeout'] * 60}))")
     if sum(role.num_replicas for role in app.roles) > 1:
         address = f"python3 -c {shlex.quote(_OWN_ADDRESS)} 2>/dev/null || hostname -i"
         lines += [

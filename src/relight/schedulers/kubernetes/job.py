@@ -1,6 +1,7 @@
 """Indexed Jobs, one for each role: nothing has to be installed in the cluster.
 
-A pod that is preempted or whose node is lost is made again and counts as no failure; an error of
+A pod that is preempted, whose node is lost, or whose agent says by its exit code that it should be
+started again, is made again and counts as no failure; an error of
 the user's program fails the Job at once, or after `max_retries` for each replica. A role that may
 shrink succeeds when so many replicas have succeeded as it needs.
 """
@@ -8,7 +9,7 @@ shrink succeeds when so many replicas have succeeded as it needs.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from relight.errors import EXIT_GROUP, EXIT_MACHINE
+from relight.errors import EXIT_GROUP, EXIT_MACHINE, EXIT_PREEMPTED
 from relight.job.app import AppDef, Role
 from relight.schedulers.kubernetes import pods
 from relight.schedulers.kubernetes.kind import (
@@ -36,6 +37,7 @@ class Job:
     name = "job"
     resource = Resource("batch/v1", "Job", "jobs")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    failures = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
     container = "main"
     has_service = True
     cancelling = staticmethod(suspending)
@@ -90,7 +92,11 @@ def spec(app: AppDef, role: Role, cfg: Mapping[str, Any], place: Place) -> dict[
 def _rules(role: Role) -> list[dict[str, Any]]:
     """Return what a failed pod means."""
     lost = {"type": "DisruptionTarget", "status": "True"}
-    rules: list[dict[str, Any]] = [{"action": "Ignore", "onPodConditions": [lost]}]
+    preempted = {"containerName": "main", "operator": "In", "values": [EXIT_PREEMPTED]}
+    rules: list[dict[str, Any]] = [
+        {"action": "Ignore", "onPodConditions": [lost]},
+        {"action": "Ignore", "onExitCodes": preempted},
+    ]
     if role.max_retries <= 0:
         codes = {"containerName": "main", "operator": "NotIn", "values": [0, *_TRANSIENT]}
         rules.append({"action": "FailJob", "onExitCodes": codes})

@@ -38,13 +38,15 @@ class Place(NamedTuple):
 
     `name` is that of its objects and of its headless Service, `stem` precedes the number in the
     host names of the first role's pods, and `number` is the field of a pod that has its number.
-    `job` is the id of the job, with its namespace.
+    `job` is the id of the job, with its namespace. `failures` is the field of a pod that counts how
+    often earlier pods with its number have failed, if any.
     """
 
     job: str
     name: str
     stem: str
     number: str
+    failures: str
 
     def host(self, number: int) -> str:
         """Return the host name of a replica of the first role, within the namespace."""
@@ -136,6 +138,9 @@ def _escape(text: str) -> str:
 def _variables(app: AppDef, own: Role, role: Role, place: Place) -> list[dict[str, Any]]:
     index = {"fieldRef": {"fieldPath": place.number}}
     found: list[dict[str, Any]] = [{"name": _REPLICA_ENV, "valueFrom": index}]
+    if place.failures and role.max_retries > 0:
+        failures = {"fieldRef": {"fieldPath": place.failures}}
+        found.append({"name": "RELIGHT_REQUEUES", "valueFrom": failures})
     hosts = place.host(0)
     port = next(iter(app.roles[0].port_map.values()), 0)
     if launcher_file.needed(role) and port:

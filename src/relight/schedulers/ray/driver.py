@@ -36,6 +36,7 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
 )  # fmt: skip
 TRANSIENT = (3, 4, 129, 130, 137, 143)
+PREEMPTED = 75
 """Exit codes that are no error of the user's program: nodes did not meet, a machine refused
 something, or a signal has ended the agent. Such replicas are started again a few times.
 """
@@ -224,6 +225,8 @@ class Job:
         }
 
     def _comes_again(self, slot: Slot, exitcode: int) -> bool:
+        if exitcode == PREEMPTED:
+            return True
         if slot.failures < slot.role["retries"]:
             slot.failures += 1
             return True
@@ -525,6 +528,7 @@ class Driver:
             "RELIGHT_RANK0_HOST": meeting,
             "TORCHX_RANK0_HOST": first or meeting,
             "RELIGHT_REPLICA_ID": number,
+            "RELIGHT_REQUEUES": str(slot.starts),
             **role["env"],
         }
         if self._coordinator is not None:

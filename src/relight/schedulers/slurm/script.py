@@ -5,7 +5,8 @@
     run_ROLE              runs one replica, on its node; exported to the tasks of the step
     step                  one `srun` per role, one task per node: the first that fails is the cause
     near_the_limit        SIGUSR1 to the workers some time before the time limit
-    the end               requeues the job if retries are left; else exits with the cause's code
+    the end               requeues the job if it was preempted or retries are left; else exits with
+                          the cause's code
 
 The values of variables are in the script, whose file only the user can read, and in no command
 line. srun's messages (one file per role) show which task failed first and how: without accounting,
@@ -84,7 +85,7 @@ def render(
     lines += [""]
     names = _function_names(roles)
     for role, name in zip(roles, names, strict=True):
-        lines += _replica_function(role, name, here, programs)
+        lines += _replica_function(role, name, here, programs, signal)
     lines += ["# Remove files of an earlier attempt."]
     lines += ['(cd "$RELIGHT_JOB_DIR" && rm -f ./*/*/error.json ./*/srun.log failed ended)']
     for role in roles:
@@ -92,7 +93,7 @@ def render(
         lines += [f'mkdir -p "$RELIGHT_JOB_DIR"/{role.name}/{numbers}']
     stop = _STOP.strip() if len(roles) > 1 else ""
     step = _STEP.replace("        {stop}\n", f"        {stop}\n" if stop else "")
-    parts = [_FIRST_FAILURE, step]
+    parts = [_RETRIES, _FIRST_FAILURE, step]
     if signal:
         parts.append(_LIMIT.replace("{signal}", signal).replace("{half}", str(seconds // 2)))
     lines += ["", "\n".join(parts).rstrip()]
@@ -137,6 +138,14 @@ _TOKEN = """\
 # An agent needs this token to join the job.
 export RELIGHT_TOKEN=${RELIGHT_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')}
 """.splitlines()
+
+_RETRIES = """\
+# How often the job was retried; it is also queued again after preemptions.
+retries=$((${SLURM_RESTART_COUNT:-0} - $(cat "$RELIGHT_JOB_DIR/preempted" 2>/dev/null | wc -l)))
+
+# A job that was cancelled or preempted by Slurm is not requeued by this script.
+is_running() { scontrol show job "$SLURM_JOB_ID" | grep -q JobState=RUNNING; }
+"""
 
 _FIRST_FAILURE = """\
 # Print the exit code or signal of the first failed task, from srun's messages; ignore tasks on
@@ -185,7 +194,7 @@ near_the_limit() {
     interrupted=yes
     echo "relight: the time limit is near, sending SIG{signal} to the workers"
     scancel --signal={signal} "$SLURM_JOB_ID"
-    if [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
+    if [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
         # Stop what still runs, in time to queue the job again. After a requeue the job id is the
         # same: stop it only if this script still runs.
         { sleep {half}; kill -0 $$ 2>/dev/null && scancel --signal=TERM "$SLURM_JOB_ID"; } &
@@ -204,8 +213,12 @@ code=0
 if [ -n "$stopped" ]; then
     exit "$code" # cancelled or timed out: Slurm records the reason
 fi
-if [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "${SLURM_RESTART_COUNT:-0}" ]; then
-    echo "relight: requeueing the job, attempt $((${SLURM_RESTART_COUNT:-0} + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
+if [ "$code" = 75 ] && [ $SECONDS -ge 10 ] && is_running; then
+    echo "relight: requeueing the job, which was preempted: its workers have saved a checkpoint"
+    echo "attempt $((${SLURM_RESTART_COUNT:-0} + 1))" >>"$RELIGHT_JOB_DIR/preempted"
+    scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
+    echo "relight: requeueing the job, attempt $((retries + 2)) of $((RELIGHT_MAX_RETRIES + 1))"
     scontrol requeue "$SLURM_JOB_ID" && exit "$code"
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"
@@ -309,7 +322,9 @@ def _function_names(roles: Sequence[Role]) -> list[str]:
     return names
 
 
-def _replica_function(role: Role, function: str, here: str, programs: str) -> list[str]:
+def _replica_function(
+    role: Role, function: str, here: str, programs: str, notice: str
+) -> list[str]:
     """Return the shell function that runs one replica."""
     values = {
         "img_root": here,
@@ -325,6 +340,8 @@ def _replica_function(role: Role, function: str, here: str, programs: str) -> li
         lines += [f'    export TORCHELASTIC_ERROR_FILE="{folder}/error.json"']
     if "PET_LOG_DIR" not in own.env:
         lines += [f'    export PET_LOG_DIR="$RELIGHT_JOB_DIR/torchelastic/{role.name}"']
+    if is_ours(role) and notice and "RELIGHT_ON_PREEMPT" not in own.env:
+        lines += [f"    export RELIGHT_ON_PREEMPT=SIG{notice}"]
     lines += [f"    export {name}={word(value)}" for name, value in own.env.items()]
     if is_ours(role):
         lines += [f"    export PATH={_path(role, programs)}"]
