@@ -170,6 +170,38 @@ def test_a_requeued_job_does_not_meet_its_past(slurm: Slurm) -> None:
     assert jobs == {f"slurm-{job}-0": 4, f"slurm-{job}-0-1": 4}, output.read_text()
 
 
+SAVES = """
+import sys, time
+from pathlib import Path
+from relight.worker import should_checkpoint
+saved = Path(sys.argv[0] + ".saved")
+if saved.exists():
+    print("goes on from", saved.read_text())
+    sys.exit(0)
+for step in range(10**6):
+    if should_checkpoint():
+        saved.write_text(str(step))
+        print("saves", step, flush=True)
+        sys.exit(0)
+    time.sleep(0.01)
+"""
+
+
+def test_the_batch_script_of_the_documentation_saves_and_is_queued_again(slurm: Slurm) -> None:
+    """`docs/checkpoints.md`: notice before the time limit, exit code 75, requeue."""
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    (text,) = re.findall(r"```bash\n#!/bin/bash\n(.*?)```", page, re.DOTALL)
+    train = slurm.directory / "saves.py"
+    train.write_text(SAVES)
+    text = text.replace("relight run train.py", f"{' '.join(RELIGHT_RUN)} {train}")
+    flags = ["--time=1", "--signal=B:USR1@50"]  # they overrule those in the script
+    job, output = batch(slurm, "saves", f"exec bash <<'END'\n{text}END", *flags)
+    until_state(slurm, job, "COMPLETED", "FAILED", "TIMEOUT")
+    lines = [line for line in output.read_text().split("\n") if line.startswith(("saves", "goes"))]
+    assert len(lines) == 8, output.read_text()
+    assert len({line.split()[-1] for line in lines}) == 1
+
+
 def test_variables_that_sbatch_handed_down_from_a_step_are_refused(slurm: Slurm) -> None:
     """A batch script submitted by a step of other nodes has that step's variables: refused."""
     output = slurm.directory / "inner.txt"

@@ -75,7 +75,8 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         "names and meanings; dashes and underscores are the same, and any unique",
         "beginning of a name will do. They stand before SCRIPT. In brackets: the",
         "default. PET_<FLAG> variables set other defaults, as with torchrun;",
-        "RELIGHT_PRELOAD and RELIGHT_KEEP_WARM those of --preload and --keep-warm.",
+        "RELIGHT_PRELOAD, RELIGHT_KEEP_WARM and RELIGHT_ON_PREEMPT those of",
+        "--preload, --keep-warm and --on-preempt.",
     ]
     lines += _grouped(flags)
     lines += [

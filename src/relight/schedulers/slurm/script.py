@@ -223,7 +223,7 @@ elif [ "$code" != 0 ] && [ "$RELIGHT_MAX_RETRIES" -gt "$retries" ]; then
 fi
 echo "$code" >"$RELIGHT_JOB_DIR/ended"
 exit "$code"
-"""  # noqa: E501
+"""
 
 
 def _check(app: AppDef, directory: str) -> None:
