@@ -26,7 +26,7 @@ LAYERS = (
     ("group",),
     ("coordinator",),
     ("link",),
-    ("missing", "node_job", "script"),
+    ("failure_report", "missing", "node_job", "script"),
     ("prepare", "worker_group"),
     ("agent",),
     ("cli", "__main__"),

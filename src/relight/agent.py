@@ -58,7 +58,7 @@ from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.supervision import FOR_EVER
 from relight.core.waiting import duration
 from relight.errors import EXIT_PREEMPTED, exit_code_of_signal, many, mistake, signal_name
-from relight.events import Ended, Formed, Mistake, Restarting, SignalReceived
+from relight.events import Ended, Formed, Mistake, NotRestarting, Restarting, SignalReceived
 from relight.group import LocalLink
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
@@ -112,6 +112,7 @@ class Agent:
         """The workers of the latest generation; the failure report reads their logs."""
         self._end: JobEnded | None = None
         self._restart = 0  # the latest restart that was reported to the user
+        self._furthest = -1  # the highest step that a worker of this node has reported
         self._lease_until = FOR_EVER
         self._store: TCPStore | ReservedPort | None = None
         self._unshown = UnshownOutput(self.loop, consoles, self.signals)
@@ -280,11 +281,19 @@ class Agent:
         return self._finish(verdict.end(ended, f"no restart: {verdict_reason}", now))
 
     def _finish(self, end: JobEnded) -> tuple[int, str]:
-        env = self.job.command.env
+        env, path = self.job.command.env, self.job.command.spec.failure_report
+        ready = self._state if isinstance(self._state, NodeReady) else None
+        if end.verdict:
+            self.journal.record(NotRestarting(end.verdict))
+        if end.exit_code and path:
+            from relight import failure_report
+
+            why = failure_report.write(path, end, ready, self.job, self._restart)
+            if why:
+                self.journal.say(why)
         if end.exit_code:
             from relight.postmortem import report
 
-            ready = self._state if isinstance(self._state, NodeReady) else None
             self.journal.say(report(end, ready, env))
         path = env.get("TORCHELASTIC_ERROR_FILE")
         if path and end.root is not None:  # set by a program that runs this agent as its worker
@@ -410,7 +419,16 @@ class Agent:
             failures=outcome.failures,
             succeeded_ranks=outcome.succeeded_ranks,
             restart=self._restart,
+            progressed=self._progressed(outcome),
         )
+
+    def _progressed(self, outcome: Outcome) -> bool | None:
+        """Return whether workers came further than those before them, None if nothing tells."""
+        step = outcome.step
+        if step is None:
+            return outcome.saved
+        before, self._furthest = self._furthest, max(self._furthest, step)
+        return step > before or bool(outcome.saved)
 
     def _report_generation(self, formed: GenerationFormed) -> None:
         """Print and record the new generation, and a restart that was not reported yet."""
@@ -419,7 +437,7 @@ class Agent:
             formed.place.group_rank, formed.place.group_world_size, formed.place.world_size
         )  # fmt: skip
         if number:
-            self.journal.say(cause)
+            self.journal.say_once(cause)  # a wait before it may have told the cause
         self.journal.record(Formed(number, restart, here, nodes, world_size, address, port, cause))
         if restart > self._restart:
             self._restart = restart

@@ -147,6 +147,12 @@ class Restarting(NamedTuple):
     reason: str
 
 
+class NotRestarting(NamedTuple):
+    """The workers failed and will not be started again."""
+
+    reason: str
+
+
 class Ended(NamedTuple):
     """The job has ended on this node."""
 
@@ -172,6 +178,7 @@ Event = (
     | Mistake
     | Tick
     | Restarting
+    | NotRestarting
     | Ended
 )
 
@@ -229,6 +236,8 @@ def describe(event: Event) -> str:
             return f"{where}: {event.during}: {event.error}"
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
+        case NotRestarting():
+            return f"no restart: {event.reason}"
         case Ended():
             return f"the job ends with exit code {event.exit_code}: {event.reason}"
         case Tick():

@@ -63,6 +63,10 @@ def prepare(
         notes += filter(None, [interpreter.explain(python, env)])
     if spec.virtual_local_rank:
         visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
+    if spec.failure_report:
+        from relight.failure_report import remove_old
+
+        remove_old(spec.failure_report)
     job = _job(spec, env, nproc, python, notes, local_rank_argument=local_rank_argument)
     return job, notes
 
@@ -95,7 +99,7 @@ def _job(
         threads=threads,
         timer_file=_timer_file(env),
     )
-    settings, meeting, facts = GroupSettings(1, 1, spec.max_restarts), None, {}
+    settings, meeting, facts = _settings_alone(spec), None, {}
     if not spec.runs_locally():
         from relight.host.facts import collect
         from relight.host.ports import any_address
@@ -112,6 +116,7 @@ def _job(
             python="" if spec.no_python else python,
         )
         facts["--max-restarts"] = str(spec.max_restarts)
+        facts["--restart-policy"] = spec.restart_policy
     elif spec.rdzv_conf:
         from relight.rendezvous import conf
 
@@ -133,6 +138,12 @@ def _job(
         facts=facts,
         worker_program=_worker_program(command, nproc),
     )
+
+
+def _settings_alone(spec: RunSpec) -> GroupSettings:
+    """Return the settings of a job of one node."""
+    budget, smart = spec.max_restarts, spec.restart_policy == "smart"
+    return GroupSettings(1, 1, budget.most, restart_window_s=budget.window_s, smart=smart)
 
 
 def _worker_program(command: Command, nproc: int) -> "WorkerProgram | None":

@@ -22,6 +22,7 @@ from relight.values import (
     KeepWarm,
     Nodes,
     Notice,
+    RestartBudget,
     StreamChoice,
     one_of,
     parse_backend,
@@ -36,9 +37,11 @@ from relight.values import (
     parse_nodes,
     parse_notice,
     parse_nproc,
+    parse_pattern,
     parse_port,
     parse_preload,
     parse_ranks,
+    parse_restarts,
     parse_signals,
     parse_streams,
 )
@@ -65,7 +68,10 @@ class RunSpec(NamedTuple):
     master_addr: str
     master_port: int | None
     local_addr: str
-    max_restarts: int
+    max_restarts: RestartBudget
+    restart_policy: str
+    checkpoints: str
+    failure_report: str
     monitor_interval: float
     start_method: str
     role: str
@@ -166,7 +172,16 @@ FLAGS: tuple[Flag, ...] = (
     Flag("master-port", parse_port, None, "PORT",
          f"its port (static only) [{DEFAULT_MASTER_PORT}]"),
     Flag("local-addr", parse_host, "", "HOST", "address of this node that other nodes connect to"),
-    Flag("max-restarts", parse_count, 0, "N", "restarts of the job after failures"),
+    Flag("max-restarts", parse_restarts, RestartBudget(0), "N[/TIME]",
+         "restarts of the job after failures; within a time, such as 3/1h"),
+    Flag("restart-policy", one_of("always", "smart"), "always", "NAME",
+         "smart: end when the same exception comes again without progress; wait longer each time; "
+         "progress refills --max-restarts", from_env=False, variable="RELIGHT_RESTART_POLICY"),
+    Flag("checkpoints", parse_pattern, "", "PATTERN",
+         "files, such as 'ckpt/*.pt', a new one of which counts as progress", from_env=False),
+    Flag("failure-report", parse_pattern, "", "FILE",
+         "where a failed job is reported as JSON, for programs",
+         from_env=False, variable="RELIGHT_FAILURE_REPORT"),
     Flag("monitor-interval", parse_interval, 0.1, "S",
          "accepted for torchrun compatibility; no effect"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",

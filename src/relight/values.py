@@ -3,6 +3,7 @@
 Every `parse_…` takes the text of one flag and raises ValueError with what was expected.
 """
 
+import os
 import signal
 from collections.abc import Callable
 
@@ -39,6 +40,19 @@ class KeepWarm(NamedTuple):
 
     stays_s: float
     until: int
+
+
+class RestartBudget(NamedTuple):
+    """How many restarts are allowed: in the whole job, or within `window_s` seconds. `per` is that
+    time as the user wrote it, such as `/1h`.
+    """
+
+    most: int
+    window_s: float = 0.0
+    per: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.most}{self.per}"
 
 
 class Notice(NamedTuple):
@@ -300,6 +314,31 @@ def parse_count(text: str) -> int:
     if count < 0:
         raise ValueError("the number can't be negative")
     return count
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_restarts(text: str) -> RestartBudget:
+    """Parse `N`, or `N/TIME` where TIME is like `1h`, `30m`, `2d` or `90s`."""
+    count, slash, time = text.partition("/")
+    if not slash:
+        return RestartBudget(parse_count(text))
+    unit = _UNITS.get(time[-1:])
+    number = time[:-1] or "1"  # 3/h
+    if unit is None or not (number.isascii() and number.isdecimal() and len(number) < 10):
+        raise ValueError("expected N or N/TIME, such as 3 or 3/1h (units: s, m, h, d)")
+    window_s = int(number) * unit
+    if not 0 < window_s <= MOST_SECONDS:
+        raise ValueError(f"the time must be above 0 and at most {MOST_SECONDS / 86400:.0f} days")
+    return RestartBudget(parse_count(count), float(window_s), f"/{time}")
+
+
+def parse_pattern(text: str) -> str:
+    """Parse the pattern of paths; it becomes absolute, as it belongs to this directory."""
+    if "\0" in text:
+        raise ValueError("a path can't contain a null character")
+    return os.path.abspath(text) if text else ""
 
 
 def one_of(*words: str) -> Callable[[str], str]:

@@ -59,10 +59,16 @@ class AgentServices(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How workers ended: this node's failures, and the ranks that had succeeded before them."""
+    """How workers ended: this node's failures, and the ranks that had succeeded before them.
+
+    `step`: the highest one that they reported, None for none. `saved`: whether they saved a
+    checkpoint, None if the user has not said where.
+    """
 
     failures: tuple[Failure, ...] = ()
     succeeded_ranks: tuple[int, ...] = ()
+    step: int | None = None
+    saved: bool | None = None
 
 
 class WorkerGroup:
@@ -106,6 +112,8 @@ class WorkerGroup:
         self._store = store
         self._on_failure = on_failure
         self._memory: WorkerMemory | None = None
+        self._step: int | None = None
+        self._saved: bool | None = None
         directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
@@ -131,6 +139,11 @@ class WorkerGroup:
             MachineError: the machine can't run them.
         """
         loop, job = self._services.loop, self._job
+        pattern, newest = job.command.spec.checkpoints, 0
+        if pattern:
+            from relight.host import checkpoints
+
+            newest = checkpoints.newest(pattern)
         timers = None
         if path := job.command.timer_file:
             from relight.host.timers import WorkerTimers
@@ -158,6 +171,10 @@ class WorkerGroup:
             timers.close()
         if watch is not None:
             watch.close()
+        if not self.ended_well:
+            self._step = self.memory.step()
+        if pattern:
+            self._saved = checkpoints.newest(pattern) > newest
         if self._memory is not None or job.run_directory:
             self.memory.close()  # workers may have made its files, beside the logs that stay
 
@@ -169,11 +186,12 @@ class WorkerGroup:
         """
         supervisor = self.supervisor
         if supervisor is None or not any(end.exitcode for end in supervisor.ends):
-            return Outcome()
+            return Outcome((), (), self._step, self._saved)
         from relight.postmortem import gather
 
         now, command = self._services.loop.now(), self._job.command
-        return Outcome(*gather(supervisor.ends, self.logs, supervisor.workers, command, host, now))
+        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, host, now)
+        return Outcome(*failures, self._step, self._saved)
 
     def is_of(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""

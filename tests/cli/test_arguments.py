@@ -11,7 +11,7 @@ from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.spec import FLAGS, RunSpec, check
-from relight.values import Endpoint, Nodes, StreamChoice
+from relight.values import Endpoint, Nodes, RestartBudget, StreamChoice
 
 
 def spec_of(*argv: str, **variables: str) -> RunSpec:
@@ -31,8 +31,8 @@ def notes_of(*argv: str) -> list[str]:
         (["--nproc-per-node=1_0"], "nproc_per_node", "10"),
         (["--nproc_per_node", "gpu"], "nproc_per_node", "gpu"),
         (["--nproc=4"], "nproc_per_node", "4"),
-        (["--max-r=2"], "max_restarts", 2),
-        (["--max_restarts", "2"], "max_restarts", 2),
+        (["--max-r=2"], "max_restarts", RestartBudget(2)),
+        (["--max_restarts", "2"], "max_restarts", RestartBudget(2)),
         (["--stand"], "standalone", True),
         (["-m"], "module", True),
         (["-mr3"], "redirects", StreamChoice(3)),
@@ -53,7 +53,14 @@ def notes_of(*argv: str) -> list[str]:
         (["--role", ""], "role", ""),
         (["--role=a=b"], "role", "a=b"),
         (["--role", "-1"], "role", "-1"),
-        (["--max-restarts=1", "--max-restarts=2"], "max_restarts", 2),
+        (["--max-restarts=1", "--max-restarts=2"], "max_restarts", RestartBudget(2)),
+        (["--max-restarts=3/1h"], "max_restarts", RestartBudget(3, 3600.0, "/1h")),
+        (["--max-restarts=3/h"], "max_restarts", RestartBudget(3, 3600.0, "/h")),
+        (["--max-restarts=1/90s"], "max_restarts", RestartBudget(1, 90.0, "/90s")),
+        (["--restart-policy=smart"], "restart_policy", "smart"),
+        (["--checkpoints=/ckpt/*.pt"], "checkpoints", "/ckpt/*.pt"),
+        (["--failure-report=/tmp/f.json"], "failure_report", "/tmp/f.json"),
+        (["--re=3"], "redirects", StreamChoice(3)),
     ],
 )
 def test_each_form_of_a_flag_that_torchrun_takes_gives_the_same_value(

@@ -1,12 +1,46 @@
-"""The restart budget: one number, spent by failures, with a reason in words."""
+"""Restarts after failures: the budget, what `smart` adds, and the reasons in words."""
 
 import pytest
 
-from relight.core.exits import Failure
+from relight.core.exits import ErrorReport, Failure, FailureKind
+from relight.core.group_types import GroupSettings
 from relight.core.messages import JobEnded
-from relight.core.verdict import GenerationEnd, judge, why_no_restart
+from relight.core.restarts import GenerationRun, RestartHistory, why_no_restart
+from relight.core.verdict import GenerationEnd, Restart, judge
 
 FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
+RAISED = FAILED._replace(
+    report=ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:3", "", ())
+)
+KILLED = FAILED._replace(exitcode=-9)
+
+
+def settings(most: int, window_s: float = 0.0, *, smart: bool = False) -> GroupSettings:
+    return GroupSettings(1, 1, most, restart_window_s=window_s, smart=smart)
+
+
+class Job:
+    """A job whose generations fail one after the other."""
+
+    def __init__(self, wanted: GroupSettings, restarts: int = 0) -> None:
+        self.now = 0.0
+        self.restart = restarts
+        self.history = RestartHistory(wanted, restarts, "origin", self.now)
+
+    def fails(
+        self, failure: Failure = FAILED, after_s: float = 1.0, progressed: bool | None = None
+    ) -> Restart | JobEnded:
+        began, self.now = self.now, self.now + after_s
+        ended = GenerationEnd([failure], (), "", began, progressed)
+        outcome = judge(ended, self.history, self.restart, self.now)
+        self.restart += isinstance(outcome, Restart)
+        return outcome
+
+    def reason(self, *args: object, **named: object) -> str:
+        outcome = self.fails(*args, **named)  # type: ignore[arg-type]
+        if isinstance(outcome, Restart):
+            return outcome.cause.partition("; ")[2]
+        return f"end: {outcome.verdict}"
 
 
 @pytest.mark.parametrize(
@@ -22,11 +56,138 @@ FAILED = Failure(0, 0, "vm", 1, 1, 0.0, 0, None, (), "", "")
 def test_restarts_are_allowed_until_the_budget_is_used_up(
     used: int, budget: int, decision: str
 ) -> None:
-    outcome = judge(GenerationEnd([FAILED], (), "", 0.0), used, budget, 1.0)
-    if used < budget:
-        assert outcome == f"rank 0 exited with code 1 (pid 1 on vm); {decision}"
-        assert why_no_restart(used, budget) == ""
+    outcome = Job(settings(budget), used).fails()
+    if isinstance(outcome, Restart):
+        assert used < budget
+        assert outcome == Restart(f"rank 0 exited with code 1 (pid 1 on vm); {decision}", 0.0)
     else:
-        assert isinstance(outcome, JobEnded)
+        assert used == budget
         assert outcome.report[-1] == f"exit code 1; {decision}"
-        assert why_no_restart(used, budget) == decision
+        assert outcome.verdict == why_no_restart(settings(budget)) == decision
+
+
+def test_without_smart_the_same_exception_is_restarted_as_often_as_the_user_said() -> None:
+    """As in torchrun; the end says what smart would have saved."""
+    job = Job(settings(3))
+    assert [job.reason(RAISED) for _ in range(4)] == [
+        "restart 1 of 3",
+        "restart 2 of 3",
+        "restart 3 of 3",
+        "end: all 3 restarts are used up; --restart-policy=smart would have saved 2 of them",
+    ]
+
+
+def test_smart_ends_the_job_when_the_same_exception_comes_again() -> None:
+    job = Job(settings(10, smart=True))
+    assert job.reason(RAISED) == "restart 1 of 10"
+    assert job.reason(RAISED) == (
+        "end: the same exception at the same line came again, without progress between"
+    )
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        pytest.param(FAILED._replace(last_lines=("killed",)), id="another failure"),
+        pytest.param(
+            RAISED._replace(report=RAISED.report and RAISED.report._replace(where="train.py:4")),
+            id="another line",
+        ),
+        pytest.param(KILLED, id="a signal"),
+    ],
+)
+def test_smart_restarts_after_another_failure(between: Failure) -> None:
+    job = Job(settings(10, smart=True))
+    job.fails(RAISED)
+    assert isinstance(job.fails(between), Restart)
+    assert isinstance(job.fails(RAISED), Restart)
+
+
+@pytest.mark.parametrize("failure", [KILLED, FAILED])
+def test_smart_never_takes_a_kill_or_a_silent_exit_for_the_same_exception(
+    failure: Failure,
+) -> None:
+    job = Job(settings(10, smart=True))
+    assert all(isinstance(job.fails(failure), Restart) for _ in range(10))
+    assert job.reason(failure) == "end: all 10 restarts since the last progress are used up"
+
+
+def test_smart_goes_on_if_there_was_progress_between() -> None:
+    job = Job(settings(2, smart=True))
+    assert all(isinstance(job.fails(RAISED, progressed=True), Restart) for _ in range(20))
+    assert job.reason(KILLED, progressed=True) == "restart 21, 1 of 2 since the last progress"
+
+
+def test_no_progress_counts_even_if_the_job_ran_for_long() -> None:
+    job = Job(settings(9, smart=True))
+    job.fails(RAISED, after_s=4000.0, progressed=False)
+    assert job.reason(RAISED, after_s=4000.0, progressed=False).startswith("end: the same")
+
+
+def test_where_progress_is_not_known_a_long_run_counts_as_progress() -> None:
+    job = Job(settings(9, smart=True))
+    job.fails(RAISED, after_s=4000.0)
+    assert job.reason(RAISED, after_s=4000.0) == "restart 2 of 9"
+
+
+def test_under_smart_each_failure_without_progress_makes_the_next_start_wait_longer() -> None:
+    """The first restart is at once; the others wait, each time twice as long, up to a minute."""
+    job = Job(settings(20, smart=True))
+    waits = [
+        outcome.delay_s for _ in range(20) if isinstance(outcome := job.fails(KILLED), Restart)
+    ]
+    assert waits[0] == 0.0
+    for number, wait in enumerate(waits[1:]):
+        whole = min(2.0**number, 60.0)
+        assert whole / 2 <= wait <= whole
+    after_progress = job.history.after_lost_node(GenerationRun(1.0, True))
+    assert after_progress == 0.0
+
+
+def test_without_smart_nobody_waits() -> None:
+    job = Job(settings(20, 3600.0))
+    assert [job.fails(KILLED) for _ in range(3)][-1] == Restart(
+        "rank 0 was killed by SIGKILL: relight did not send it (pid 1 on vm); "
+        "restart 3, 3 of 20 within 1 h", 0.0,
+    )  # fmt: skip
+    assert job.history.after_lost_node(GenerationRun(1.0, None)) == 0.0
+
+
+def test_jobs_that_failed_together_wait_for_different_times() -> None:
+    waits = set()
+    for origin in "abcdef":
+        job = Job(settings(9, smart=True))
+        job.history = RestartHistory(settings(9, smart=True), 0, origin * 16, 0.0)
+        job.fails(KILLED)
+        outcome = job.fails(KILLED)
+        assert isinstance(outcome, Restart)
+        waits.add(outcome.delay_s)
+    assert len(waits) == 6
+
+
+def test_a_budget_over_time_counts_the_restarts_within_it() -> None:
+    job = Job(settings(2, 3600.0))
+    assert job.reason() == "restart 1, 1 of 2 within 1 h"
+    assert job.reason(after_s=1800) == "restart 2, 2 of 2 within 1 h"
+    assert job.reason(after_s=1800) == "restart 3, 2 of 2 within 1 h"  # the first is out
+    assert job.reason(after_s=1) == "end: all 2 restarts within 1 h are used up"
+
+
+def test_progress_refills_a_budget_over_time_but_not_a_plain_one() -> None:
+    job = Job(settings(1, 3600.0))
+    assert [job.reason(progressed=True) for _ in range(2)][-1] == "restart 2, 1 of 1 within 1 h"
+    job = Job(settings(1))
+    assert [job.reason(progressed=True) for _ in range(2)][-1] == "end: the one restart is used up"
+
+
+def test_a_new_coordinator_leaves_one_restart_if_it_can_t_know_when_the_others_were() -> None:
+    job = Job(settings(3, 3600.0), restarts=7)
+    assert job.reason() == "restart 8, 3 of 3 within 1 h"
+    assert job.reason() == "end: all 3 restarts within 1 h are used up"
+
+
+def test_wrong_arguments_are_repeatable() -> None:
+    refused = FAILED._replace(exitcode=2, last_lines=("usage: x", "x.py: error: bad --lr"))
+    job = Job(settings(9, smart=True))
+    assert isinstance(job.fails(refused), Restart)
+    assert isinstance(job.fails(refused), JobEnded)

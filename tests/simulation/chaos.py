@@ -44,6 +44,8 @@ class Run:
             rejoin_s=lost_after_s + 0.5,
             ordered=ordered,
             lost_after_s=lost_after_s,
+            restart_window_s=world.endings.choice((0.0, 0.0, 0.0, 5.0, 30.0)),
+            smart=world.endings.random() < 0.25,
         )
         self._trouble_s = 10.0 if large else random.uniform(5, 40)
         self._pace_s = random.choice((0.1, 1.0, 4.0)) * (0.3 if large else 1)

@@ -59,6 +59,8 @@ class Steps:
         if not workers.has(local_rank):
             return
         page[words.CALLS] = call
+        if call % 10 == 0:
+            page[words.STEP], page[words.STEP_AT] = call, 1
         if leaves is None:
             leaves = words.leaves(page, call) if workers.run else None
             self._world.after(_HELD_S, self._called, local_rank, call, leaves)

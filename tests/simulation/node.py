@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relight.agent import Agent
-from relight.core.exits import Failure
+from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.freezer import Freezer
@@ -372,12 +372,14 @@ def gather(
 ) -> tuple[tuple[Failure, ...], tuple[int, ...]]:
     """As `relight.postmortem.gather`."""
     del logs, command
+    endings = workers.world.endings
+    raised = ErrorReport(FailureKind.RECORDED, "ValueError", "bad", "train.py:1", "", ())
     failures = []
     for local_rank, exitcode, at, asked in ends:
         if exitcode:
             failures.append(Failure(
                 rank=workers.ranks[local_rank], local_rank=local_rank, host=host, pid=1,
-                exitcode=exitcode, at=at - now, asked=asked, report=None, last_lines=(),
-                evidence="", log="",
+                exitcode=exitcode, at=at - now, asked=asked, last_lines=(), evidence="", log="",
+                report=raised if exitcode == 1 and endings.random() < 0.4 else None,
             ))  # fmt: skip
     return tuple(failures), ()

@@ -54,8 +54,10 @@ class WatchedMembership(Membership):
         self.world.log(f"C{self.number} begins at {self.process.name}")
 
     def step(self, event: Any, now: float) -> Any:
+        ending = self._ending  # it is another one when the next generation is formed
         effects = super().step(event, now)
         self.check()
+        self.progressed = bool(ending.progressed)
         self.world.watch.stepped(self, event, effects, now)
         return effects
 

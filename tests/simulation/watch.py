@@ -145,6 +145,8 @@ class Watch:
         """When a node was last refused, as nobody coordinated: that renews a lease."""
         self._failures_before = 0
         self._restart: dict[int, int] = {}
+        self._spent: dict[int, list[float]] = {}
+        """When each coordinator restarted the job, since the last progress."""
         world.watch = self
 
     def new_coordinator(self) -> int:
@@ -198,6 +200,8 @@ class Watch:
                 raise Failure(f"restart {restart} after {before} with no failure")
             if not (isinstance(event, Received) and isinstance(event.message, Join)):
                 self._failures_before = self.failures  # a join only tells of earlier restarts
+            if formation is not None:  # it has not just heard of earlier restarts
+                self._spend(coordinator)
         self._restart[coordinator.number] = restart
         forms = {node: message for node, message in sent if isinstance(message, GenerationFormed)}
         if forms:
@@ -319,6 +323,18 @@ class Watch:
                 return f"{agent.name} does not run"
         return ""
 
+    def _spend(self, coordinator: "WatchedMembership") -> None:
+        """A coordinator has decided on a restart: it counts against the budget."""
+        settings, now = self.settings, self.world.now
+        spent = self._spent.setdefault(coordinator.number, [])
+        if settings.budget_renews and coordinator.progressed:
+            spent.clear()
+        if window_s := settings.restart_window_s:
+            spent[:] = [at for at in spent if at > now - window_s]
+        spent.append(now)
+        if len(spent) > settings.max_restarts:
+            raise Failure(f"{len(spent)} restarts are above the budget")
+
     def _formed(self, coordinator: "WatchedMembership", forms: dict[str, GenerationFormed]) -> None:
         settings = self.settings
         ordered = sorted(forms.items(), key=lambda item: item[1].place.group_rank)
@@ -335,7 +351,7 @@ class Watch:
             raise Failure(f"{rank} ranks in a world of {first.place.world_size}")
         if not settings.needed <= len(forms) <= settings.most:
             raise Failure(f"a generation of {len(forms)} nodes")
-        if first.generation.restart > settings.max_restarts:
+        if first.generation.restart > settings.max_restarts and not settings.budget_renews:
             raise Failure(f"restart {first.generation.restart} is above the budget")
         before = self._by_coordinator.get(coordinator.number)
         if before is not None:

@@ -248,6 +248,8 @@ class World:
         self.seed = seed
         self.random = random.Random(seed)
         self.extras = random.Random(f"{seed}, extras")
+        self.endings = random.Random(f"{seed}, endings")
+        """How workers fail, and how far they had come."""
         """Decides what came later into the plays, so that the others stay as they were."""
         self.lively = self.extras.random() < 0.2
         """Whether workers start processes, and other programs send those signals."""

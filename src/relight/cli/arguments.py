@@ -124,8 +124,9 @@ def _find(name: str, table: Mapping[str, Flag]) -> Flag:
     if wanted in table:
         return table[wanted]
     matches = [known for known in table if known.startswith(wanted)] if wanted else []
-    if len(matches) == 1:
-        return table[matches[0]]
+    of_torchrun = [known for known in matches if table[known].from_env]
+    if len(matches) == 1 or len(of_torchrun) == 1:  # a new flag breaks no habit
+        return table[(of_torchrun or matches)[0]]
     if matches:
         raise UsageError(f"--{name} is ambiguous: {', '.join('--' + m for m in matches)}")
     raise _unknown("--" + name, table)

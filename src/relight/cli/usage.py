@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from relight.errors import signal_name
 from relight.spec import UNSET_RUN_ID, Flag
-from relight.values import Endpoint, Nodes, StreamChoice, parse_signals
+from relight.values import Endpoint, Nodes, RestartBudget, StreamChoice, parse_signals
 
 _WIDTH = 34
 _SCREEN = 80
@@ -59,7 +59,7 @@ def shown_default(flag: Flag) -> str:
         return ",".join(map(signal_name, value))
     if isinstance(value, StreamChoice):
         return str(value.default)
-    if isinstance(value, (Endpoint, Nodes)):
+    if isinstance(value, (Endpoint, Nodes, RestartBudget)):
         return str(value)
     if isinstance(value, float):
         return f"{value:g}"
@@ -75,8 +75,8 @@ def run_help(flags: Iterable[Flag], command: str = "run") -> str:
         "names and meanings; dashes and underscores are the same, and any unique",
         "beginning of a name will do. They stand before SCRIPT. In brackets: the",
         "default. PET_<FLAG> variables set other defaults, as with torchrun;",
-        "RELIGHT_PRELOAD, RELIGHT_KEEP_WARM and RELIGHT_ON_PREEMPT those of",
-        "--preload, --keep-warm and --on-preempt.",
+        "RELIGHT_PRELOAD, RELIGHT_KEEP_WARM, RELIGHT_ON_PREEMPT,",
+        "RELIGHT_RESTART_POLICY and RELIGHT_FAILURE_REPORT those of their flags.",
     ]
     lines += _grouped(flags)
     lines += [

@@ -86,7 +86,7 @@ def common_variables(command: Command) -> dict[str, str]:
     result = dict(env.variables)
     for name in _OF_AGENTS:
         result.pop(name, None)
-    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts)
+    result["TORCHELASTIC_MAX_RESTARTS"] = str(spec.max_restarts.most)
     result["TORCHELASTIC_RUN_ID"] = command.run_id
     result["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(map(signal_name, spec.signals_to_handle))
     result["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = env.variables.get(

@@ -196,6 +196,19 @@ def diagnose(failures: Iterable[Failure], succeeded_ranks: Iterable[int] = ()) -
     return Diagnosis(root, tuple(same), tuple(consequences), tuple(sorted(succeeded_ranks)))
 
 
+def repeatable(failure: Failure) -> tuple[object, ...] | None:
+    """Return what this failure and an equal one have in common, if it is likely to happen again in
+    the same way: an exception of the script, or wrong arguments. None for other failures.
+    """
+    if classify(failure) is not Class.OWN or failure.exitcode < 0:
+        return None
+    if failure.is_explained:
+        return _symptoms(failure)
+    # argparse
+    refused = failure.exitcode == 2 and any(": error: " in line for line in failure.last_lines)
+    return _symptoms(failure) if refused else None
+
+
 def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
     """Return this node's failures as they are sent to other nodes: times are relative to now, texts
     are short, and if there are many, the least likely causes have no texts.

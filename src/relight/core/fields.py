@@ -71,6 +71,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "exit_barrier_s": _SECONDS,
     "rejoin_s": _SECONDS,
     "lost_after_s": (0.1, MOST_SECONDS),
+    "restart_window_s": _SECONDS,
     "age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,

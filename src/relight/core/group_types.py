@@ -13,7 +13,9 @@ class GroupSettings(NamedTuple):
     `ordered`: every node brings its rank (the static rendezvous). `rejoin_s`: how long the nodes of
     a live generation may take to reach a new coordinator. `gently`: newcomers are let in only after
     the workers have saved a checkpoint. `lost_after_s`: a node that is silent for so long is lost;
-    the leases of workers follow from it, so it is equal on all nodes of a job.
+    the leases of workers follow from it, so it is equal on all nodes of a job. `restart_window_s`:
+    the time within which `max_restarts` are allowed; 0 for the whole job. `smart`: see
+    `core/restarts`.
     """
 
     least: int
@@ -26,6 +28,13 @@ class GroupSettings(NamedTuple):
     ordered: bool = False
     gently: bool = False
     lost_after_s: float = 1.25
+    restart_window_s: float = 0.0
+    smart: bool = False
+
+    @property
+    def budget_renews(self) -> bool:
+        """Whether the job may have more than `max_restarts` restarts in all."""
+        return self.smart or self.restart_window_s > 0
 
     @property
     def needed(self) -> int:

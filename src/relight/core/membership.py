@@ -29,7 +29,8 @@ Rules:
   A first generation is in the natural order of host names. Nodes with a number are in the order of
   their numbers; the group does not wait for missing numbers.
 - `restart` counts failures of workers. A change of membership is not counted; where both happen
-  during a stop, it counts as a change of membership.
+  during a stop, it counts as a change of membership. What a failure leads to is decided in
+  core/restarts.
 - A node that was lost and returns in time, with its workers, gets its place back.
 - A generation with a node whose lease was not over takes precedence over one without.
 - A new generation's number is higher than all numbers that nodes have named. If two groups formed
@@ -86,6 +87,7 @@ from relight.errors import EXIT_GROUP, EXIT_OK, EXIT_USAGE, many
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.agreement import Agreement
+    from relight.core.restarts import RestartHistory
 
 _WAIT_EVERY_S = 1.0
 """Least time between two messages to a node on why it waits: many joins must not flood nodes."""
@@ -131,7 +133,7 @@ class _Numbers:
     def __init__(self, origin: str) -> None:
         self.latest = NO_GENERATION
         """The generation of the highest number that was heard of."""
-        self._origin = origin
+        self.origin = origin
 
     def hear_of(self, generation: GenerationId) -> None:
         """Note a generation that a node has named."""
@@ -143,7 +145,7 @@ class _Numbers:
 
     def next(self) -> GenerationId:
         """Return the id of a new generation."""
-        self.latest = GenerationId(self.latest.number + 1, self._origin)
+        self.latest = GenerationId(self.latest.number + 1, self.origin)
         return self.latest
 
 
@@ -167,6 +169,7 @@ class _Gathering:
         self.since = 0.0
         self.enough_since: float | None = None  # when the last call began
         self.unknown_may_run_until = 0.0  # workers of a generation that is not known here may run
+        self.not_before = 0.0  # the next generation waits until then, after repeated failures
 
 
 class _Ending:
@@ -176,6 +179,8 @@ class _Ending:
         self.formed_at = formed_at
         self.failure_cause = ""  # why a worker failed; empty if none has
         self.membership_changed = False  # a node was lost or let in during this stop
+        self.has_lost_node = False
+        self.progressed: bool | None = None  # None: not known
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: list[int] = []
 
@@ -183,6 +188,8 @@ class _Ending:
         """Add a node's report on its workers."""
         self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
         self.succeeded_ranks += ready.succeeded_ranks
+        if ready.progressed is not None:
+            self.progressed = self.progressed or ready.progressed
         if any(not failure.asked for failure in ready.failures):
             self.failure_cause = self.failure_cause or f"a worker failed on {host}"
 
@@ -201,6 +208,7 @@ class Membership:
         self.state = GroupState.GATHERING
         self.generation = NO_GENERATION
         self.restart = 0
+        self.history: RestartHistory | None = None  # until it is needed
         self.end: JobEnded | None = None
         self.members = Members(settings)
         self.roster = Roster()
@@ -236,7 +244,9 @@ class Membership:
             times.append(self._gathering.since + settings.join_timeout_s)
             if self._has_enough():
                 until = 0.0 if self._is_full() else self._last_call_until()
-                times.append(max(until, self._others_run_until()))
+                first_at = max(until, self._others_run_until())
+                again_at = self._gathering.not_before
+                times.append(first_at if self.generation == NO_GENERATION else again_at)
         elif self._agreement is not None:
             times.append(self._agreement.until)
         elif self.state is GroupState.RUNNING:
@@ -274,6 +284,8 @@ class Membership:
         match self.state:
             case GroupState.GATHERING:
                 hosts = [member.join.host for member in self.members]
+                if now < self._gathering.not_before:
+                    return self._cause
                 if here < settings.needed:
                     cause = self._cause if self.generation != NO_GENERATION else ""
                     return waiting.too_few(hosts, settings.needed, settings.most, left, cause)
@@ -301,7 +313,7 @@ class Membership:
         assert not any(self.members.is_ready(node) for node in roster.active)
         assert self._stopping is None or not self._stopping.dropped & live
         assert len(roster) <= self.settings.most
-        assert self.restart <= self.settings.max_restarts
+        assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
         assert self._agreement is None or self.state is GroupState.RUNNING
@@ -349,7 +361,7 @@ class Membership:
             for older in list(self.roster.places):
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
-            self.restart = min(max(self.restart, announce.restart), self.settings.max_restarts)
+            self.restart = min(max(self.restart, announce.restart), self._most_restarts())
             self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
             self.roster.lapsed = announce.lapsed
             self._recover_until = now + self.settings.rejoin_s
@@ -435,7 +447,7 @@ class Membership:
                 )
             self.roster.deactivate(node)
         if self.generation == NO_GENERATION:  # a new coordinator learns how many restarts were used
-            self.restart = max(self.restart, min(ready.restart, self.settings.max_restarts))
+            self.restart = max(self.restart, min(ready.restart, self._most_restarts()))
             if self._numbers.latest.number >= 0 and not self._gathering.unknown_may_run_until:
                 self._gathering.unknown_may_run_until = now + self.settings.rejoin_s
         self.members.set_ready(member, ready)
@@ -454,7 +466,7 @@ class Membership:
         if self.state is GroupState.RECOVERING and not orderly:
             self._recover_until = now + self.settings.rejoin_s
         else:
-            self._ending.membership_changed = True
+            self._ending.membership_changed = self._ending.has_lost_node = True
             if self.state in (GroupState.RUNNING, GroupState.RECOVERING):
                 self._stop(f"{member.join.host} {what}", now)
             elif self.state is GroupState.STOPPING:
@@ -613,22 +625,48 @@ class Membership:
 
     def _after_stop(self, now: float) -> None:
         """After all workers have stopped: restart after a failure, go on after a change, or end."""
+        ending = self._ending
         self.state, self._gathering.since = GroupState.GATHERING, now
-        if self._ending.failure_cause and not self._ending.membership_changed:
-            self._after_failure(now)
+        self._gathering.not_before = 0.0
+        if ending.failure_cause and not ending.membership_changed:
+            self._after_failure(ending, now)
+        elif ending.has_lost_node and self.settings.smart:
+            from relight.core.restarts import GenerationRun
 
-    def _after_failure(self, now: float) -> None:
+            run = GenerationRun(now - ending.formed_at, ending.progressed)
+            delay_s = self._restarts(now).after_lost_node(run)
+            if delay_s:
+                self._cause += f"; the workers start in {waiting.duration(delay_s, digits=1)}"
+            self._wait_before_next(delay_s, now)
+
+    def _after_failure(self, ending: _Ending, now: float) -> None:
         from relight.core import verdict  # large, and only needed after a failure
 
-        ending = self._ending
         ended = verdict.GenerationEnd(
-            ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at
-        )
-        outcome = verdict.judge(ended, self.restart, self.settings.max_restarts, now)
+            ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at,
+            ending.progressed,
+        )  # fmt: skip
+        outcome = verdict.judge(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):
             self._finish(outcome)
         else:
-            self.restart, self._cause = self.restart + 1, outcome
+            self.restart, self._cause = self.restart + 1, outcome.cause
+            self._wait_before_next(outcome.delay_s, now)
+
+    def _restarts(self, now: float) -> "RestartHistory":
+        from relight.core.restarts import RestartHistory
+
+        if self.history is None:
+            self.history = RestartHistory(self.settings, self.restart, self._numbers.origin, now)
+        return self.history
+
+    def _most_restarts(self) -> int:
+        return _MAX_NUMBER if self.settings.budget_renews else self.settings.max_restarts
+
+    def _wait_before_next(self, delay_s: float, now: float) -> None:
+        if delay_s:
+            self._gathering.since = self._gathering.not_before = now + delay_s
+            self._wait_reasons.is_pending, self._wait_reasons.at = True, now
 
     def _while_gathering(self, now: float) -> None:
         if not self.members:
@@ -637,7 +675,8 @@ class Membership:
         if not self._has_enough():
             self._gathering.enough_since = None
         elif self.generation != NO_GENERATION:
-            self._form(now)
+            if now >= self._gathering.not_before:
+                self._form(now)
             return
         else:
             if self._gathering.enough_since is None:

@@ -62,7 +62,8 @@ class NodeReady(NamedTuple):
     workers there, if any (`core.failures.shared`). `succeeded_ranks` are the ranks of its workers
     that had succeeded before the first failure. `restart` is how many restarts the job has had, as
     far as this node knows. `latest` is the latest generation that it knows, even if it was not in
-    it.
+    it. `progressed`: whether its workers came further than any before them; None if that is not
+    known.
     """
 
     generation: GenerationId
@@ -71,6 +72,7 @@ class NodeReady(NamedTuple):
     succeeded_ranks: tuple[int, ...]
     restart: int = 0
     latest: GenerationId = NO_GENERATION
+    progressed: bool | None = None
 
 
 class WorkerFailed(NamedTuple):
@@ -168,7 +170,8 @@ class Note(NamedTuple):
 
 class JobEnded(NamedTuple):
     """The job is over, at least for this node; `others_run`: other nodes go on. `report` has lines
-    for users, none if the job succeeded; `root` is the root cause, if any.
+    for users, none if the job succeeded; `root` is the root cause, if any, `same_ranks` are those
+    that failed in the same way, and `verdict` says why there is no restart.
     """
 
     exit_code: int
@@ -176,6 +179,8 @@ class JobEnded(NamedTuple):
     report: tuple[str, ...]
     root: Failure | None
     others_run: bool = False
+    same_ranks: tuple[int, ...] = ()
+    verdict: str = ""
 
 
 class Heartbeat(NamedTuple):

@@ -1,7 +1,7 @@
 """Decides what follows a failure of workers: a restart with its cause, or the end of the job.
 
 There is one budget for the job: `--max-restarts` counts failures on any node; a change of
-membership is not counted. Loaded only after a failure.
+membership is not counted (core/restarts). Loaded only after a failure.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from relight.core import failures
 from relight.core.exits import Failure
 from relight.core.failures import Diagnosis
 from relight.core.messages import JobEnded
+from relight.core.restarts import GenerationRun, RestartHistory
 from relight.typed import NamedTuple
 
 
@@ -17,40 +18,42 @@ class GenerationEnd(NamedTuple):
     """How a generation ended.
 
     `succeeded_ranks`: the ranks that had succeeded before the failures. `stop_cause`: why it was
-    stopped, for the case that no failure was reported.
+    stopped, for the case that no failure was reported. `progressed`: see `core/restarts`.
     """
 
     failures: Sequence[Failure]
     succeeded_ranks: Sequence[int]
     stop_cause: str
     formed_at: float
+    progressed: bool | None = None
 
 
-def judge(ended: GenerationEnd, used: int, budget: int, now: float) -> str | JobEnded:
-    """Return the cause of a restart, or the end of the job if no restart is left.
+class Restart(NamedTuple):
+    """The workers are started again after `delay_s` seconds; `cause` is shown to users."""
+
+    cause: str
+    delay_s: float
+
+
+def judge(
+    ended: GenerationEnd, history: RestartHistory, restart: int, now: float
+) -> Restart | JobEnded:
+    """Return what follows.
 
     Args:
         ended: how the generation ended.
-        used: restarts so far.
-        budget: `--max-restarts`.
+        history: the restarts that count.
+        restart: restarts so far.
         now: the time.
     """
-    if reason := why_no_restart(used, budget):
-        return end(ended, reason, now)
     diagnosis = _diagnose(ended)
+    symptoms = failures.repeatable(diagnosis.root) if diagnosis else None
+    run = GenerationRun(now - ended.formed_at, ended.progressed, symptoms)
+    decision = history.after_failure(run, restart, now)
+    if not decision.restarts:
+        return end(ended, decision.reason, now)
     cause = diagnosis.headline() if diagnosis else ended.stop_cause
-    return f"{cause}; restart {used + 1} of {budget}"
-
-
-def why_no_restart(used: int, budget: int) -> str:
-    """Return why the job may not restart, or an empty string if it may."""
-    if used < budget:
-        return ""
-    if budget == 0:
-        return "no restarts were allowed (--max-restarts=0)"
-    if budget == 1:
-        return "the one restart is used up"
-    return f"all {budget} restarts are used up"
+    return Restart(f"{cause}; {decision.reason}", decision.delay_s)
 
 
 def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
@@ -63,11 +66,18 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     """
     diagnosis, cause = _diagnose(ended), ended.stop_cause
     if diagnosis is None:
-        return JobEnded(1, cause, (f"{cause}; {reason}",), None)
+        return JobEnded(1, cause, (f"{cause}; {reason}",), None, verdict=reason)
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
     root = root._replace(at=root.at - now)  # needs no common clock
-    return JobEnded(diagnosis.exit_code, "the workers failed", tuple(report), root)
+    return JobEnded(
+        exit_code=diagnosis.exit_code,
+        reason="the workers failed",
+        report=tuple(report),
+        root=root,
+        same_ranks=tuple(failure.rank for failure in diagnosis.same),
+        verdict=reason,
+    )
 
 
 def _diagnose(ended: GenerationEnd) -> Diagnosis | None:

@@ -20,11 +20,18 @@ class Journal:
     ) -> None:
         self.verbose = verbose
         self._stderr = consoles.stderr
+        self._said = ""
         self._log = EventLog(directory, self._stderr.say if on_console else None)
 
     def say(self, message: str) -> None:
         """Write a message to stderr."""
+        self._said = message
         self._stderr.say(f"relight: {message}")
+
+    def say_once(self, message: str) -> None:
+        """Write a message to stderr, unless it was the last one."""
+        if message != self._said:
+            self.say(message)
 
     def record(self, event: Event) -> None:
         """Write an event to the log, and show it to the user if it is news."""

@@ -39,6 +39,13 @@ class WorkerMemory:
             self._page(local_rank, make=False)
         return max((page[words.CALLS] for page in self._open.values()), default=0)
 
+    def step(self) -> int | None:
+        """Return the highest step that a worker of this node has reported, None if none has."""
+        for local_rank in self._paths:
+            self._page(local_rank, make=False)
+        reported = (page for page in self._open.values() if page[words.STEP_AT])
+        return max((page[words.STEP] for page in reported), default=None)
+
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.
 

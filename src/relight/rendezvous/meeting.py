@@ -135,7 +135,7 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, GroupSettings, li
     settings = GroupSettings(
         least=spec.nnodes.least,
         most=spec.nnodes.most,
-        max_restarts=spec.max_restarts,
+        max_restarts=spec.max_restarts.most,
         last_call_s=conf.last_call_timeout,
         join_timeout_s=conf.join_timeout,
         exit_barrier_s=_exit_barrier_s(spec, conf, env),
@@ -143,6 +143,8 @@ def arrange(spec: RunSpec, env: Environment) -> tuple[Meeting, GroupSettings, li
         ordered=static,
         gently=spec.membership_change == "at-checkpoint",
         lost_after_s=conf.lost_after_s,
+        restart_window_s=spec.max_restarts.window_s,
+        smart=spec.restart_policy == "smart",
     )
     return meeting, settings, notes
 
