@@ -162,7 +162,7 @@ def _defined(fd: int, table: _Section, sections: Sequence[_Section]) -> dict[str
     names = sections[table.link]
     texts = os.pread(fd, names.size, names.offset)
     symbols = os.pread(fd, table.size, table.offset)
-    found = {}
+    found: dict[str, int] = {}
     for name in _NAMES:
         for index in _places(b"\0" + name.encode() + b"\0", texts, 1):
             # The index of its name is the beginning of each entry of 24 bytes.

@@ -10,6 +10,8 @@ _HIGHEST = 2**63
 """No user-space address is as high as this, and os.pread accepts no higher offset."""
 MOST_BYTES = 1 << 20
 """Most bytes of one read."""
+_MOST_READS = 500_000
+"""Most reads of one process: a second or so. 100 threads of 100 frames take 20,000."""
 
 
 class StackError(MachineError):
@@ -40,14 +42,16 @@ class Memory:
     def __init__(self, pread: Callable[[int, int], bytes], pid: int) -> None:
         self._pread = pread
         self.pid = pid
+        self._left = _MOST_READS
 
     def read(self, address: int, size: int) -> bytes:
         """Return exactly `size` bytes.
 
         Raises:
-            StackError: they can't be read.
+            StackError: they can't be read, or too much has been read already.
         """
-        if not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
+        self._left -= 1
+        if self._left < 0 or not (0 < address < _HIGHEST - MOST_BYTES and 0 <= size <= MOST_BYTES):
             raise self.broken()
         try:
             data = self._pread(size, address)
@@ -89,19 +93,11 @@ def open_memory(pid: int) -> int:
     The kernel asks for the permission to trace the process (proc(5), PTRACE_MODE_ATTACH_FSCREDS).
 
     Raises:
-        StackError: the process has ended or may not be read, or there is no proc(5).
+        StackError: the process has ended or may not be read.
     """
     try:
         return os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        if not os.path.exists("/proc/self/mem"):
-            raise StackError(
-                f"the memory of process {pid} can't be read: this system has no /proc/PID/mem",
-                hint="pip install py-spy",
-                unreadable=True,
-            ) from None
-        raise gone(pid) from None
-    except ProcessLookupError:
+    except (FileNotFoundError, ProcessLookupError):
         raise gone(pid) from None
     except OSError as error:
         raise forbidden(pid, error) from None

@@ -2,7 +2,7 @@
 
 import os
 
-from relight.host.stacks.memory import forbidden, gone
+from relight.host.stacks.memory import StackError, forbidden, gone
 from relight.typed import NamedTuple
 
 _CALLS = {
@@ -57,9 +57,14 @@ def state_of(pid: int) -> str:
     """Return the letter of a process's state in proc(5).
 
     Raises:
-        StackError: the process has ended.
+        StackError: the process has ended, or there is no proc(5).
     """
     letter = _fields(f"/proc/{pid}/status").get("State", "")[:1]
+    if not letter and not os.path.exists("/proc/self/status"):
+        raise StackError(
+            f"the stack of process {pid} can't be taken: this system has no /proc",
+            hint=f"pip install py-spy; py-spy dump --pid {pid}",
+        )
     if not letter:
         raise gone(pid)
     return letter
