@@ -153,8 +153,8 @@ def _from_offsets(memory: Memory, runtime: int) -> Layout:
         data = memory.read(at, 8 * len(fields))
         values.append({field: word_at(data, 8 * n) for n, field in enumerate(fields)})
         at += len(data)
-    if any(value >= _LARGEST for each in values for value in each.values()):
-        raise memory.broken()
+    if any(value > min(each["size"], _LARGEST) for each in values for value in each.values()):
+        raise memory.broken()  # a field outside of its structure: the table has another form
     of_runtime, of_interpreter, of_thread, of_frame, of_code = values
     return Layout(
         interpreters=of_runtime["interpreters_head"],
