@@ -417,9 +417,12 @@ def test_all_ranks_are_taken_and_those_that_cant_be_have_a_reason(run: Run) -> N
 
 
 SPY = """#!/bin/sh
-echo '[{"pid": 1, "thread_id": 2, "thread_name": "MainThread", "os_thread_id": '$5',
+echo '[{"pid": 1, "thread_id": 2, "thread_name": "Thread-1", "os_thread_id": null,
+"active": true, "owns_gil": false, "frames": []},
+{"pid": 1, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": null,
 "active": true, "owns_gil": false, "frames": [{"name": "rest", "filename": "script.py",
-"module": null, "short_filename": null, "line": 5, "locals": null, "is_entry": true}]}]'
+"module": null, "short_filename": "script.py", "line": 5, "locals": null, "is_entry": true,
+"is_shim_entry": false}]}]'
 """
 
 

@@ -20,7 +20,7 @@ _SHOWN = 160
 _LIBRARY = re.compile(
     r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
     | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
-    | /torch/ | /relight/(?:worker|host|cli)/ | /relight/\w+\.py$""",
+    | /torch/ | /relight/worker/""",
     re.VERBOSE,
 )
 _TORCH = re.compile(r"/torch/")

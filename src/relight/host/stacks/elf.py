@@ -64,11 +64,16 @@ def addresses(pid: int) -> dict[str, int]:
             continue  # replaced on the disk, or no ELF file of this kind
         if RUNTIME in found:
             return found
-    what = f"{executable or 'a kernel thread'} with no interpreter of CPython that is known here"
+    if any(_may_be_python(mapping.path) for mapping in mappings):
+        raise StackError(
+            f"the Python of process {pid} is not CPython for 64-bit Linux, or its file has been "
+            "replaced since",
+            hint="pip install py-spy; it is then used",
+            unreadable=True,
+        )
     raise StackError(
-        f"process {pid} is not a Python process: it runs {what}",
+        f"process {pid} is not a Python process: it runs {executable or 'no program'}",
         hint="name the pid of an agent, of a worker, or of any Python process",
-        unreadable=any(_may_be_python(mapping.path) for mapping in mappings),
     )
 
 

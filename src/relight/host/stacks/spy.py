@@ -1,7 +1,8 @@
 """Asks py-spy for stacks, where it is installed: for versions of Python that are not known here.
 
 `py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
-src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process.
+src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process; it then does
+not know which of the system's threads they are, so the main thread is found by its name.
 """
 
 import json
@@ -57,7 +58,8 @@ def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]
 
 
 def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
-    native_id = int(found.get("os_thread_id") or 0)
+    name = str(found.get("thread_name") or "")
+    native_id = int(found.get("os_thread_id") or (pid if name == "MainThread" else 0))
     task = next((task for task in tasks if task.native_id == native_id), None)
     frames = tuple(
         Frame(
@@ -69,7 +71,7 @@ def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
     )
     return ThreadStack(
         native_id,
-        task.name if task else str(found.get("thread_name") or ""),
+        task.name if task else name[:_MOST_CHARACTERS],
         task.waits_in if task else "",
         native_id == pid,
         frames,
