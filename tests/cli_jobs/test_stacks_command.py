@@ -111,7 +111,7 @@ def test_a_stopped_rank_says_so_and_all_shows_every_rank(
     until(str(agent.pid), prints=lambda text: ready in text and "rank 2 in last" in text)
     pids = workers.below(agent.pid)
     os.kill(pids[1], signal.SIGSTOP)
-    line = "rank 1: stopped (SIGSTOP), in others (train.py:7)"
+    line = "rank 1 is stopped (SIGSTOP) in others (train.py:7)"
     found = until(str(agent.pid), "--all", prints=lambda text: line in text.splitlines())
     for rank, pid in pids.items():
         assert f"\nrank {rank}, pid {pid}, main thread {pid} python" in found.stdout

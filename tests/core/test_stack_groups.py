@@ -124,15 +124,15 @@ def test_the_same_call_on_another_line_or_in_another_file_is_another_group() -> 
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        (process(*READ, state="T"), "rank 2: stopped (SIGSTOP), in read (data.py:41)"),
-        (process(*READ, state="t"), "rank 2: stopped by a debugger, in read (data.py:41)"),
+        (process(*READ, state="T"), "rank 2 is stopped (SIGSTOP) in read (data.py:41)"),
+        (process(*READ, state="t"), "rank 2 is stopped by a debugger in read (data.py:41)"),
         (
-            process(*READ, state="D"),
-            "rank 2: in an uninterruptible system call, in read (data.py:41)",
+            process(*REDUCE, state="D", waits_in="write"),
+            "rank 2 is uninterruptible (state D) in all_reduce (train.py:88), system call write",
         ),
-        (process(state="T"), "rank 2: stopped (SIGSTOP); it runs no Python code"),
-        (process(), "rank 2: runs no Python code"),
-        (ProcessStack(1, "Z", ()), "rank 2: has ended, and nobody has waited for it (zombie)"),
+        (process(state="T"), "rank 2 is stopped (SIGSTOP), without Python code"),
+        (process(), "rank 2 runs no Python code"),
+        (ProcessStack(1, "Z", ()), "rank 2 has ended, and nobody has waited for it (zombie)"),
         (process(*READ, waits_in="read"), "rank 2 in read (data.py:41), system call read"),
         (process(*READ, waits_in=""), "rank 2 in read (data.py:41)"),
         (process(*REDUCE, waits_in="read"), "rank 2 in all_reduce (train.py:88)"),
@@ -173,6 +173,16 @@ def test_a_long_name_or_reason_is_cut() -> None:
     for stack in (process(Frame("/" + "x" * 5000, 1, "y" * 5000)), "z" * 5000):
         (line,) = render(groups({0: stack}))
         assert len(line) < 400
+
+
+def test_lines_of_many_ranks_are_in_the_plural() -> None:
+    stopped, ended = process(*READ, state="T"), ProcessStack(1, "Z", ())
+    stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
+    assert render(groups(stacks)) == [
+        "ranks 0-1 are stopped (SIGSTOP) in read (data.py:41)",
+        "ranks 2-3 have ended, and nobody has waited for it (zombie)",
+        "ranks 4-5 run no Python code",
+    ]
 
 
 def test_the_first_thread_counts_if_there_is_no_main_thread() -> None:

@@ -15,8 +15,8 @@ from relight.typed import NamedTuple
 MOST_LINES = 10
 _FEW = 24
 """Most characters for the numbers of ranks; above that, they are counted."""
-_SHOWN = 160
-"""Most characters of a name or a reason in a line."""
+_SHOWN, _REASON = 160, 320
+"""Most characters of a name, and of a reason, in a line."""
 _LIBRARY = re.compile(
     r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
     | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
@@ -29,10 +29,11 @@ _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 _IDLE_CALLS = ("futex", "restart_syscall")
 """System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
 _STATES = {
-    "T": "stopped (SIGSTOP)",
-    "t": "stopped by a debugger",
-    "D": "in an uninterruptible system call",
+    "T": " is stopped (SIGSTOP)",
+    "t": " is stopped by a debugger",
+    "D": " is uninterruptible (state D)",
 }
+_OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
 
 
 class Frame(NamedTuple):
@@ -73,8 +74,8 @@ class Place(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Ranks in the same place, in ascending order. `text` is what follows their names, for one rank
-    and for many; `has_stack` is false if it is the reason why they have none.
+    """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
+    it in the plural. `has_stack` is false if it is the reason why they have none.
     """
 
     ranks: tuple[int, ...]
@@ -136,7 +137,11 @@ def render(
 
 def line(group: Group, named: Callable[[Sequence[int]], str] | None = None) -> str:
     """Return the line of one group: `rank 5 in read (data.py:41)`."""
-    return f"{(named or few_or_many)(group.ranks)}{group.text}"
+    text = group.text
+    if len(group.ranks) > 1:
+        for one, many in _OF_MANY.items():
+            text = many + text.removeprefix(one) if text.startswith(one) else text
+    return f"{(named or few_or_many)(group.ranks)}{text}"
 
 
 def few_or_many(ranks: Sequence[int]) -> str:
@@ -158,23 +163,23 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
     a stack.
     """
     if isinstance(stack, str):
-        reason = _cut(" ".join(stack.split()))
+        reason = _cut(" ".join(stack.split()), _REASON)
         return ("", re.sub(r"\d+", "#", reason)), f": no stack: {reason}", False
     if stack.state in ("Z", "X"):
-        return ("Z",), ": has ended, and nobody has waited for it (zombie)", False
+        return ("Z",), " has ended, and nobody has waited for it (zombie)", False
     condition = _STATES.get(stack.state, "")
     thread = main_thread(stack)
     if thread is None:
-        text = f": {condition}; it runs no Python code" if condition else ": runs no Python code"
+        text = f"{condition}, without Python code" if condition else " runs no Python code"
         return (condition, None), text, False
     what, where = place(thread.frames)
     at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
-    text = f" in {_cut(what)} ({_cut(at)})"
+    text = f"{condition} in {_cut(what)} ({_cut(at)})"
     call = ""
-    if not condition and where == thread.frames[0] and thread.waits_in not in _IDLE_CALLS:
+    says_more = stack.state == "D" or not condition and where == thread.frames[0]
+    if says_more and thread.waits_in not in _IDLE_CALLS:
         call = thread.waits_in
     text += f", system call {call}" if call else ""
-    text = f": {condition},{text}" if condition else text
     return (condition, what, where.file, where.line, call), text, True
 
 
@@ -188,5 +193,5 @@ def _short(function: str) -> str:
     return function.rpartition(".")[2] or function
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+def _cut(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -41,7 +41,10 @@ def take(pid: int) -> ProcessStack:
 
 def take_all(pids: Mapping[int, int]) -> dict[int, ProcessStack | str]:
     """Return the stacks of many processes, by rank; for one that can't be read, the reason and what
-    to do, in one line.
+    to do, in one line. Raises nothing.
+
+    It takes some milliseconds for each, but up to 20 s where py-spy is asked, and it blocks while
+    a process in state D holds the lock of its memory: who must not wait calls it in a thread.
 
     Args:
         pids: by rank.
