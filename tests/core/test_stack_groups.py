@@ -132,7 +132,7 @@ def test_the_same_call_on_another_line_or_in_another_file_is_another_group() -> 
         ),
         (process(state="T"), "rank 2 is stopped (SIGSTOP), without Python code"),
         (process(), "rank 2 runs no Python code"),
-        (ProcessStack(1, "Z", ()), "rank 2 has ended, and nobody has waited for it (zombie)"),
+        (ProcessStack(1, "Z", ()), "rank 2 has ended (zombie)"),
         (process(*READ, waits_in="read"), "rank 2 in read (data.py:41), system call read"),
         (process(*READ, waits_in=""), "rank 2 in read (data.py:41)"),
         (process(*REDUCE, waits_in="read"), "rank 2 in all_reduce (train.py:88)"),
@@ -180,7 +180,7 @@ def test_lines_of_many_ranks_are_in_the_plural() -> None:
     stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
     assert render(groups(stacks)) == [
         "ranks 0-1 are stopped (SIGSTOP) in read (data.py:41)",
-        "ranks 2-3 have ended, and nobody has waited for it (zombie)",
+        "ranks 2-3 have ended (zombie)",
         "ranks 4-5 run no Python code",
     ]
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from relight.core.stacks import Frame, ProcessStack, ThreadStack
+from relight.errors import UsageError
+from relight.host import system
 from relight.host.stacks import workers
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.take import take, take_all
@@ -476,8 +478,6 @@ def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_pyth
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a rank starts has RANK too."""
-    from relight.host import system
-
     monkeypatch.delenv("RANK", raising=False)
     process = run(Path(sys.executable), RANKS)
     try:
@@ -486,6 +486,29 @@ def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_pyth
         assert system.parent_of(found[0]) == process.pid
         shell = system.parent_of(found[3])
         assert system.parent_of(shell) == process.pid
+    finally:
+        for pid in system.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_with_the_same_rank_twice_is_not_mixed_up(run: Run) -> None:
+    """Each role of a job has ranks of its own."""
+    text = """\
+import os, subprocess, sys, time
+command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
+variables = {**os.environ, "RANK": "0", "RELIGHT_JOB_ID": "local://relight/roles-1"}
+for _ in range(2):
+    child = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE)
+    child.stdout.readline()
+print("up")
+time.sleep(600)
+"""
+    process = run(Path(sys.executable), text)
+    try:
+        with pytest.raises(UsageError, match="are both rank 0") as raised:
+            workers.of_job("local://relight/roles-1")
+        assert "name the pid of an agent" in raised.value.hint
+        assert workers.of_job("local://relight/roles-2") == {}
     finally:
         for pid in system.tree(process.pid):
             os.kill(pid, signal.SIGKILL)

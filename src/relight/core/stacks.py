@@ -166,7 +166,7 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         reason = _cut(" ".join(stack.split()), _REASON)
         return ("", re.sub(r"\d+", "#", reason)), f": no stack: {reason}", False
     if stack.state in ("Z", "X"):
-        return ("Z",), " has ended, and nobody has waited for it (zombie)", False
+        return ("Z",), " has ended (zombie)", False
     condition = _STATES.get(stack.state, "")
     thread = main_thread(stack)
     if thread is None:
@@ -176,7 +176,7 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
     at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
     text = f"{condition} in {_cut(what)} ({_cut(at)})"
     call = ""
-    says_more = stack.state == "D" or not condition and where == thread.frames[0]
+    says_more = stack.state == "D" or (not condition and where == thread.frames[0])
     if says_more and thread.waits_in not in _IDLE_CALLS:
         call = thread.waits_in
     text += f", system call {call}" if call else ""
