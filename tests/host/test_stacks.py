@@ -257,6 +257,28 @@ loop()
         assert functions[-1] == "<module>"
 
 
+def test_a_process_that_starts_threads_meanwhile_has_its_main_thread_once(
+    python: Path, run: Run
+) -> None:
+    """In 3.11, a thread that is about to start has the id of the one that starts it."""
+    text = """\
+import threading
+def loop():
+    while True:
+        thread = threading.Thread(target=len, args=("x",))
+        thread.start()
+        thread.join()
+print("up")
+loop()
+"""
+    process = run(python, text)
+    until(process.pid, lambda stack: any(f.function == "loop" for f in main_of(stack).frames))
+    for _ in range(100):
+        found = take(process.pid)
+        assert main_of(found).frames[-1].function == "<module>"
+        assert not any(thread.is_main for thread in found.threads[1:])
+
+
 @pytest.mark.parametrize("letter", ["é", "λ", "𐐀"], ids=["latin-1", "2 bytes", "4 bytes"])
 def test_names_that_are_not_ascii_are_read(python: Path, run: Run, letter: str) -> None:
     """PEP 393: a str has 1, 2 or 4 bytes for each character."""

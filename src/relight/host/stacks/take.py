@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from relight.core.stacks import ProcessStack, ThreadStack
 from relight.host.stacks import elf, layouts, spy
@@ -79,23 +79,29 @@ def _walk(pid: int) -> list[Thread]:
 def _merge(found: list[Thread], shown: list[Task], pid: int) -> tuple[ThreadStack, ...]:
     """Return the threads of CPython with what the system shows of them."""
     by_id = {task.inner_id: task for task in shown}
-    stacks = []
+    stacks: dict[int, ThreadStack] = {}
+    unknown = []
     for thread in found:
         task = by_id.get(thread.native_id)
         if task is None and len(found) == 1 and shown:
             task = shown[0]  # a fork may still have its parent's id
         if task is None:
-            stacks.append(ThreadStack(0, "", "", False, thread.frames))
-        else:
+            unknown += [ThreadStack(0, "", "", False, thread.frames)] if thread.frames else []
+        # In 3.11, a thread that is about to start has the id of the one that starts it.
+        elif task.native_id not in stacks or thread.frames:
             is_main = task.native_id == pid
-            stacks.append(
-                ThreadStack(task.native_id, task.name, task.waits_in, is_main, thread.frames)
+            stacks[task.native_id] = ThreadStack(
+                task.native_id, task.name, task.waits_in, is_main, thread.frames
             )
-    return tuple(sorted(stacks, key=lambda stack: (not stack.is_main, stack.native_id)))
+    return _main_first([*stacks.values(), *unknown])
+
+
+def _main_first(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+    return tuple(sorted(threads, key=lambda thread: (not thread.is_main, thread.native_id)))
 
 
 def _by_spy(pid: int, shown: list[Task], error: StackError) -> tuple[ThreadStack, ...]:
     found = spy.dump(pid, shown) if error.unreadable else None
     if found is None:
         raise error
-    return tuple(sorted(found, key=lambda stack: (not stack.is_main, stack.native_id)))
+    return _main_first(found)
