@@ -10,8 +10,8 @@ from relight.host.stacks.frames import Thread, Walk
 from relight.host.stacks.memory import Memory, StackError, open_memory
 from relight.host.stacks.threads import Task, state_of, tasks
 
-_ATTEMPTS = 3
-_PAUSE_S = 0.01
+_ATTEMPTS = 5
+_PAUSE_S = 0.003
 
 
 def take(pid: int) -> ProcessStack:
@@ -33,7 +33,7 @@ def take(pid: int) -> ProcessStack:
         return ProcessStack(pid, state, ())
     shown = tasks(pid)
     try:
-        threads = _merge(_walk(pid), shown, pid)
+        threads = _merge(_walk(pid, shown[0].inner_id if shown else pid), shown, pid)
     except StackError as error:
         threads = () if state_of(pid) in ("Z", "X") else _by_spy(pid, shown, error)
     return ProcessStack(pid, state_of(pid), threads)
@@ -58,22 +58,32 @@ def take_all(pids: Mapping[int, int]) -> dict[int, ProcessStack | str]:
     return found
 
 
-def _walk(pid: int) -> list[Thread]:
+def _walk(pid: int, main_id: int) -> list[Thread]:
+    """Return the threads of a process, read again if the list has changed so much meanwhile that it
+    has lost the main thread, which is the last.
+    """
     symbols = elf.addresses(pid)
     fd = open_memory(pid)
+    found: list[Thread] | None = None
     try:
         memory = Memory(lambda size, address: os.pread(fd, size, address), pid)
         layout = layouts.of(memory, symbols)
         for attempt in range(_ATTEMPTS):
-            try:
-                return Walk(memory, layout, symbols).threads(symbols[elf.RUNTIME])
-            except StackError as error:
-                if attempt == _ATTEMPTS - 1 or not error.unreadable:
-                    raise
+            if attempt:
                 time.sleep(_PAUSE_S)
+            try:
+                found = Walk(memory, layout, symbols).threads(symbols[elf.RUNTIME])
+            except StackError as error:
+                if not error.unreadable:
+                    raise
+                continue
+            if any(thread.native_id == main_id and thread.frames for thread in found):
+                break
     finally:
         os.close(fd)
-    raise memory.broken()
+    if found is None:
+        raise memory.broken()
+    return found
 
 
 def _merge(found: list[Thread], shown: list[Task], pid: int) -> tuple[ThreadStack, ...]:
