@@ -1,5 +1,6 @@
 """`relight stacks`: shows where the ranks of a job are, from outside."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -62,13 +63,21 @@ def main(argv: list[str]) -> int:
 
 def _ranks_of_process(pid: int) -> dict[int, int]:
     """Return the pids of the ranks below a process, or of that alone."""
-    from relight.host import system
-
-    if not system.parent_of(pid) and pid != 1:
+    if not _exists(pid):
         raise UsageError(
             f"there is no process {pid} on this machine", hint="relight status shows the agents"
         )
     return workers.below(pid) or {_ALONE: workers.python_of(pid)}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
 
 
 def _ranks_of_job(text: str) -> dict[int, int]:
