@@ -45,6 +45,8 @@ REASONS = {
     "differential/test_differences.py::test_a_worker_that_the_system_holds_fails_the_job": STUCK,
     "schedulers/test_local_ends.py::test_a_held_job_ends_with_its_submitter": DAEMON,
     "host/test_agents.py": PROC,
+    "host/test_stacks.py": PROC,
+    "cli_jobs/test_stacks_command.py": PROC,
     "host/test_arrivals.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,
     "host/test_connection_hostile.py": SEVERAL_NODES,

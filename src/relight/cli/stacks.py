@@ -1,0 +1,174 @@
+"""`relight stacks`: shows where the ranks of a job are, from outside."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
+from relight.core import stacks
+from relight.core.fields import printable
+from relight.core.stacks import Group, ProcessStack, ThreadStack
+from relight.errors import EXIT_MACHINE, EXIT_OK, MachineError, UsageError
+from relight.host.stacks import workers
+from relight.host.stacks.take import take, take_all
+from relight.job import handles
+from relight.runner.runner import Runner
+from relight.spec import Flag
+
+PAGE = Page(
+    "stacks [flags] PID|JOB",
+    (
+        "Shows where the ranks of a job are: one line for all in the same place, the odd one out",
+        "first, then the Python stack of each group. The processes may be stopped, deadlocked or",
+        "blocked: their memory is read, they need not do anything, and they are not stopped.",
+        "PID is an agent (relight run), or any Python process. JOB is the handle or id of a job",
+        "with processes on this machine.",
+    ),
+    (
+        Flag("all", None, False, "", "the stacks of all ranks and all their threads",
+             from_env=False),
+        JSON,
+        HELP,
+    ),
+    (
+        "relight stacks 4711                                (relight status shows the pids)",
+        f"relight stacks {HANDLE}",
+        "relight stacks --json 4711 | jq -r '.groups[].text'",
+    ),
+    "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
+)  # fmt: skip
+
+_ALONE = -1
+"""Stands for the rank of a process that is none."""
+Taken = Mapping[int, ProcessStack | str]
+
+
+def main(argv: list[str]) -> int:
+    """Run `relight stacks`.
+
+    Raises:
+        RelightError: there is no such job or process here, or it may not be read.
+    """
+    parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
+    target = parsed.command[0]
+    pids = _ranks_of_process(int(target)) if target.isdecimal() else _ranks_of_job(target)
+    found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
+    if parsed.values["json"]:
+        print_json(_as_object(found, pids))
+    else:
+        lines = _report(found, pids, parsed.values["all"])
+        print("\n".join(printable(line, lines=False) for line in lines))
+    return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
+
+
+def _ranks_of_process(pid: int) -> dict[int, int]:
+    """Return the pids of the ranks below a process, or of that alone."""
+    if not _exists(pid):
+        raise UsageError(
+            f"there is no process {pid} on this machine", hint="relight status shows the agents"
+        )
+    return workers.below(pid) or {_ALONE: workers.python_of(pid)}
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
+
+
+def _ranks_of_job(text: str) -> dict[int, int]:
+    handle = handles.parse(text)
+    if handle.role:
+        raise UsageError(f"{text} is a part of a job", hint=f"relight stacks {handle}")
+    found = workers.of_job(str(handle))
+    if found:
+        return found
+    with Runner() as runner:
+        status = runner.status(handle)
+    if status.state.is_over:
+        raise UsageError(f"{handle} is over: {status.state.name}", hint=f"relight logs {handle}")
+    hosts = sorted({each.host for each in status.replicas if each.host})
+    where = f" ({', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''})" if hosts else ""
+    raise MachineError(
+        f"{handle} has no workers on this machine: it is {status.state.name}",
+        hint=f"run it on a node of the job{where}: relight stacks {handle}",
+    )
+
+
+def _report(found: Taken, pids: Mapping[int, int], every: bool) -> Iterator[str]:
+    named = _naming(pids)
+    groups = stacks.groups(found)
+    yield from stacks.render(groups, named)
+    for group in () if every else groups[: stacks.MOST_LINES]:
+        yield from _of_group(group, found, pids, named)
+    if every:
+        for rank in sorted(found):
+            yield from _of_rank(named([rank]), found[rank])
+
+
+def _naming(pids: Mapping[int, int]) -> Callable[[Sequence[int]], str]:
+    if _ALONE in pids:
+        return lambda _: f"process {pids[_ALONE]}"
+    return stacks.few_or_many
+
+
+def _of_group(
+    group: Group, found: Taken, pids: Mapping[int, int], named: Callable[[Sequence[int]], str]
+) -> Iterator[str]:
+    """Return the lines of a group's stack: that of its first rank."""
+    rank = group.ranks[0]
+    stack = found[rank]
+    thread = None if isinstance(stack, str) else stacks.main_thread(stack)
+    if thread is None or not group.has_stack:
+        return
+    yield ""
+    which = f", here rank {rank}" if len(group.ranks) > 1 else ""
+    pid = "" if rank == _ALONE else f", pid {pids[rank]}"
+    yield f"{named(group.ranks)}{which}{pid}:"
+    yield from _frames(thread)
+
+
+def _of_rank(name: str, stack: ProcessStack | str) -> Iterator[str]:
+    """Return the lines of all threads of a rank."""
+    if isinstance(stack, str):
+        return
+    for thread in stack.threads:
+        yield ""
+        kind = "main thread" if thread.is_main else "thread"
+        called = f" {thread.name}" if thread.name else ""
+        waits = f", in {thread.waits_in}" if thread.waits_in else ""
+        yield f"{name}, pid {stack.pid}, {kind} {thread.native_id or '?'}{called}{waits}:"
+        yield from _frames(thread)
+
+
+def _frames(thread: ThreadStack) -> list[str]:
+    lines = [f"  {line}" for line in stacks.traceback_lines(thread.frames)]
+    return lines or ["  no Python code"]
+
+
+def _as_object(found: Taken, pids: Mapping[int, int]) -> dict[str, Any]:
+    def rank_of(number: int) -> int | None:
+        return None if number == _ALONE else number
+
+    named = _naming(pids)
+    processes = []
+    for rank, stack in sorted(found.items()):
+        process: dict[str, Any] = {"rank": rank_of(rank), "pid": pids[rank]}
+        if isinstance(stack, str):
+            process |= {"state": None, "error": stack, "threads": []}
+        else:
+            threads = [
+                {**thread._asdict(), "frames": [frame._asdict() for frame in thread.frames]}
+                for thread in stack.threads
+            ]
+            process |= {"state": stack.state, "error": None, "threads": threads}
+        processes.append(process)
+    groups = [
+        {"ranks": [rank_of(rank) for rank in group.ranks], "text": stacks.line(group, named)}
+        for group in stacks.groups(found)
+    ]
+    return {"groups": groups, "processes": processes}

@@ -1,0 +1,197 @@
+"""Where the ranks of a job are: the stacks of many processes in a few lines.
+
+Of each process the main thread counts. Its place is the innermost line of the user's own code; what
+it is in there is the name of the library's function that this line has called, such as
+`all_reduce`. Ranks with the same place are one line. The smallest group is first, because in a job
+that hangs the odd one out is the one to look at.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from relight.core.failures import named_ranks
+from relight.typed import NamedTuple
+
+MOST_LINES = 10
+_FEW = 24
+"""Most characters for the numbers of ranks; above that, they are counted."""
+_SHOWN, _REASON = 160, 320
+"""Most characters of a name, and of a reason, in a line."""
+_LIBRARY = re.compile(
+    r"""^<(?:frozen|string|stdin|attrs|.*__array_function__) | ^$
+    | /lib(?:64)?/python\d(?:\.\d+)?t?/ | /(?:site|dist)-packages/ | /python\d+\.zip/
+    | /torch/ | /relight/worker/""",
+    re.VERBOSE,
+)
+_TORCH = re.compile(r"/torch/")
+_GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
+"""Functions that decorators put around the one that the user has called."""
+_IDLE_CALLS = ("futex", "restart_syscall")
+"""System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
+_STATES = {
+    "T": " is stopped (SIGSTOP)",
+    "t": " is stopped by a debugger",
+    "D": " is uninterruptible (state D)",
+}
+_OF_MANY = {" is ": " are ", " has ": " have ", " runs ": " run "}
+
+
+class Frame(NamedTuple):
+    """A line that runs. `function` is its qualified name; `line` is 0 if it has none."""
+
+    file: str
+    line: int
+    function: str
+
+
+class ThreadStack(NamedTuple):
+    """The stack of a thread, innermost frame first.
+
+    `native_id` is that of the system, 0 if unknown; `waits_in` the system call, or the kernel's
+    function, that the thread waits in, empty if it runs or that can't be read.
+    """
+
+    native_id: int
+    name: str
+    waits_in: str
+    is_main: bool
+    frames: tuple[Frame, ...]
+
+
+class ProcessStack(NamedTuple):
+    """The stacks of a process, and its state as proc(5) shows it: R, S, D, T, t or Z."""
+
+    pid: int
+    state: str
+    threads: tuple[ThreadStack, ...]
+
+
+class Place(NamedTuple):
+    """Where a process is: in which function, called on which line of the user's code."""
+
+    what: str
+    where: Frame
+
+
+class Group(NamedTuple):
+    """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
+    it in the plural. `has_stack` is false if it is the reason why they have none.
+    """
+
+    ranks: tuple[int, ...]
+    text: str
+    has_stack: bool
+
+
+def main_thread(stack: ProcessStack) -> ThreadStack | None:
+    """Return the main thread of a process, or else the first that has frames."""
+    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
+    return main or next((thread for thread in stack.threads if thread.frames), None)
+
+
+def place(frames: Sequence[Frame]) -> Place:
+    """Return the place of a thread, given at least one frame, the innermost first.
+
+    The name is the innermost public one of torch, or else of any library, above the user's line. If
+    none of the frames is the user's own, it is the innermost frame.
+    """
+    own = next((n for n, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), 0)
+    called = frames[:own]
+    name = _public([frame for frame in called if _TORCH.search(frame.file)]) or _public(called)
+    if not name:
+        name = _short(called[-1].function if called else frames[own].function)
+    return Place(name, frames[own])
+
+
+def groups(stacks: Mapping[int, ProcessStack | str]) -> list[Group]:
+    """Group ranks by state and place, the smallest group first, then by the lowest rank.
+
+    Args:
+        stacks: by rank; a text is the reason why there is none.
+    """
+    ranks_of: dict[tuple[object, ...], list[int]] = {}
+    text_of: dict[tuple[object, ...], tuple[str, bool]] = {}
+    for rank, stack in sorted(stacks.items()):
+        key, text, has_stack = _describe(stack)
+        ranks_of.setdefault(key, []).append(rank)
+        text_of.setdefault(key, (text, has_stack))
+    found = [Group(tuple(ranks), *text_of[key]) for key, ranks in ranks_of.items()]
+    return sorted(found, key=lambda group: (len(group.ranks), group.ranks))
+
+
+def render(
+    found: Sequence[Group], named: Callable[[Sequence[int]], str] | None = None
+) -> list[str]:
+    """Return a line for each group, of at most 10, and then how many there are more.
+
+    Args:
+        found: the groups.
+        named: names their processes, `few_or_many` if None.
+    """
+    lines = [line(group, named) for group in found[:MOST_LINES]]
+    more = len(found) - MOST_LINES
+    if more > 0:
+        lines.append(f"… and {more} more group{'s' if more > 1 else ''}")
+    return lines
+
+
+def line(group: Group, named: Callable[[Sequence[int]], str] | None = None) -> str:
+    """Return the line of one group: `rank 5 in read (data.py:41)`."""
+    text = group.text
+    if len(group.ranks) > 1:
+        for one, many in _OF_MANY.items():
+            text = many + text.removeprefix(one) if text.startswith(one) else text
+    return f"{(named or few_or_many)(group.ranks)}{text}"
+
+
+def few_or_many(ranks: Sequence[int]) -> str:
+    """Return `rank 3`, `ranks 0-3, 5`, or `31 ranks` where that would be long."""
+    text = named_ranks(ranks)
+    return text if len(text) <= _FEW else f"{len(ranks)} ranks"
+
+
+def traceback_lines(frames: Iterable[Frame]) -> list[str]:
+    """Return frames as the lines of a traceback of Python, the innermost last."""
+    return [
+        f'File "{frame.file}", line {frame.line or "?"}, in {frame.function}'
+        for frame in reversed(list(frames))
+    ]
+
+
+def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]:
+    """Return what equal processes have in common, the text after their names, and whether they have
+    a stack.
+    """
+    if isinstance(stack, str):
+        reason = _cut(" ".join(stack.split()), _REASON)
+        return ("", re.sub(r"\d+", "#", reason)), f": no stack: {reason}", False
+    if stack.state in ("Z", "X"):
+        return ("Z",), " has ended (zombie)", False
+    condition = _STATES.get(stack.state, "")
+    thread = main_thread(stack)
+    if thread is None:
+        text = f"{condition}, without Python code" if condition else " runs no Python code"
+        return (condition, None), text, False
+    what, where = place(thread.frames)
+    at = f"{where.file.rpartition('/')[2]}:{where.line}" if where.line else where.file
+    text = f"{condition} in {_cut(what)} ({_cut(at)})"
+    call = ""
+    says_more = stack.state == "D" or (not condition and where == thread.frames[0])
+    if says_more and thread.waits_in not in _IDLE_CALLS:
+        call = thread.waits_in
+    text += f", system call {call}" if call else ""
+    return (condition, what, where.file, where.line, call), text, True
+
+
+def _public(frames: Iterable[Frame]) -> str:
+    """Return the innermost public name that is not a decorator's, or an empty text."""
+    names = (_short(frame.function) for frame in frames)
+    return next((n for n in names if n[:1] not in ("_", "<") and not _GENERIC.fullmatch(n)), "")
+
+
+def _short(function: str) -> str:
+    return function.rpartition(".")[2] or function
+
+
+def _cut(text: str, most: int = _SHOWN) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"

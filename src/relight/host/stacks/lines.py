@@ -1,0 +1,50 @@
+"""The line of an instruction, from the location table of its code object (PEP 626, PEP 657).
+
+The format is that of CPython 3.11 to 3.14, described in Objects/locations.md (Objects/
+codeobject.c: `advance`, `get_line_delta`): each entry begins with a byte 1_cccc_lll, where c is the
+kind and l + 1 the length of the code in units of two bytes; all other bytes of it are below 128.
+"""
+
+_NO_LINE, _LONG, _NO_COLUMNS, _ONE_LINE_0, _ONE_LINE_2 = 15, 14, 13, 10, 12
+_UNIT = 2
+
+
+def line_of(table: bytes, first_line: int, offset: int) -> int:
+    """Return the line of the instruction at an offset of the code, 0 if it has none.
+
+    Args:
+        table: `co_linetable`; not trusted.
+        first_line: `co_firstlineno`.
+        offset: in bytes, from the first instruction.
+    """
+    line, end, at = first_line, 0, 0
+    while 0 <= at < len(table):
+        head = table[at]
+        if not head & 128:
+            return 0
+        kind = (head >> 3) & 15
+        if kind in (_LONG, _NO_COLUMNS):
+            line += _signed(table, at + 1)
+        elif _ONE_LINE_0 <= kind <= _ONE_LINE_2:
+            line += kind - _ONE_LINE_0
+        end += ((head & 7) + 1) * _UNIT
+        if offset < end:
+            return line if kind != _NO_LINE and 0 < line < 1 << 31 else 0
+        at += 1
+        while at < len(table) and not table[at] & 128:
+            at += 1
+    return 0
+
+
+def _signed(table: bytes, at: int) -> int:
+    """Return a variable-length number: 6 bits in each byte, 64 says that more follow; the lowest
+    bit is the sign.
+    """
+    number = shift = 0
+    while at < len(table) and shift <= 30:
+        number |= (table[at] & 63) << shift
+        if not table[at] & 64:
+            break
+        shift += 6
+        at += 1
+    return -(number >> 1) if number & 1 else number >> 1

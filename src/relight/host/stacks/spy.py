@@ -1,0 +1,85 @@
+"""Asks py-spy for stacks, where it is installed: for versions of Python that are not known here.
+
+`py-spy dump --json` prints a list of threads with their frames, innermost first (py-spy 0.4,
+src/dump.rs, src/stack_trace.rs). `--nonblocking` keeps it from stopping the process; it then does
+not know which of the system's threads they are, so the main thread is found by its name.
+"""
+
+import json
+import shutil
+import subprocess
+from typing import Any
+
+from relight.core.stacks import Frame, ThreadStack
+from relight.host.stacks.memory import StackError
+from relight.host.stacks.threads import Task
+
+_LIMIT_S = 20.0
+_MOST_THREADS, _MOST_FRAMES, _MOST_CHARACTERS = 1000, 500, 1000
+
+
+def dump(pid: int, tasks: list[Task]) -> tuple[ThreadStack, ...] | None:
+    """Return the threads of a process as py-spy sees them; None if it is not installed.
+
+    Args:
+        pid: the process.
+        tasks: its threads.
+
+    Raises:
+        StackError: py-spy can't read it either.
+    """
+    program = shutil.which("py-spy")
+    if program is None:
+        return None
+    command = [program, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, timeout=_LIMIT_S, check=False, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _failed(pid, str(error)) from None
+    if done.returncode:
+        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
+        raise _failed(pid, lines[-1][:200])
+    return parse(pid, done.stdout, tasks)
+
+
+def parse(pid: int, output: bytes, tasks: list[Task]) -> tuple[ThreadStack, ...]:
+    """Return the threads that py-spy has printed.
+
+    Raises:
+        StackError: that is not what py-spy prints.
+    """
+    try:
+        found = json.loads(output)[:_MOST_THREADS]
+        return tuple(_thread(each, pid, tasks) for each in found)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise _failed(pid, "it printed what is not known here") from None
+
+
+def _thread(found: dict[str, Any], pid: int, tasks: list[Task]) -> ThreadStack:
+    name = str(found.get("thread_name") or "")
+    native_id = int(found.get("os_thread_id") or (pid if name == "MainThread" else 0))
+    task = next((task for task in tasks if task.native_id == native_id), None)
+    frames = tuple(
+        Frame(
+            str(frame["filename"])[:_MOST_CHARACTERS],
+            int(frame["line"]),
+            str(frame["name"])[:_MOST_CHARACTERS],
+        )
+        for frame in found["frames"][:_MOST_FRAMES]
+    )
+    return ThreadStack(
+        native_id,
+        task.name if task else name[:_MOST_CHARACTERS],
+        task.waits_in if task else "",
+        native_id == pid,
+        frames,
+    )
+
+
+def _failed(pid: int, why: str) -> StackError:
+    return StackError(
+        f"py-spy can't read process {pid}: {why}",
+        hint="sudo, CAP_SYS_PTRACE or sysctl kernel.yama.ptrace_scope=0 allow it",
+    )

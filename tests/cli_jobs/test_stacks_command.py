@@ -1,0 +1,196 @@
+"""`relight stacks`: where the ranks of a running job are."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight.cli import stacks
+from relight.errors import MachineError
+from relight.host.stacks import workers
+from relight.schedulers.processes.record import LocalRecord
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+LIMIT_S = 60.0
+WAITS = """\
+import os, time
+
+def last():
+    time.sleep(600)
+
+def others():
+    os.read(read_end, 1)
+
+read_end, write_end = os.pipe()
+if os.environ["RANK"] == "2":
+    last()
+others()
+"""
+
+
+@pytest.fixture
+def until(relight: Command) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Run `relight stacks` again and again until it prints what is expected."""
+
+    def run(*words: str, prints: Callable[[str], bool]) -> "subprocess.CompletedProcess[str]":
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            found = relight("stacks", *words)
+            if prints(found.stdout):
+                return found
+            assert time.monotonic() < deadline, (found.stdout, found.stderr)
+            time.sleep(0.1)
+
+    return run
+
+
+@pytest.mark.slow
+def test_a_rank_that_does_not_come_to_a_collective_is_the_first_line(
+    start: Start, until: Command, script: Callable[[str], Path]
+) -> None:
+    text = """\
+import time
+import torch
+import torch.distributed as dist
+
+def late():
+    time.sleep(600)
+
+dist.init_process_group("gloo")
+if dist.get_rank() == 2:
+    late()
+dist.all_reduce(torch.ones(1))
+"""
+    agent = start("run", "--nproc-per-node=4", script(text))
+    lines = [
+        "rank 2 in late (train.py:6), system call clock_nanosleep",
+        "ranks 0-1, 3 in all_reduce (train.py:11)",
+    ]
+    found = until(str(agent.pid), prints=lambda text: text.splitlines()[:2] == lines)
+    assert found.returncode == 0
+    assert "\n\nranks 0-1, 3, here rank 0, pid " in found.stdout
+    assert 'distributed_c10d.py", line ' in found.stdout
+    assert found.stdout.rstrip().endswith("in all_reduce")
+
+
+def test_ranks_of_an_agent_are_grouped_each_group_with_its_stack(
+    start: Start, until: Command, script: Callable[[str], Path]
+) -> None:
+    file = script(WAITS)
+    agent = start("run", "--nproc-per-node=4", file, variables={"OMP_NUM_THREADS": "1"})
+    lines = [
+        "rank 2 in last (train.py:4), system call clock_nanosleep",
+        "ranks 0-1, 3 in others (train.py:7), system call read",
+    ]
+    found = until(str(agent.pid), prints=lambda text: text.splitlines()[:2] == lines)
+    pids = workers.below(agent.pid)
+    assert found.stdout.splitlines()[2:] == [
+        "",
+        f"rank 2, pid {pids[2]}:",
+        f'  File "{file}", line 11, in <module>',
+        f'  File "{file}", line 4, in last',
+        "",
+        f"ranks 0-1, 3, here rank 0, pid {pids[0]}:",
+        f'  File "{file}", line 12, in <module>',
+        f'  File "{file}", line 7, in others',
+    ]
+
+
+def test_a_stopped_rank_says_so_and_all_shows_every_rank(
+    start: Start, until: Command, script: Callable[[str], Path]
+) -> None:
+    agent = start("run", "--nproc-per-node=3", script(WAITS))
+    ready = "ranks 0-1 in others (train.py:7), system call read"
+    until(str(agent.pid), prints=lambda text: ready in text and "rank 2 in last" in text)
+    pids = workers.below(agent.pid)
+    os.kill(pids[1], signal.SIGSTOP)
+    line = "rank 1 is stopped (SIGSTOP) in others (train.py:7)"
+    found = until(str(agent.pid), "--all", prints=lambda text: line in text.splitlines())
+    for rank, pid in pids.items():
+        assert f"\nrank {rank}, pid {pid}, main thread {pid} python" in found.stdout
+    found = until(str(agent.pid), "--json", prints=bool)
+    shown = json.loads(found.stdout)
+    assert [(each["rank"], each["pid"]) for each in shown["processes"]] == sorted(pids.items())
+    assert [each["state"] for each in shown["processes"]] == ["S", "T", "S"]
+    assert [each["ranks"] for each in shown["groups"]] == [[0], [1], [2]]
+    assert shown["processes"][2]["threads"][0]["frames"][0]["function"] == "last"
+    os.kill(pids[1], signal.SIGCONT)
+
+
+def test_an_agent_that_has_a_rank_itself_is_none(
+    start: Start, until: Command, script: Callable[[str], Path]
+) -> None:
+    """Some clusters set RANK for the whole node."""
+    agent = start("run", "--nproc-per-node=2", script(WAITS), variables={"RANK": "7"})
+    until(str(agent.pid), prints=lambda text: text.startswith("ranks 0-1 in others"))
+
+
+def test_any_python_process_can_be_named(
+    start: Start, until: Command, script: Callable[[str], Path]
+) -> None:
+    file = script("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
+    process = start(file, command=(sys.executable,))
+    line = f"process {process.pid} in rest (train.py:3), system call clock_nanosleep"
+    found = until(str(process.pid), prints=lambda text: text.startswith(line))
+    assert found.stdout.splitlines()[2] == f"process {process.pid}:"
+    shown = json.loads(until(str(process.pid), "--json", prints=bool).stdout)
+    assert shown["groups"] == [{"ranks": [None], "text": line}]
+
+
+def test_a_process_that_does_not_exist_or_is_not_python_is_an_error(
+    relight: Command, start: Start
+) -> None:
+    process = start("600", command=("sleep",))
+    found = relight("stacks", str(process.pid))
+    assert (found.returncode, found.stdout) == (4, "")
+    assert f"process {process.pid} is not a Python process" in found.stderr
+    process.kill()
+    process.wait()
+    found = relight("stacks", str(process.pid))
+    assert (found.returncode, found.stdout) == (2, "")
+    assert f"there is no process {process.pid} on this machine" in found.stderr
+    for number in ("0", "9" * 30):
+        assert "there is no process" in relight("stacks", number).stderr
+
+
+def test_a_job_of_this_machine_is_found_by_its_handle_or_id(
+    relight: Command,
+    submitted: Callable[..., str],
+    until: Command,
+    place: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+) -> None:
+    """Both agents of it; once it is over, and of a part of it, the error says what to do."""
+    (place / "waits.py").write_text(WAITS)
+    job = submitted("dist.ddp", "-j", "2x2", "--script", "waits.py")
+    lines = [
+        "rank 2 in last (waits.py:4), system call clock_nanosleep",
+        "ranks 0-1, 3 in others (waits.py:7), system call read",
+    ]
+    until(job, prints=lambda text: text.splitlines()[:2] == lines)
+    until(job.rpartition("/")[2], prints=lambda text: text.splitlines()[:2] == lines)
+
+    part = relight("stacks", f"{job}/waits/0")
+    assert part.returncode == 2
+    assert "is a part of a job" in part.stderr
+
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(workers, "of_job", lambda job: {})
+    with pytest.raises(MachineError, match="has no workers on this machine") as raised:
+        stacks.main([job])
+    assert "run it on a node of the job" in raised.value.hint
+
+    LocalRecord(str(next((tmp_path / "state" / "jobs").glob("*")))).stop(LIMIT_S)
+    over = relight("stacks", job)
+    assert over.returncode == 2
+    assert "is over: CANCELLED" in over.stderr

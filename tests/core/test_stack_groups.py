@@ -1,0 +1,198 @@
+"""Where ranks are: from their stacks to a few lines."""
+
+import pytest
+
+from relight.core.stacks import (
+    Frame,
+    Place,
+    ProcessStack,
+    ThreadStack,
+    few_or_many,
+    groups,
+    place,
+    render,
+    traceback_lines,
+)
+
+LIB = "/usr/lib/python3.11"
+SITE = "/env/lib/python3.11/site-packages"
+TORCH = f"{SITE}/torch"
+MAIN = Frame("/home/u/train.py", 88, "main")
+MODULE = Frame("/home/u/train.py", 99, "<module>")
+REDUCE = (
+    Frame(f"{TORCH}/distributed/distributed_c10d.py", 2800, "all_reduce"),
+    Frame(f"{TORCH}/distributed/c10d_logger.py", 81, "_exception_logger.<locals>.wrapper"),
+    MAIN,
+    MODULE,
+)
+READ = (Frame("/home/u/data.py", 41, "Loader.read"), MAIN, MODULE)
+
+
+def process(
+    *frames: Frame, state: str = "S", waits_in: str = "futex", pid: int = 1
+) -> ProcessStack:
+    return ProcessStack(pid, state, (ThreadStack(pid, "python", waits_in, True, frames),))
+
+
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        (REDUCE, Place("all_reduce", MAIN)),
+        (READ, Place("read", READ[0])),
+        (
+            (
+                Frame(f"{TORCH}/autograd/graph.py", 824, "_engine_run_backward"),
+                Frame(f"{TORCH}/autograd/__init__.py", 347, "backward"),
+                Frame(f"{TORCH}/_tensor.py", 581, "Tensor.backward"),
+                MAIN,
+            ),
+            Place("backward", MAIN),
+        ),
+        (
+            (
+                Frame(f"{LIB}/selectors.py", 416, "_PollLikeSelector.select"),
+                Frame(f"{LIB}/multiprocessing/connection.py", 948, "wait"),
+                Frame(f"{TORCH}/utils/data/dataloader.py", 1300, "_X._try_get_data"),
+                Frame(f"{TORCH}/utils/data/dataloader.py", 733, "_BaseDataLoaderIter.__next__"),
+                MAIN,
+            ),
+            Place("select", MAIN),
+        ),
+        (
+            (Frame(f"{LIB}/threading.py", 320, "Condition.wait"), MAIN),
+            Place("wait", MAIN),
+        ),
+        (
+            (
+                Frame("/home/u/model.py", 12, "Net.forward"),
+                Frame(f"{TORCH}/nn/modules/module.py", 1500, "Module._call_impl"),
+                MAIN,
+            ),
+            Place("forward", Frame("/home/u/model.py", 12, "Net.forward")),
+        ),
+        (
+            (Frame(f"{SITE}/mine/cli.py", 3, "run"), Frame("<frozen runpy>", 88, "_run_code")),
+            Place("run", Frame(f"{SITE}/mine/cli.py", 3, "run")),
+        ),
+        ((Frame(f"{LIB}/x.py", 3, "_f"), MAIN), Place("_f", MAIN)),
+        ((MODULE,), Place("<module>", MODULE)),
+        (
+            (MAIN, Frame("/src/relight/worker/run_path.py", 3, "run"), Frame("<string>", 1, "x")),
+            Place("main", MAIN),
+        ),
+    ],
+    ids=["collective", "own function", "backward", "data loader", "standard library",
+         "own code called by torch", "nothing is the user's own", "no public name", "module",
+         "started by relight"],
+)  # fmt: skip
+def test_the_place_is_the_users_innermost_line_and_what_it_calls(
+    frames: tuple[Frame, ...], expected: Place
+) -> None:
+    assert place(frames) == expected
+
+
+def test_the_odd_one_out_is_the_first_line() -> None:
+    stacks = {rank: process(*REDUCE, pid=rank) for rank in range(32) if rank != 5}
+    assert render(groups({**stacks, 5: process(*READ)})) == [
+        "rank 5 in read (data.py:41)",
+        "ranks 0-4, 6-31 in all_reduce (train.py:88)",
+    ]
+
+
+def test_groups_of_one_size_are_in_the_order_of_their_lowest_rank() -> None:
+    found = groups({3: process(*READ), 0: process(*REDUCE), 1: process(*READ), 2: process(*REDUCE)})
+    assert [group.ranks for group in found] == [(0, 2), (1, 3)]
+
+
+def test_many_ranks_in_no_row_are_counted() -> None:
+    assert few_or_many(range(0, 64, 2)) == "32 ranks"
+    assert few_or_many([0, 1, 3]) == "ranks 0-1, 3"
+    assert few_or_many([7]) == "rank 7"
+
+
+def test_the_same_call_on_another_line_or_in_another_file_is_another_group() -> None:
+    other = MAIN._replace(line=90)
+    same_name = MAIN._replace(file="/home/u/other/train.py")
+    found = groups({
+        0: process(*REDUCE),
+        1: process(*REDUCE[:2], other),
+        2: process(*REDUCE[:2], same_name),
+    })  # fmt: skip
+    assert len(found) == 3
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        (process(*READ, state="T"), "rank 2 is stopped (SIGSTOP) in read (data.py:41)"),
+        (process(*READ, state="t"), "rank 2 is stopped by a debugger in read (data.py:41)"),
+        (
+            process(*REDUCE, state="D", waits_in="write"),
+            "rank 2 is uninterruptible (state D) in all_reduce (train.py:88), system call write",
+        ),
+        (process(state="T"), "rank 2 is stopped (SIGSTOP), without Python code"),
+        (process(), "rank 2 runs no Python code"),
+        (ProcessStack(1, "Z", ()), "rank 2 has ended (zombie)"),
+        (process(*READ, waits_in="read"), "rank 2 in read (data.py:41), system call read"),
+        (process(*READ, waits_in=""), "rank 2 in read (data.py:41)"),
+        (process(*REDUCE, waits_in="read"), "rank 2 in all_reduce (train.py:88)"),
+        ("process 7 has ended", "rank 2: no stack: process 7 has ended"),
+        (
+            process(Frame("/home/u/train.py", 0, "f")),
+            "rank 2 in f (/home/u/train.py)",
+        ),
+    ],
+)
+def test_a_line_says_what_the_process_is_in(stack: ProcessStack | str, expected: str) -> None:
+    assert render(groups({2: stack})) == [expected]
+
+
+def test_a_stopped_rank_is_not_in_the_group_of_those_that_run() -> None:
+    found = groups({0: process(*REDUCE), 1: process(*REDUCE, state="T"), 2: process(*REDUCE)})
+    assert [group.ranks for group in found] == [(1,), (0, 2)]
+
+
+def test_ranks_without_a_stack_are_one_group_if_their_reasons_differ_in_numbers_only() -> None:
+    found = groups({0: "process 7 has ended", 1: "process 8 has ended", 2: "process 9 is of root"})
+    assert render(found) == [
+        "rank 2: no stack: process 9 is of root",
+        "ranks 0-1: no stack: process 7 has ended",
+    ]
+
+
+def test_the_list_is_bounded_and_says_what_it_leaves_out() -> None:
+    stacks = {rank: process(Frame("/home/u/train.py", rank + 1, "f")) for rank in range(13)}
+    lines = render(groups(stacks))
+    assert lines[:1] == ["rank 0 in f (train.py:1)"]
+    assert lines[10:] == ["… and 3 more groups"]
+    assert render(groups({rank: stacks[rank] for rank in range(11)}))[10:] == ["… and 1 more group"]
+    assert len(render(groups({rank: stacks[rank] for rank in range(10)}))) == 10
+
+
+def test_a_long_name_or_reason_is_cut() -> None:
+    for stack in (process(Frame("/" + "x" * 5000, 1, "y" * 5000)), "z" * 5000):
+        (line,) = render(groups({0: stack}))
+        assert len(line) < 400
+
+
+def test_lines_of_many_ranks_are_in_the_plural() -> None:
+    stopped, ended = process(*READ, state="T"), ProcessStack(1, "Z", ())
+    stacks = {0: stopped, 1: stopped, 2: ended, 3: ended, 4: process(), 5: process()}
+    assert render(groups(stacks)) == [
+        "ranks 0-1 are stopped (SIGSTOP) in read (data.py:41)",
+        "ranks 2-3 have ended (zombie)",
+        "ranks 4-5 run no Python code",
+    ]
+
+
+def test_the_first_thread_counts_if_there_is_no_main_thread() -> None:
+    thread = ThreadStack(0, "", "", False, READ)
+    assert render(groups({0: ProcessStack(1, "S", (thread,))})) == ["rank 0 in read (data.py:41)"]
+
+
+def test_frames_are_shown_as_in_a_traceback_innermost_last() -> None:
+    frames = [READ[0], MODULE._replace(line=0)]
+    assert traceback_lines(frames) == [
+        'File "/home/u/train.py", line ?, in <module>',
+        'File "/home/u/data.py", line 41, in Loader.read',
+    ]

@@ -1,0 +1,536 @@
+"""The Python stacks of real processes, taken from outside: each CPython that is installed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from relight.core.stacks import Frame, ProcessStack, ThreadStack
+from relight.errors import UsageError
+from relight.host import system
+from relight.host.stacks import workers
+from relight.host.stacks.memory import StackError
+from relight.host.stacks.take import take, take_all
+
+LIMIT_S = 30.0
+VERSIONS = Path.home() / ".pyenv" / "versions"
+PYTHONS = {
+    "3.11": VERSIONS / "3.11.7/bin/python",
+    "3.12": VERSIONS / "3.12.1/bin/python",
+    "3.13": VERSIONS / "3.13.0/bin/python",
+    "3.14": VERSIONS / "3.14.0/bin/python",
+    "the system's": Path("/usr/bin/python3.11"),
+}
+OLD = VERSIONS / "3.10.13/bin/python"
+
+Run = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(params=PYTHONS)
+def python(request: pytest.FixtureRequest) -> Path:
+    path = PYTHONS[request.param]
+    if not path.exists():
+        pytest.skip(f"{path} is not installed")
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    """Run a script until it has printed `up`."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def begin(python: Path, text: str, name: str = "script.py", *arguments: str) -> object:
+        script = tmp_path / name
+        script.write_text(text)
+        command = [str(python), "-u", str(script), *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        processes.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        return process
+
+    yield begin  # type: ignore[misc]
+    for process in processes:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def until(pid: int, holds: Callable[[ProcessStack], bool]) -> ProcessStack:
+    """What is read of a process when that is so."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        found = take(pid)
+        if holds(found):
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+
+
+def main_of(stack: ProcessStack) -> ThreadStack:
+    """The main thread, which comes first."""
+    assert stack.threads[0].is_main
+    assert stack.threads[0].native_id == stack.pid
+    return stack.threads[0]
+
+
+def lines(frames: tuple[Frame, ...]) -> list[tuple[str, int, str]]:
+    return [(os.path.basename(file), line, function) for file, line, function in frames]
+
+
+def inside(pid: int, function: str, line: int = 0) -> list[tuple[str, int, str]]:
+    """The main thread's frames when its innermost one is that function, on that line if given."""
+
+    def holds(stack: ProcessStack) -> bool:
+        frames = main_of(stack).frames
+        return bool(frames) and frames[0].function == function and line in (0, frames[0].line)
+
+    return lines(main_of(until(pid, holds)).frames)
+
+
+SLEEPS = """\
+import time
+
+def rest():
+    print("up")
+    time.sleep(
+        600,
+    )
+
+def outer(): rest()
+
+outer()
+"""
+
+
+def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
+    python: Path, run: Run
+) -> None:
+    process = run(python, SLEEPS)
+    assert inside(process.pid, "rest", 5) == [
+        ("script.py", 5, "rest"),
+        ("script.py", 9, "outer"),
+        ("script.py", 11, "<module>"),
+    ]
+
+
+def test_what_a_thread_waits_in_is_named(python: Path, run: Run) -> None:
+    process = run(python, SLEEPS)
+    found = until(process.pid, lambda stack: main_of(stack).waits_in != "")
+    assert (found.state, main_of(found).waits_in) in [("S", "clock_nanosleep"), ("S", "select")]
+    assert main_of(found).name.startswith("python")
+
+
+def test_calls_through_two_files_show_both(python: Path, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "part.py").write_text(
+        "import time\nclass Loader:\n    def get(self, function):\n        function()\n"
+    )
+    text = "import part, time\ndef wait():\n    print('up')\n    time.sleep(600)\n\n"
+    process = run(python, text + "part.Loader().get(wait)\n")
+    assert inside(process.pid, "wait", 4) == [
+        ("script.py", 4, "wait"),
+        ("part.py", 4, "Loader.get"),
+        ("script.py", 6, "<module>"),
+    ]
+
+
+def test_generators_are_part_of_the_stack(python: Path, run: Run) -> None:
+    text = """\
+import time
+def numbers():
+    yield 1
+    print("up")
+    time.sleep(600)
+def more():
+    yield from numbers()
+for number in more():
+    pass
+"""
+    process = run(python, text)
+    assert inside(process.pid, "numbers", 5) == [
+        ("script.py", 5, "numbers"),
+        ("script.py", 7, "more"),
+        ("script.py", 8, "<module>"),
+    ]
+
+
+def test_coroutines_are_part_of_the_stack(python: Path, run: Run) -> None:
+    text = """\
+import asyncio, time
+async def inner():
+    await asyncio.sleep(0)
+    print("up")
+    time.sleep(600)
+async def outer():
+    await inner()
+asyncio.run(outer())
+"""
+    found = inside(run(python, text).pid, "inner", 5)
+    assert found[:2] == [("script.py", 5, "inner"), ("script.py", 7, "outer")]
+    assert found[-1] == ("script.py", 8, "<module>")
+    assert any(file == "base_events.py" for file, _, _ in found)
+
+
+def test_a_thread_that_waits_for_a_lock_is_shown_beside_the_main_thread(
+    python: Path, run: Run
+) -> None:
+    text = """\
+import threading, time
+lock = threading.Lock()
+lock.acquire()
+def blocked():
+    print("up")
+    with lock:
+        pass
+threading.Thread(target=blocked).start()
+lock.acquire()
+"""
+    process = run(python, text)
+    found = until(
+        process.pid,
+        lambda stack: (
+            {lines(t.frames)[0] for t in stack.threads if t.frames}
+            == {("script.py", 6, "blocked"), ("script.py", 9, "<module>")}
+        ),
+    )
+    assert lines(main_of(found).frames) == [("script.py", 9, "<module>")]
+    (other,) = found.threads[1:]
+    assert other.native_id != process.pid
+    assert other.frames[-1].function == "Thread._bootstrap"
+
+
+def test_a_stopped_process_is_read_and_its_state_says_so(python: Path, run: Run) -> None:
+    process = run(python, SLEEPS)
+    inside(process.pid, "rest", 5)
+    process.send_signal(signal.SIGSTOP)
+    found = until(process.pid, lambda stack: stack.state == "T")
+    assert lines(main_of(found).frames)[0] == ("script.py", 5, "rest")
+
+
+def test_a_process_blocked_in_a_pipe_is_read(python: Path, run: Run) -> None:
+    text = "import os\ndef load(fd):\n    return os.read(fd, 1)\nprint('up')\nload(0)\n"
+    process = run(python, text)
+    assert inside(process.pid, "load", 3) == [
+        ("script.py", 3, "load"),
+        ("script.py", 5, "<module>"),
+    ]
+    assert until(process.pid, lambda stack: main_of(stack).waits_in == "read")
+
+
+def test_a_process_that_computes_in_c_and_never_lets_go_of_the_gil_is_read(
+    python: Path, run: Run
+) -> None:
+    text = "def total():\n    return sum(range(10**15))\nprint('up')\ntotal()\n"
+    process = run(python, text)
+    assert inside(process.pid, "total", 2) == [
+        ("script.py", 2, "total"),
+        ("script.py", 4, "<module>"),
+    ]
+
+
+def test_a_process_that_runs_on_meanwhile_is_read(python: Path, run: Run) -> None:
+    """Its frames come and go while they are read."""
+    text = """\
+def leaf(n):
+    return n * 2
+def branch(n):
+    return leaf(n) + leaf(n + 1)
+def loop():
+    while True:
+        branch(1)
+print("up")
+loop()
+"""
+    process = run(python, text)
+    inside(process.pid, "leaf")
+    known = {"leaf", "branch", "loop", "<module>"}
+    for _ in range(100):
+        functions = [frame.function for frame in main_of(take(process.pid)).frames]
+        assert set(functions) <= known
+        assert functions[-1] == "<module>"
+
+
+def test_a_process_that_starts_threads_meanwhile_has_its_main_thread_once(
+    python: Path, run: Run
+) -> None:
+    """In 3.11, a thread that is about to start has the id of the one that starts it."""
+    text = """\
+import threading
+def loop():
+    while True:
+        thread = threading.Thread(target=len, args=("x",))
+        thread.start()
+        thread.join()
+print("up")
+loop()
+"""
+    process = run(python, text)
+    until(process.pid, lambda stack: any(f.function == "loop" for f in main_of(stack).frames))
+    for _ in range(100):
+        found = take(process.pid)
+        assert main_of(found).frames[-1].function == "<module>"
+        assert not any(thread.is_main for thread in found.threads[1:])
+
+
+@pytest.mark.parametrize("letter", ["é", "λ", "𐐀"], ids=["latin-1", "2 bytes", "4 bytes"])
+def test_names_that_are_not_ascii_are_read(python: Path, run: Run, letter: str) -> None:
+    """PEP 393: a str has 1, 2 or 4 bytes for each character."""
+    name = letter
+    text = f"import time\ndef {name}():\n    print('up')\n    time.sleep(600)\n{name}()\n"
+    process = run(python, text, f"{letter}.py")
+    assert inside(process.pid, name, 4) == [
+        (f"{letter}.py", 4, name),
+        (f"{letter}.py", 5, "<module>"),
+    ]
+
+
+def test_a_deep_recursion_is_cut_after_500_frames(python: Path, run: Run) -> None:
+    text = """\
+import sys, time
+sys.setrecursionlimit(5000)
+def down(n):
+    if n:
+        down(n - 1)
+    print("up")
+    time.sleep(600)
+down(2000)
+"""
+    process = run(python, text)
+    found = inside(process.pid, "down", 7)
+    assert found == [("script.py", 7, "down")] + [("script.py", 5, "down")] * 499
+
+
+def test_a_forked_process_has_its_own_stack_and_main_thread(python: Path, run: Run) -> None:
+    text = """\
+import os, time
+def child():
+    print("up")
+    time.sleep(600)
+if os.fork() == 0:
+    child()
+os.wait()
+"""
+    process = run(python, text)
+    (pid,) = [int(word) for word in Path(f"/proc/{process.pid}/task/{process.pid}/children")
+              .read_text().split()]  # fmt: skip
+    try:
+        assert inside(pid, "child", 4)[0] == ("script.py", 4, "child")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_long_function_shows_the_right_line(python: Path, run: Run) -> None:
+    """Lines that are far from each other, backwards, and over several rows (locations.md)."""
+    filler = "\n" * 5000
+    text = f"""\
+import time
+def far(seconds):
+    a = [
+        number
+        for number in range(3)]
+    {filler}
+    if a: print(
+        "up")
+    for _ in a: {filler and ""}
+        time.sleep(
+            seconds)
+far(600)
+"""
+    process = run(python, text)
+    expected = text.splitlines().index("        time.sleep(") + 1
+    assert inside(process.pid, "far", expected)[1] == ("script.py", expected + 2, "<module>")
+
+
+def test_a_zombie_has_no_threads() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        deadline = time.monotonic() + LIMIT_S
+        while (found := None if _state(process.pid) != "Z" else take(process.pid)) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert found == ProcessStack(process.pid, "Z", ())
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_a_process_that_has_ended_is_the_documented_error() -> None:
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    with pytest.raises(StackError, match=f"process {process.pid} has ended"):
+        take(process.pid)
+
+
+def test_a_process_that_ends_meanwhile_is_the_documented_error_or_a_stack() -> None:
+    for _ in range(10):
+        with subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(0.02)"]) as process:
+            while process.poll() is None:
+                try:
+                    take(process.pid)
+                except StackError as error:
+                    assert str(process.pid) in error.message
+
+
+def test_a_process_that_is_not_python_is_the_documented_error() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            with pytest.raises(StackError, match="is not a Python process") as raised:
+                take(process.pid)
+            assert raised.value.hint
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
+def test_a_version_that_is_not_known_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")  # no py-spy
+    process = run(OLD, SLEEPS)
+    with pytest.raises(StackError, match=r"older than 3\.11") as raised:
+        take(process.pid)
+    assert "pip install py-spy" in raised.value.hint
+
+
+@pytest.mark.parametrize("pid", [0, -1, 1 << 31, 1 << 80])
+def test_a_number_that_is_no_pid_is_the_documented_error(pid: int) -> None:
+    with pytest.raises(StackError, match="is not the pid"):
+        take(pid)
+
+
+AS_NOBODY = """
+import os, sys
+from relight.host.stacks.take import take, StackError
+os.setgid(65534)
+os.setuid(65534)
+try:
+    take(int(sys.argv[1]))
+except StackError as error:
+    print(error.message, "|", error.hint)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> None:
+    process = run(Path(sys.executable), SLEEPS)
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, str(process.pid)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert f"process {process.pid} may not be read: Permission denied" in done.stdout
+    assert "kernel.yama.ptrace_scope" in done.stdout
+    assert "CAP_SYS_PTRACE" in done.stdout
+
+
+def test_all_ranks_are_taken_and_those_that_cant_be_have_a_reason(run: Run) -> None:
+    process = run(Path(sys.executable), SLEEPS)
+    with subprocess.Popen(["true"]) as ended:
+        ended.wait()
+    found = take_all({0: process.pid, 7: ended.pid})
+    assert isinstance(found[0], ProcessStack)
+    reason = found[7]
+    assert isinstance(reason, str)
+    assert f"process {ended.pid} has ended" in reason
+
+
+SPY = """#!/bin/sh
+echo '[{"pid": 1, "thread_id": 2, "thread_name": "Thread-1", "os_thread_id": null,
+"active": true, "owns_gil": false, "frames": []},
+{"pid": 1, "thread_id": 1, "thread_name": "MainThread", "os_thread_id": null,
+"active": true, "owns_gil": false, "frames": [{"name": "rest", "filename": "script.py",
+"module": null, "short_filename": "script.py", "line": 5, "locals": null, "is_entry": true,
+"is_shim_entry": false}]}]'
+"""
+
+
+@pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
+def test_py_spy_is_asked_where_the_version_is_not_known(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The output is that of py-spy 0.4.1."""
+    (tmp_path / "py-spy").write_text(SPY)
+    (tmp_path / "py-spy").chmod(0o755)
+    process = run(OLD, SLEEPS)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = take(process.pid)
+    assert main_of(found).frames == (Frame("script.py", 5, "rest"),)
+
+
+@pytest.mark.parametrize("output", ["", "[", "{}", "[1]", '[{"frames": [{}]}]', "null"])
+@pytest.mark.skipif(not OLD.exists(), reason=f"{OLD} is not installed")
+def test_any_other_output_of_py_spy_is_the_documented_error(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    (tmp_path / "py-spy").write_text(f"#!/bin/sh\necho '{output}'\n")
+    (tmp_path / "py-spy").chmod(0o755)
+    process = run(OLD, SLEEPS)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StackError, match="py-spy can't read"):
+        take(process.pid)
+
+
+RANKS = """
+import os, subprocess, sys, time
+children = []
+for rank in ("0", "3"):
+    command = [sys.executable, "-c", '''
+import subprocess, sys, time
+below = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("up", flush=True)
+time.sleep(600)
+''']
+    if rank == "3":
+        command = ["sh", "-c", '"$@"; true', "sh", *command]
+    child = subprocess.Popen(command, env={**os.environ, "RANK": rank}, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    children.append(child)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+def test_ranks_are_the_first_processes_with_rank_and_a_shell_stands_for_its_python(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank starts has RANK too."""
+    monkeypatch.delenv("RANK", raising=False)
+    process = run(Path(sys.executable), RANKS)
+    try:
+        found = workers.below(process.pid)
+        assert sorted(found) == [0, 3]
+        assert system.parent_of(found[0]) == process.pid
+        shell = system.parent_of(found[3])
+        assert system.parent_of(shell) == process.pid
+    finally:
+        for pid in system.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_job_with_the_same_rank_twice_is_not_mixed_up(run: Run) -> None:
+    """Each role of a job has ranks of its own."""
+    text = """\
+import os, subprocess, sys, time
+command = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
+variables = {**os.environ, "RANK": "0", "RELIGHT_JOB_ID": "local://relight/roles-1"}
+for _ in range(2):
+    child = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE)
+    child.stdout.readline()
+print("up")
+time.sleep(600)
+"""
+    process = run(Path(sys.executable), text)
+    try:
+        with pytest.raises(UsageError, match="are both rank 0") as raised:
+            workers.of_job("local://relight/roles-1")
+        assert "name the pid of an agent" in raised.value.hint
+        assert workers.of_job("local://relight/roles-2") == {}
+    finally:
+        for pid in system.tree(process.pid):
+            os.kill(pid, signal.SIGKILL)
