@@ -13,6 +13,9 @@ from relight.core.messages import JobEnded
 from relight.core.restarts import GenerationRun, RestartHistory
 from relight.typed import NamedTuple
 
+_MOST_SAME = 1000
+"""Most ranks that are named as failed in the same way: all nodes are told of them."""
+
 
 class GenerationEnd(NamedTuple):
     """How a generation ended.
@@ -75,7 +78,7 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
         reason="the workers failed",
         report=tuple(report),
         root=root,
-        same_ranks=tuple(failure.rank for failure in diagnosis.same),
+        same_ranks=tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME]),
         verdict=reason,
     )
 

@@ -1,9 +1,8 @@
 """Indexed Jobs, one for each role: nothing has to be installed in the cluster.
 
-A pod that is preempted, whose node is lost, or whose agent says by its exit code that it should be
-started again, is made again and counts as no failure; an error of
-the user's program fails the Job at once, or after `max_retries` for each replica. A role that may
-shrink succeeds when so many replicas have succeeded as it needs.
+A pod is made again, and counts as no failure, if it is preempted, if its node is lost, or if its
+agent exits with 75. An error of the user's program fails the Job at once, or after `max_retries`
+for each replica. A role that may shrink succeeds when so many replicas have succeeded as it needs.
 """
 
 from collections.abc import Iterator, Mapping

@@ -36,10 +36,11 @@ PENDING, RUNNING, SUCCEEDED, FAILED, CANCELLED = (
     "PENDING", "RUNNING", "SUCCEEDED", "FAILED", "CANCELLED",
 )  # fmt: skip
 TRANSIENT = (3, 4, 129, 130, 137, 143)
-PREEMPTED = 75
 """Exit codes that are no error of the user's program: nodes did not meet, a machine refused
 something, or a signal has ended the agent. Such replicas are started again a few times.
 """
+PREEMPTED = 75
+"""The exit code of an agent that left because its node is preempted: it is always started again."""
 TRIES = 3
 LINGER_S = 30.0
 """How long replicas may run on after enough others have succeeded."""
