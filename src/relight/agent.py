@@ -51,7 +51,6 @@ from relight.core.messages import (
     Note,
     StopWorkers,
     WaitReason,
-    WorkerFailed,
     WorkersSucceeded,
 )
 from relight.core.ranks import NO_GENERATION, GenerationId
@@ -225,14 +224,14 @@ class Agent:
         """Run the workers until they and all processes that they started have exited."""
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._services, self.job, formed, self._store, lambda: self.link.send(self._failure())
+            self._services, self.job, formed, self._store, self.link.join.host, self.link.send
         )
         workers.run(self.signals, lambda: self._lease_until)
         self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
             self._store = None
-        return workers, Outcome() if self.signals else workers.outcome(self.link.join.host)
+        return workers, Outcome() if self.signals else workers.outcome()
 
     def _wait_for_others(self, workers: WorkerGroup) -> None:
         """Wait for the workers of other nodes, after all workers here succeeded."""
@@ -351,10 +350,9 @@ class Agent:
         match self._state:
             case NodeReady() as ready:
                 return [ready]
-            case WorkerGroup(failed=True):
-                return [self._failure()]
-            case WorkerGroup() if self._preempted:
-                return [self._preemption()]
+            case WorkerGroup() as workers:
+                preemption = [self._preemption()] if self._preempted else []
+                return workers.reports() or preemption
         return []
 
     def received(self, message: FromCoordinator) -> None:
@@ -447,9 +445,6 @@ class Agent:
                 f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
                 f"this is node {here}"
             )
-
-    def _failure(self) -> WorkerFailed:
-        return WorkerFailed(self._generation, f"a worker failed on {self.link.join.host}")
 
     # Signals.
 

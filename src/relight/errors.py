@@ -24,6 +24,8 @@ EXIT_GROUP = 3
 EXIT_MACHINE = 4
 EXIT_INTERNAL = 70
 EXIT_PREEMPTED = 75
+EXIT_HUNG = 124
+"""As of timeout(1)."""
 EXIT_SIGNAL_BASE = 128
 """A process that ended by signal n counts as exit code 128 + n, as in every shell."""
 _PLACES = 10

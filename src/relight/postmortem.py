@@ -8,10 +8,9 @@ import signal
 import time
 from collections.abc import Sequence
 
-from relight.core import tracebacks
+from relight.core import failures, tracebacks
 from relight.core.commands import Command
 from relight.core.exits import Failure
-from relight.core.failures import shared
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
@@ -36,10 +35,20 @@ def gather(
     """Return this node's failures in a generation, at least one, as they are sent to other nodes,
     and the ranks that had succeeded before the first failure.
     """
-    failures = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
-    first = min(failure.at for failure in failures)
+    found = [_failure(end, logs, workers, command, host) for end in ends if end.exitcode]
+    first = min(failure.at for failure in found)
     succeeded = [end for end in ends if not end.exitcode and not end.asked and end.at <= first]
-    return shared(failures, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
+    return failures.shared(found, now), tuple(workers.ranks[end.local_rank] for end in succeeded)
+
+
+def blames_peer(logs: Logs, local_rank: int) -> bool:
+    """Return whether a worker that has failed says that another one is gone or late."""
+    try:
+        stderr = logs.stderr_of(local_rank)
+    except OSError:
+        return False  # the file was removed
+    raised = reports.read(logs.error_file(local_rank)) or tracebacks.from_stderr(stderr)
+    return failures.blames_peer(raised, tracebacks.last_lines(stderr))
 
 
 def report(end: JobEnded, ready: NodeReady | None, env: Environment) -> str:
@@ -100,6 +109,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
         log=log,
         when=time.strftime("%F %T%z"),
+        doing=workers.doing.get(end.local_rank) if end.asked else None,
     )
 
 

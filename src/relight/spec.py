@@ -19,6 +19,7 @@ from relight.values import (
     STDERR,
     STDOUT,
     Endpoint,
+    HangTimeout,
     KeepWarm,
     Nodes,
     Notice,
@@ -31,6 +32,7 @@ from relight.values import (
     parse_endpoint,
     parse_filters,
     parse_grace,
+    parse_hang_timeout,
     parse_host,
     parse_interval,
     parse_keep_warm,
@@ -72,6 +74,7 @@ class RunSpec(NamedTuple):
     restart_policy: str
     checkpoints: str
     failure_report: str
+    hang_timeout: HangTimeout | None
     monitor_interval: float
     start_method: str
     role: str
@@ -182,6 +185,10 @@ FLAGS: tuple[Flag, ...] = (
     Flag("failure-report", parse_pattern, "", "FILE",
          "where a failed job is reported as JSON, for programs",
          from_env=False, variable="RELIGHT_FAILURE_REPORT"),
+    Flag("hang-timeout", parse_hang_timeout, None, "S|auto|off",
+         "treat a job as failed if no rank does anything for so long (auto: 5 minutes or more); "
+         "the report says where each rank is",
+         from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
     Flag("monitor-interval", parse_interval, 0.1, "S",
          "accepted for torchrun compatibility; no effect"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",

@@ -55,6 +55,16 @@ class RestartBudget(NamedTuple):
         return f"{self.most}{self.per}"
 
 
+class HangTimeout(NamedTuple):
+    """After how many seconds a job hangs: `idle_s` in which its workers do nothing at all, or
+    `silent_s` in which they only use CPU time. `adapts`: `idle_s` grows with the pauses of the job.
+    """
+
+    idle_s: float
+    silent_s: float
+    adapts: bool
+
+
 class Notice(NamedTuple):
     """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
 
@@ -251,6 +261,22 @@ def parse_notice(text: str) -> Notice:
         raise ValueError("expected a signal such as SIGUSR1, or a file")
     is_signal = text.isupper() and "/" not in text
     return Notice(parse_signals(text)) if is_signal else Notice((), text)
+
+
+def parse_hang_timeout(text: str) -> HangTimeout | None:
+    """Parse `off`, `auto` (5 minutes idle, 30 in which only CPU time is used), or seconds."""
+    word = text.strip().lower()
+    if word in ("", "off"):
+        return None
+    if word == AUTO:
+        return HangTimeout(300.0, 1800.0, adapts=True)
+    try:
+        seconds = float(word)
+    except ValueError:
+        raise ValueError("expected a number of seconds, auto or off") from None
+    if not 1 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"expected at least 1 second, and at most {MOST_SECONDS:.0f}")
+    return HangTimeout(seconds, seconds, adapts=False)
 
 
 def parse_preload(text: str) -> tuple[str, ...]:

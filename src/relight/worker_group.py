@@ -3,11 +3,12 @@
     __init__    opens log files and pipes for their output                       (host/logs)
     run         starts them and waits until all have exited; core/supervision decides which of them
                 to stop, and how                                                 (host/supervisor)
-                If the user asks for it, `run` also watches torch's timers and workers that are
-                stuck. After a minute it reports which workers have not reached init_process_group
-                                         (host/timers, host/stuck, host/missing_at_init)
+                Meanwhile it looks for workers that are late, stuck or quiet     (worker_watches)
 
-Invariants: the workers start once; `stopped_by` and `failed` are never reset; after `run` none of
+Before workers are stopped because a worker blames a peer, or because none does anything, their
+stacks are read (host/stacks): the report says where each rank was.
+
+Invariants: the workers start once; `stopped_by` and `failure` are never reset; after `run` none of
 their processes is left, unless the kernel can't end it. What follows for the job is decided by
 core/membership.
 """
@@ -18,12 +19,17 @@ from collections.abc import Callable, Sequence
 
 from relight.core import commands, ranks
 from relight.core.exits import Failure
-from relight.core.messages import GenerationFormed, StopWorkers
+from relight.core.messages import (
+    FromAgent,
+    GenerationFormed,
+    NodeQuiet,
+    StopWorkers,
+    WorkerFailed,
+)
 from relight.core.ranks import Assignment
 from relight.core.waiting import duration
 from relight.errors import MachineError, signal_name
 from relight.events import GroupStopped, SignalReceived, WorkerExited, WorkersFrozen
-from relight.host import system
 from relight.host.console import Consoles
 from relight.host.files import attempt_directory
 from relight.host.journal import Journal
@@ -34,6 +40,7 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
+from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,8 +48,8 @@ if TYPE_CHECKING:
     from relight.host.tcp_store import ReservedPort, TCPStore
     from relight.host.worker_memory import WorkerMemory
 
-_INIT_REPORT_S = 60
-"""When to report which workers have not reached init_process_group, in seconds after the start."""
+_AFTER_ERROR = (1, -signal.SIGABRT)
+"""How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
 
 
 class AgentServices(NamedTuple):
@@ -79,7 +86,8 @@ class WorkerGroup:
         job: what to run.
         formed: the generation, and this node's place in it.
         store: the store of this node; that of rank 0 is the generation's.
-        on_failure: called once, when a worker failed that was not asked to stop.
+        host: the name of this node.
+        send: sends a message to the coordinator.
 
     Raises:
         MachineError: their logs can't be written, or the machine has no file descriptor left.
@@ -91,7 +99,8 @@ class WorkerGroup:
         job: NodeJob,
         formed: GenerationFormed,
         store: "TCPStore | ReservedPort | None",
-        on_failure: Callable[[], None],
+        host: str,
+        send: Callable[[FromAgent], None],
     ) -> None:
         self.formed = formed
         self.began = services.loop.now()
@@ -99,18 +108,19 @@ class WorkerGroup:
         """Whether all workers of this node have succeeded."""
         self.succeeded: tuple[int, ...] = ()
         """The group ranks of nodes whose workers have succeeded, as the coordinator has said."""
-        self.failed = False
-        """Whether a worker failed that was not asked to stop."""
-        self.stuck = ""
-        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        self.failure: WorkerFailed | None = None
+        """Set once a worker has failed that was not asked to stop."""
         self.stopped_by: StopWorkers | None = None
         """The coordinator's latest message to stop them."""
         self.supervisor: Supervisor | None = None
         """Set when the workers start."""
+        self.watches: WorkerWatches | None = None
+        """Set when the workers have started."""
         self._services = services
         self._job = job
         self._store = store
-        self._on_failure = on_failure
+        self._host = host
+        self._send = send
         self._memory: WorkerMemory | None = None
         self._step: int | None = None
         self._saved: bool | None = None
@@ -144,33 +154,23 @@ class WorkerGroup:
             from relight.host import checkpoints
 
             newest = checkpoints.newest(pattern)
-        timers = None
-        if path := job.command.timer_file:
-            from relight.host.timers import WorkerTimers
-
-            timers = WorkerTimers(loop, path, self._on_timer_expired)
         supervisor = self.supervisor = self._start()
         self.logs.passed_on()
         supervisor.lease(lease_until())
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
-        watch = None
-        if job.stuck_after_s:
-            from relight.host.stuck import StuckWatch
-
-            watch = StuckWatch(loop, supervisor.workers.pids, job.stuck_after_s, self._on_stuck)
-        arrivals = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
+        watches = self.watches = WorkerWatches(
+            loop, self._services.journal, job, self.formed, self._store, supervisor,
+            self._report_first_failure,
+        )  # fmt: skip
+        watches.watch_quiet(self._signs, self._on_quiet)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
         if supervisor.alive:
             self._services.journal.say(supervisor.explain())
         supervisor.workers.close()
-        arrivals.cancel()
-        if timers is not None:
-            timers.close()
-        if watch is not None:
-            watch.close()
+        watches.close()
         if not self.ended_well:
             self._step = self.memory.step()
         if pattern:
@@ -178,19 +178,15 @@ class WorkerGroup:
         if self._memory is not None or job.run_directory:
             self.memory.close()  # workers may have made its files, beside the logs that stay
 
-    def outcome(self, host: str) -> Outcome:
-        """Return how the workers ended.
-
-        Args:
-            host: the name of this node.
-        """
+    def outcome(self) -> Outcome:
+        """Return how the workers ended."""
         supervisor = self.supervisor
         if supervisor is None or not any(end.exitcode for end in supervisor.ends):
             return Outcome((), (), self._step, self._saved)
         from relight.postmortem import gather
 
         now, command = self._services.loop.now(), self._job.command
-        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, host, now)
+        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, self._host, now)
         return Outcome(*failures, self._step, self._saved)
 
     def is_of(self, failure: Failure) -> bool:
@@ -220,9 +216,23 @@ class WorkerGroup:
             at_once = stop._replace(gently=False)
             loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
+            if stop.takes_stacks:
+                self._take_stacks(supervisor)
             event = GroupStopped(self.formed.generation.number, stop.cause)
             journal.record(event)
             supervisor.step(event)
+
+    def reports(self) -> list[FromAgent]:
+        """Return what a coordinator must know of these workers."""
+        if self.failure is not None:
+            return [self.failure]
+        quiet_s = self.watches.quiet_s if self.watches is not None else 0.0
+        return [NodeQuiet(self.formed.generation.id, quiet_s)] if quiet_s else []
+
+    @property
+    def stuck(self) -> str:
+        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        return self.watches.stuck if self.watches is not None else ""
 
     @property
     def memory(self) -> "WorkerMemory":
@@ -315,6 +325,7 @@ class WorkerGroup:
             self._job.grace_s,
             self._on_process,
             None if preload is None else preload.fork,
+            before_stop=self._before_stop,
         )
 
     # Their events.
@@ -333,56 +344,40 @@ class WorkerGroup:
 
     def _report_first_failure(self, event: WorkerExited) -> None:
         supervisor = self.supervisor
-        if event.exitcode and supervisor is not None and not self.failed:
-            self.failed = supervisor.ended_unasked(event.local_rank)
-            if self.failed:
-                self._on_failure()
+        if not event.exitcode or supervisor is None or self.failure is not None:
+            return
+        if supervisor.ended_unasked(event.local_rank):
+            reason = f"a worker failed on {self._host}"
+            blames_peer = bool(supervisor.workers.doing)
+            self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
+            self._send(self.failure)
 
-    def _on_stuck(self, local_rank: int) -> None:
-        """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
+    def _before_stop(self, event: WorkerExited) -> None:
+        """Find out where the other workers are, if one has failed because of a peer."""
+        supervisor = self.supervisor
+        if event.exitcode not in _AFTER_ERROR or supervisor is None:
+            return
+        from relight.postmortem import blames_peer
+
+        if blames_peer(self.logs, event.local_rank):
+            self._take_stacks(supervisor)
+
+    def _take_stacks(self, supervisor: Supervisor) -> None:
+        """Find out where the workers are that have not ended."""
+        from relight.host.stacks.doing import doing
+
+        workers, pids = supervisor.workers, supervisor.workers.pids
+        workers.doing.update(doing({rank: pids[rank] for rank in supervisor.alive if rank in pids}))
+
+    # Whether they do anything.
+
+    def _signs(self) -> tuple[int, int]:
+        return self.logs.size(), self.memory.step() or 0
+
+    def _on_quiet(self, quiet_s: float) -> None:
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
-            self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
-            limit = duration(self._job.stuck_after_s, digits=1)
-            evidence = f"it was in an uninterruptible call (state D) for {limit}"
-            supervisor.workers.evidence[local_rank] = evidence
-            supervisor.workers.signal([local_rank], signal.SIGKILL)
-            event = WorkerExited(local_rank, -signal.SIGKILL)
-            supervisor.step(event)
-            self._report_first_failure(event)
-
-    def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
-        """Send the signal of an expired timer to the process that set it, if that is a worker or
-        was started by one.
-        """
-        if self.supervisor is None:
-            return
-        workers = self.supervisor.workers
-        local_rank = workers.worker_of(pid)
-        if local_rank is None:
-            return
-        if workers.pids.get(local_rank) == pid:
-            workers.evidence[local_rank] = f"its timer {scope} ran out"
-            workers.signal([local_rank], number)
-            return
-        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
-        name = signal_name(number)
-        self._services.journal.say(
-            f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out"
-        )
-        try:
-            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
-        except OSError:
-            pass  # it has just exited, or now belongs to another user
-
-    def _report_missing_at_init(self) -> None:
-        """Print which ranks init_process_group waits for, if any."""
-        from relight.host.missing_at_init import explain
-
-        if self.supervisor is not None:
-            text = explain(self.supervisor.workers, self.formed, self._store)
-            if text:
-                self._services.journal.say(f"after {duration(_INIT_REPORT_S)}, {text}")
+            self._send(NodeQuiet(self.formed.generation.id, quiet_s))
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -38,13 +38,26 @@ class ErrorReport(NamedTuple):
     lines: tuple[str, ...]
 
 
+class Doing(NamedTuple):
+    """What a worker did before it was stopped, as seen from outside (`core/stacks.doing`).
+
+    `place` follows the worker's name: ` in read (data.py:41)`. `stack` has the lines of its main
+    thread's stack, the innermost last. `expects_peers`: it waits for other workers there.
+    """
+
+    place: str
+    stack: tuple[str, ...]
+    expects_peers: bool
+
+
 class Failure(NamedTuple):
     """How one worker ended, and all that is known about it.
 
     `exitcode` is negative for a signal. `at` is monotonic; in a message it is relative to the time
     of sending, which needs no common clock. `asked` is the signal that the agent had sent before,
     or 0. `evidence` are findings of the machine, such as an out-of-memory kill. `last_lines` is the
-    end of stderr. `when` is the time of day on that host, as text.
+    end of stderr. `when` is the time of day on that host, as text. `doing` is known if the agent
+    looked before it stopped the worker.
     """
 
     rank: int
@@ -59,6 +72,7 @@ class Failure(NamedTuple):
     evidence: str
     log: str
     when: str = ""
+    doing: Doing | None = None
 
     @property
     def is_explained(self) -> bool:

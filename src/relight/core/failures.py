@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
 from relight.core.excerpts import WIDTH, cut, cut_left, excerpt, rows_of
-from relight.core.exits import CRASHES, ErrorReport, Failure, FailureKind
+from relight.core.exits import CRASHES, Doing, ErrorReport, Failure, FailureKind
 from relight.core.fields import fit
 from relight.core.waiting import duration
 from relight.errors import exit_code_of_signal, signal_name
@@ -32,6 +32,7 @@ _WHAT = 2 * WIDTH - 40
 _LEAST_EVIDENCE = 4
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
+_MAX_PLACES = 3
 _RECORDED = 1000
 """Most characters of each text of a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
@@ -126,7 +127,10 @@ class Diagnosis(NamedTuple):
             if self.succeeded_ranks:
                 return f"before that, {named_ranks(self.succeeded_ranks)} ended with 0"
             text = "a peer is gone or late, but no worker here failed on its own"
-            running = [failure.rank for failure in self.consequences if _was_stopped(failure)]
+            stopped = [failure for failure in self.consequences if _was_stopped(failure)]
+            if any(failure.doing for failure in stopped):
+                return f"{text}; when it failed, {_places(stopped)}"
+            running = [failure.rank for failure in stopped]
             return f"{text}; {named_ranks(running)} still ran" if running else text
         if -root.exitcode == signal.SIGBUS:
             return "SIGBUS is often a full /dev/shm"
@@ -165,17 +169,27 @@ def shell_exit_code(exitcode: int) -> int:
 
 def classify(failure: Failure) -> Class:
     """Return the class of one exit."""
-    report = failure.report
-    if report is not None:
-        text = f"{report.type}: {report.message}"
-    else:
-        text = "\n".join(failure.last_lines)
-    victim = _VICTIM.search(text) is not None
+    victim = blames_peer(failure.report, failure.last_lines)
     if not failure.asked:
         return Class.VICTIM if victim else Class.OWN
+    text = _printed(failure.report, failure.last_lines)
     if not (failure.is_explained or failure.evidence) or _BY_REQUEST.search(text):
         return Class.STOPPED
     return Class.VICTIM if victim else Class.REPORTED
+
+
+def blames_peer(report: ErrorReport | None, last_lines: Sequence[str]) -> bool:
+    """Return whether a worker says itself that another one is gone or late.
+
+    Args:
+        report: its exception, if any.
+        last_lines: the end of its stderr.
+    """
+    return _VICTIM.search(_printed(report, last_lines)) is not None
+
+
+def _printed(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
+    return f"{report.type}: {report.message}" if report is not None else "\n".join(last_lines)
 
 
 def diagnose(failures: Iterable[Failure], succeeded_ranks: Iterable[int] = ()) -> Diagnosis:
@@ -214,8 +228,13 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
     are short, and if there are many, the least likely causes have no texts.
     """
     short_ones, room = [], _SHARED
-    for failure in sorted(failures, key=_likeliest_first):
-        report = failure.report
+    ordered = sorted(failures, key=_likeliest_first)
+    lowest: dict[str, int] = {}  # of ranks in the same place, one stack is enough
+    for failure in sorted(ordered, key=lambda failure: failure.rank):
+        if failure.doing is not None:
+            lowest.setdefault(failure.doing.place, failure.rank)
+    for failure in ordered:
+        report, shows_stack = failure.report, failure.rank in lowest.values()
         short = failure._replace(
             host=fit(failure.host, "host"),
             at=round(failure.at - now, 6),
@@ -224,10 +243,13 @@ def shared(failures: Iterable[Failure], now: float) -> tuple[Failure, ...]:
             evidence=_short(failure.evidence),
             log=_short(failure.log),
             when=_short(failure.when),
+            doing=_doing(failure, shows_stack),
         )
         size = _size(short)
         if size > room:
-            short = short._replace(report=None, last_lines=(), evidence="", log="")
+            short = short._replace(
+                report=None, last_lines=(), evidence="", log="", doing=_doing(failure, False)
+            )
         else:
             room -= size
         short_ones.append(short)
@@ -249,6 +271,14 @@ def _shortened(report: ErrorReport) -> ErrorReport:
     )
 
 
+def _doing(failure: Failure, shows_stack: bool) -> Doing | None:
+    doing = failure.doing
+    if doing is None:
+        return None
+    stack = tuple(_short(line) for line in doing.stack) if shows_stack else ()
+    return doing._replace(place=_short(doing.place), stack=stack)
+
+
 def _short(text: str, field: str = "") -> str:
     return cut(fit(text[: _RECORDED + 1], field), _RECORDED)
 
@@ -258,6 +288,8 @@ def _size(failure: Failure) -> int:
     texts = [failure.evidence, failure.log, *failure.last_lines]
     if report is not None:
         texts += [report.type, report.message, report.where, report.source, *report.lines]
+    if failure.doing is not None:
+        texts += [failure.doing.place, *failure.doing.stack]
     return sum(map(len, texts))
 
 
@@ -284,6 +316,18 @@ def what_happened(failure: Failure, *, many: bool = False) -> str:
         elif not (evidence or failure.asked or number in CRASHES):
             evidence = "relight did not send it"
     return cut(f"{text}: {evidence}" if evidence else text, _WHAT)
+
+
+def _places(failures: Sequence[Failure]) -> str:
+    """Return where workers were, the likeliest cause first: `rank 2 in read (data.py:41); …`."""
+    groups: dict[tuple[bool, str], list[int]] = {}
+    for failure in failures:
+        if failure.doing is not None:
+            key = failure.doing.expects_peers, failure.doing.place
+            groups.setdefault(key, []).append(failure.rank)
+    ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))
+    texts = [f"{named_ranks(ranks)}{place}" for (_, place), ranks in ordered]
+    return "; ".join(texts[:_MAX_PLACES]) + ("; …" if len(texts) > _MAX_PLACES else "")
 
 
 def _exception(report: ErrorReport) -> str:

@@ -81,6 +81,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "limit": _CALLS,
     "calls": _CALLS,
     "checkpoint_at": _CALLS,
+    "quiet_s": _SECONDS,
     "silence_s": _SECONDS,
     "clock_error_s": _SECONDS,
     "mtime_ns": (-(1 << 64), 1 << 64),
@@ -91,7 +92,7 @@ _OF_LINES = {"message", "reason", "text", "cause", "report", "error_file"}
 _EXACT = {"args", "command", "commands", "env", "value", "cwd", "path", "workspace", "directory",
           "log_dir", "script", "stdout", "stderr", "combined", "report_path"}  # fmt: skip
 _LENGTHS = {"error_file": 1 << 20, **dict.fromkeys(_EXACT, 1 << 20)}
-_ITEMS = {"lines": 200, "last_lines": 200, "findings": MAX_FINDINGS, "addresses": 16,
+_ITEMS = {"lines": 200, "last_lines": 200, "stack": 60, "findings": MAX_FINDINGS, "addresses": 16,
           "resolved": 64, "facts": MAX_FACTS}  # fmt: skip
 
 

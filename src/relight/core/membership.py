@@ -7,7 +7,8 @@ One coordinator runs this for all agents of a job: it takes their messages and r
       | the maximum, or enough and then no newcomer for a while    -> RUNNING
       | the join timeout passes                                    -> ENDED
     RUNNING     a generation is live
-      | a worker failed, or a node was lost                        -> STOPPING
+      | a worker failed, a node was lost, or no node's workers do
+      | anything                                                   -> STOPPING
       | newcomers are to be let in, or a node is preempted: first,
       | where workers can save, they agree on when (core/agreement) -> STOPPING
       | the workers of all nodes have succeeded                    -> ENDED
@@ -73,6 +74,7 @@ from relight.core.messages import (
     Join,
     NodeLeaving,
     NodePreempted,
+    NodeQuiet,
     NodeReady,
     Note,
     StopWorkers,
@@ -180,6 +182,7 @@ class _Ending:
         self.failure_cause = ""  # why a worker failed; empty if none has
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
+        self.hung = False
         self.progressed: bool | None = None  # None: not known
         self.failures: list[Failure] = []  # `at` on our clock
         self.succeeded_ranks: list[int] = []
@@ -419,10 +422,15 @@ class Membership:
                 if node in self.roster and not (current or member.idle):
                     return  # an outdated message
                 self._on_ready(member, message, current, now)
-            case WorkerFailed(_, reason) if current:
+            case WorkerFailed(_, reason, blames_peer) if current:
                 self._ending.failure_cause = self._ending.failure_cause or reason
                 if self.state is GroupState.RUNNING:
-                    self._stop(reason, now)
+                    stop = StopWorkers(
+                        self.generation, reason, gently=False, takes_stacks=blames_peer
+                    )
+                    self._stop(reason, now, stop)
+            case NodeQuiet(_, quiet_s) if current:
+                self.roster.set_quiet(node, quiet_s)
             case WorkersSucceeded() if current and self.state in (
                 GroupState.RUNNING,
                 GroupState.RECOVERING,
@@ -531,6 +539,9 @@ class Membership:
         if self._agreement is not None:
             self._go_on_agreeing(self._agreement, now)
             return
+        if self.roster.quiet_s:
+            self._stop_hung(now)
+            return
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
                 False,
@@ -551,6 +562,13 @@ class Membership:
             else:
                 self._ending.membership_changed = True
                 self._stop(cause, now)
+
+    def _stop_hung(self, now: float) -> None:
+        """Stop workers that do nothing, as after a failure."""
+        cause = f"no rank has done anything for {waiting.duration(self.roster.quiet_s)}"
+        self._ending.hung, self._ending.failure_cause = True, cause
+        stop = StopWorkers(self.generation, cause, gently=False, takes_stacks=True)
+        self._stop(cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:
         """Begin to agree with the workers on when they save and leave."""
@@ -644,7 +662,7 @@ class Membership:
 
         ended = verdict.GenerationEnd(
             ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at,
-            ending.progressed,
+            ending.progressed, ending.hung,
         )  # fmt: skip
         outcome = verdict.judge(ended, self._restarts(now), self.restart, now)
         if isinstance(outcome, JobEnded):

@@ -2,7 +2,7 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodePreempted
+    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePreempted
                             CheckpointCalls NodeLeaving Heartbeat
     coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm WaitReason Note
                             JobEnded Redirect Heartbeat (the echo)
@@ -76,16 +76,28 @@ class NodeReady(NamedTuple):
 
 
 class WorkerFailed(NamedTuple):
-    """A worker of this node failed; the others are being stopped."""
+    """A worker of this node failed; the others are being stopped. `blames_peer`: it says itself
+    that another worker is gone or late.
+    """
 
     generation: GenerationId
     reason: str
+    blames_peer: bool = False
 
 
 class WorkersSucceeded(NamedTuple):
     """All workers of this node succeeded."""
 
     generation: GenerationId
+
+
+class NodeQuiet(NamedTuple):
+    """The workers of this node have done nothing for `quiet_s` seconds, longer than the user allows
+    (core/activity); 0 if they do something again.
+    """
+
+    generation: GenerationId
+    quiet_s: float
 
 
 class NodePreempted(NamedTuple):
@@ -133,7 +145,8 @@ class StopWorkers(NamedTuple):
 
     `gently`: they may save a checkpoint first, at their `checkpoint_at`-th call of
     `should_checkpoint`, or at the next one if it is 0; they have `limit_s` seconds, or what this
-    node's user has set if it is 0. `cause` is shown to users.
+    node's user has set if it is 0. `cause` is shown to users. `takes_stacks`: first find out where
+    the workers are.
     """
 
     generation: GenerationId
@@ -141,6 +154,7 @@ class StopWorkers(NamedTuple):
     gently: bool
     checkpoint_at: int = 0
     limit_s: float = 0.0
+    takes_stacks: bool = False
 
 
 class Confirm(NamedTuple):
@@ -202,6 +216,7 @@ FromAgent = (
     | NodeReady
     | WorkerFailed
     | WorkersSucceeded
+    | NodeQuiet
     | NodePreempted
     | CheckpointCalls
     | NodeLeaving

@@ -26,6 +26,7 @@ class Roster:
         """Nodes whose workers have succeeded, and when."""
         self.lapsed = False
         """Whether the leases of all nodes that have announced the generation were over."""
+        self._quiet: dict[str, float] = {}  # nodes whose workers do nothing, and for how long
         self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:
@@ -71,6 +72,7 @@ class Roster:
     def finish(self, node: str, now: float) -> None:
         """Note that the workers of a node have succeeded."""
         self.active.discard(node)
+        self._quiet.pop(node, None)
         self.done.setdefault(node, now)
 
     def mark_succeeded(self, places: Sequence[int]) -> None:
@@ -79,9 +81,23 @@ class Roster:
             if 0 <= place < len(self.order) and self.order[place] is None:
                 self._done_and_gone.add(place)
 
+    def set_quiet(self, node: str, quiet_s: float) -> None:
+        """Note that the workers of a node have done nothing for so long, or do something again."""
+        self._quiet.pop(node, None)
+        if quiet_s > 0 and node in self.active:
+            self._quiet[node] = quiet_s
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long no worker of any active node has done anything; 0 if one has."""
+        if not self.active or len(self._quiet) < len(self.active):
+            return 0.0
+        return min(self._quiet.values())
+
     def deactivate(self, node: str) -> None:
         """Note that a node has no workers any more."""
         self.active.discard(node)
+        self._quiet.pop(node, None)
         self.done.pop(node, None)
 
     def remove(self, node: str) -> None:
@@ -102,4 +118,5 @@ class Roster:
         assert self.places == {node: place for place, node in enumerate(self.order) if node}
         assert self.active | self.done.keys() <= self.places.keys()
         assert not self.active & self.done.keys()
+        assert self._quiet.keys() <= self.active
         assert all(self.order[place] is None for place in self._done_and_gone)

@@ -2,13 +2,15 @@
 
 Of each process the main thread counts. Its place is the innermost line of the user's own code; what
 it is in there is the name of the library's function that this line has called, such as
-`all_reduce`. Ranks with the same place are one line. The smallest group is first, because in a job
-that hangs the odd one out is the one to look at.
+`all_reduce`. Ranks with the same place are one line. In a job that hangs, the one to look at is the
+one that has not come to the collective, or else the odd one out. So groups that wait for their
+peers come last, and of the others the smallest is first.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from relight.core.exits import Doing
 from relight.core.failures import named_ranks
 from relight.typed import NamedTuple
 
@@ -24,6 +26,9 @@ _LIBRARY = re.compile(
     re.VERBOSE,
 )
 _TORCH = re.compile(r"/torch/")
+_OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
+"""Where a worker waits for others; DistributedDataParallel does so below `backward`."""
+_MOST_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
@@ -75,12 +80,14 @@ class Place(NamedTuple):
 
 class Group(NamedTuple):
     """Ranks in the same place, in ascending order. `text` follows the name of one rank; `line` puts
-    it in the plural. `has_stack` is false if it is the reason why they have none.
+    it in the plural. `has_stack` is false if it is the reason why they have none. `expects_peers`:
+    they wait for other ranks.
     """
 
     ranks: tuple[int, ...]
     text: str
     has_stack: bool
+    expects_peers: bool
 
 
 def main_thread(stack: ProcessStack) -> ThreadStack | None:
@@ -104,19 +111,32 @@ def place(frames: Sequence[Frame]) -> Place:
 
 
 def groups(stacks: Mapping[int, ProcessStack | str]) -> list[Group]:
-    """Group ranks by state and place, the smallest group first, then by the lowest rank.
+    """Group ranks by state and place: those that wait for others last, else the smallest group
+    first, then by the lowest rank.
 
     Args:
         stacks: by rank; a text is the reason why there is none.
     """
     ranks_of: dict[tuple[object, ...], list[int]] = {}
-    text_of: dict[tuple[object, ...], tuple[str, bool]] = {}
+    first_of: dict[tuple[object, ...], tuple[str, bool, bool]] = {}
     for rank, stack in sorted(stacks.items()):
         key, text, has_stack = _describe(stack)
         ranks_of.setdefault(key, []).append(rank)
-        text_of.setdefault(key, (text, has_stack))
-    found = [Group(tuple(ranks), *text_of[key]) for key, ranks in ranks_of.items()]
-    return sorted(found, key=lambda group: (len(group.ranks), group.ranks))
+        first_of.setdefault(key, (text, has_stack, _expects_peers(stack)))
+    found = [Group(tuple(ranks), *first_of[key]) for key, ranks in ranks_of.items()]
+    return sorted(found, key=lambda group: (group.expects_peers, len(group.ranks), group.ranks))
+
+
+def doing(stack: ProcessStack | str) -> Doing:
+    """Return what a worker does, for the report of a failure.
+
+    Args:
+        stack: of its process; a text is the reason why there is none.
+    """
+    _, text, has_stack = _describe(stack)
+    thread = None if isinstance(stack, str) or not has_stack else main_thread(stack)
+    lines = traceback_lines(thread.frames[:_MOST_FRAMES]) if thread else []
+    return Doing(text, tuple(_cut(each, _REASON) for each in lines), _expects_peers(stack))
 
 
 def render(
@@ -181,6 +201,19 @@ def _describe(stack: ProcessStack | str) -> tuple[tuple[object, ...], str, bool]
         call = thread.waits_in
     text += f", system call {call}" if call else ""
     return (condition, what, where.file, where.line, call), text, True
+
+
+def _expects_peers(stack: ProcessStack | str) -> bool:
+    """Return whether the main thread waits for other ranks, in a library that the user called."""
+    if isinstance(stack, str) or stack.state in ("T", "t", "D"):
+        return False
+    thread = main_thread(stack)
+    for frame in thread.frames if thread else ():
+        if not _LIBRARY.search(frame.file):
+            return False
+        if _OF_PEERS.search(frame.file):
+            return True
+    return False
 
 
 def _public(frames: Iterable[Frame]) -> str:

@@ -11,7 +11,12 @@ from relight.core.exits import Failure
 from relight.core.failures import Diagnosis
 from relight.core.messages import JobEnded
 from relight.core.restarts import GenerationRun, RestartHistory
+from relight.errors import EXIT_FAILED, EXIT_HUNG
 from relight.typed import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.hangs import Hang
 
 _MOST_SAME = 1000
 """Most ranks that are named as failed in the same way: all nodes are told of them."""
@@ -21,7 +26,8 @@ class GenerationEnd(NamedTuple):
     """How a generation ended.
 
     `succeeded_ranks`: the ranks that had succeeded before the failures. `stop_cause`: why it was
-    stopped, for the case that no failure was reported. `progressed`: see `core/restarts`.
+    stopped, for the case that no failure was reported. `progressed`: see `core/restarts`. `hung`:
+    it was stopped because its workers did nothing.
     """
 
     failures: Sequence[Failure]
@@ -29,6 +35,7 @@ class GenerationEnd(NamedTuple):
     stop_cause: str
     formed_at: float
     progressed: bool | None = None
+    hung: bool = False
 
 
 class Restart(NamedTuple):
@@ -50,7 +57,8 @@ def judge(
         now: the time.
     """
     diagnosis = _diagnose(ended)
-    symptoms = failures.repeatable(diagnosis.root) if diagnosis else None
+    can_repeat = isinstance(diagnosis, Diagnosis)  # a hang may be an accident of the network
+    symptoms = failures.repeatable(diagnosis.root) if diagnosis and can_repeat else None
     run = GenerationRun(now - ended.formed_at, ended.progressed, symptoms)
     decision = history.after_failure(run, restart, now)
     if not decision.restarts:
@@ -69,13 +77,14 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     """
     diagnosis, cause = _diagnose(ended), ended.stop_cause
     if diagnosis is None:
-        return JobEnded(1, cause, (f"{cause}; {reason}",), None, verdict=reason)
+        code = EXIT_HUNG if ended.hung else EXIT_FAILED
+        return JobEnded(code, cause, (f"{cause}; {reason}",), None, verdict=reason)
     root = diagnosis.root
     report = diagnosis.render(formed_at=ended.formed_at, ended=root.when, verdict=reason)
     root = root._replace(at=root.at - now)  # needs no common clock
     return JobEnded(
         exit_code=diagnosis.exit_code,
-        reason="the workers failed",
+        reason=cause if ended.hung else "the workers failed",
         report=tuple(report),
         root=root,
         same_ranks=tuple(failure.rank for failure in diagnosis.same[:_MOST_SAME]),
@@ -83,6 +92,10 @@ def end(ended: GenerationEnd, reason: str, now: float) -> JobEnded:
     )
 
 
-def _diagnose(ended: GenerationEnd) -> Diagnosis | None:
+def _diagnose(ended: GenerationEnd) -> "Diagnosis | Hang | None":
     ends = [failure for failure in ended.failures if failure.exitcode]  # a peer may send anything
+    if ended.hung and all(failure.asked for failure in ends):
+        from relight.core import hangs
+
+        return hangs.diagnose(ends, ended.stop_cause)
     return failures.diagnose(ends, ended.succeeded_ranks) if ends else None

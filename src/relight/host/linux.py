@@ -459,6 +459,26 @@ def _state_and_parent(pid: int) -> list[bytes]:
         return [b"", b"0"]
 
 
+_TICKS_S = os.sysconf("SC_CLK_TCK")
+
+
+def usage(pid: int) -> tuple[float, int, int]:
+    """Return what a process and the children that it has reaped have used: seconds of CPU time,
+    bytes passed to read(2) and write(2), and page faults; 0 for what can't be read (proc(5)).
+    """
+    cpu_s, faults, io_bytes = 0.0, 0, 0
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+        faults = sum(map(int, words[7:11]))
+        cpu_s = sum(map(int, words[11:15])) / _TICKS_S
+        with open(f"/proc/{pid}/io", "rb") as file:
+            io_bytes = sum(int(line.split()[1]) for line in file if line[1:6] == b"char:")
+    except (OSError, ValueError, IndexError):
+        pass  # it has ended, or its I/O is hidden from us
+    return cpu_s, io_bytes, faults
+
+
 def memory(pid: int) -> int:
     """Return the memory of a process in bytes, shared pages counted in part (PSS, Linux 4.14); 0
     where it can't be read.

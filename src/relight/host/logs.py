@@ -71,6 +71,7 @@ class Logs:
         self._tails = FileTails(loop) if spec.tee.any() and directory else None
         self._pipes: list[tuple[PipeReader, int]] = []
         self._stderr: dict[int, PipeReader | str] = {}
+        self._files: list[str] = []
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, _FilteredFile] = {}
         self._filters: list[_Filter] = []
@@ -97,12 +98,23 @@ class Logs:
         """Return the end of what a worker wrote to stderr."""
         source = self._stderr.get(local_rank)
         if isinstance(source, PipeReader):
+            source.read()
             return source.tail.decode(errors="replace")
         if source is None:
             return ""
         with open(source, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE))
             return file.read().decode(errors="replace")
+
+    def size(self) -> int:
+        """Return how many bytes the workers have printed so far, as far as anybody sees them."""
+        total = sum(pipe.size for pipe, _ in self._pipes)
+        for path in self._files:
+            try:
+                total += os.stat(path).st_size
+            except OSError:
+                continue  # it was removed
+        return total
 
     def open(self, local_rank: int, prefix: bytes) -> tuple[int, int]:
         """Return the descriptors for a worker's stdout and stderr; `passed_on` closes them here.
@@ -175,6 +187,7 @@ class Logs:
             # O_APPEND: a file that is truncated under the worker, to save space, has no hole.
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             fd = os.open(path, flags, 0o666)
+            self._files.append(path)
             if stream == STDERR:
                 self._stderr[local_rank] = path
             if to_console and self._tails is not None:

@@ -73,7 +73,11 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
         notes.append(
             "--preload has no effect on this system: workers start without preloaded modules"
         )
-    return spec._replace(preload=())
+    if spec.hang_timeout:
+        notes.append(
+            "--hang-timeout has no effect on this system: it does not count what workers do"
+        )
+    return spec._replace(preload=(), hang_timeout=None)
 
 
 def require_linux(what: str) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 
+from relight.core.exits import Doing
 from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import spawner, system
@@ -55,6 +56,8 @@ class Workers:
         self.ranks = tuple(ranks)
         self.evidence: dict[int, str] = {}
         """Facts about a worker's exit beyond its exit code, by local rank."""
+        self.doing: dict[int, Doing] = {}
+        """What workers did before they were stopped, by local rank, if anybody looked."""
         self.frozen = False
         """Whether they are frozen because their lease has expired."""
         self._loop = loop

@@ -37,6 +37,8 @@ class PipeReader:
     def __init__(self, loop: Loop, fd: int, stream: ConsoleStream | None) -> None:
         self.fd = fd
         self.tail = bytearray()
+        self.size = 0
+        """Bytes that were read."""
         self._loop = loop
         self._stream = stream
         self._finishing = False
@@ -63,6 +65,11 @@ class PipeReader:
                 break
             left -= size
         self._on_room()
+
+    def read(self) -> None:
+        """Read what the worker has written so far, if the console has room."""
+        if self.fd >= 0:
+            self._on_readable()
 
     def drop(self) -> int:
         """Discard what was read and not shown; return how many bytes."""
@@ -132,6 +139,7 @@ class PipeReader:
         return len(data) if self.fd >= 0 else 0
 
     def _take(self, data: bytes) -> None:
+        self.size += len(data)
         self.tail += data
         if len(self.tail) > 2 * TAIL_SIZE:
             del self.tail[:-TAIL_SIZE]

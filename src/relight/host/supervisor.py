@@ -15,7 +15,7 @@ from relight.core.supervision import (
     SupervisionState,
     WorkerEnd,
 )
-from relight.events import Event, Tick, WorkersFrozen, WorkerStarted
+from relight.events import Event, Tick, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host.loop import Alarm, Loop
 from relight.host.process import Fork, ProcessEvent, WorkerPlan, Workers
 
@@ -32,6 +32,8 @@ class Supervisor:
         scratch: a directory to remove if this process is killed, or empty.
         grace_s: seconds from the first signal to SIGKILL.
         on_event: called with each start and exit, after what core/supervision decided was done.
+        before_stop: called with the exit of a process that failed, before the others are stopped
+            because of it.
         fork: starts a spawner, or uses the warm one (`host/preloading.py`).
         grace_for_all: whether a process without a handler for the stop signal gets the grace time
             too. If not, it is killed at once, except where the agent itself got a stop signal.
@@ -50,11 +52,13 @@ class Supervisor:
         on_event: OnEvent,
         fork: Fork | None = None,
         *,
+        before_stop: Callable[[WorkerExited], None] | None = None,
         grace_for_all: bool = False,
     ) -> None:
         self.core = Supervision(len(plans), grace_s)
         self._loop = loop
         self._on_event = on_event
+        self._before_stop = before_stop
         self._grace_for_all = grace_for_all
         self._lease_until = FOR_EVER
         self._alarm = Alarm(loop, partial(self.step, Tick()))
@@ -104,6 +108,9 @@ class Supervisor:
         return self.core.explain(self._loop.now())
 
     def _on_process(self, event: ProcessEvent, at: float) -> None:
+        look = self._before_stop if self.is_running else None
+        if look is not None and isinstance(event, WorkerExited) and event.exitcode:
+            look(event)
         if not isinstance(event, WorkerStarted | WorkersFrozen):
             self._step(event, at)
         self._on_event(event)

@@ -14,7 +14,7 @@ _ATTEMPTS = 5
 _PAUSE_S = 0.003
 
 
-def take(pid: int) -> ProcessStack:
+def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """Return the stacks of all threads of a Python process, the main thread first.
 
     The process is neither stopped nor asked. A stack of a running thread may mix two moments that
@@ -22,6 +22,8 @@ def take(pid: int) -> ProcessStack:
 
     Args:
         pid: CPython 3.11 to 3.14 on 64-bit Linux; others if py-spy is on PATH.
+        may_wait: whether py-spy is asked, and a process in state D is read, whose memory may be
+            locked.
 
     Raises:
         StackError: it has ended, is not Python, or may not be read; nothing else.
@@ -31,15 +33,22 @@ def take(pid: int) -> ProcessStack:
     state = state_of(pid)
     if state in ("Z", "X"):
         return ProcessStack(pid, state, ())
+    if state == "D" and not may_wait:
+        raise StackError(f"process {pid} is in an uninterruptible system call (state D)")
     shown = tasks(pid)
     try:
         threads = _merge(_walk(pid, shown[0].inner_id if shown else pid), shown, pid)
     except StackError as error:
-        threads = () if state_of(pid) in ("Z", "X") else _by_spy(pid, shown, error)
+        if state_of(pid) not in ("Z", "X"):
+            if not may_wait:
+                raise
+            threads = _by_spy(pid, shown, error)
+        else:
+            threads = ()
     return ProcessStack(pid, state_of(pid), threads)
 
 
-def take_all(pids: Mapping[int, int]) -> dict[int, ProcessStack | str]:
+def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
     """Return the stacks of many processes, by rank; for one that can't be read, the reason and what
     to do, in one line. Raises nothing.
 
@@ -48,11 +57,12 @@ def take_all(pids: Mapping[int, int]) -> dict[int, ProcessStack | str]:
 
     Args:
         pids: by rank.
+        may_wait: as for `take`.
     """
     found: dict[int, ProcessStack | str] = {}
     for rank, pid in pids.items():
         try:
-            found[rank] = take(pid)
+            found[rank] = take(pid, may_wait=may_wait)
         except StackError as error:
             found[rank] = f"{error.message} ({error.hint})" if error.hint else error.message
     return found

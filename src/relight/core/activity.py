@@ -1,0 +1,140 @@
+"""Whether the workers of a node still do anything (--hang-timeout): pure rules, no clock.
+
+A worker is
+
+    working     it, or a process that it has started, reads or writes, or maps memory
+    computing   it uses CPU time, and nothing else is seen of it: it may train on a GPU, or spin
+    idle        none of these
+
+A *sign* is what workers show on purpose: a byte of output, or a step of `relight.worker.progress`.
+
+The workers of a node are quiet
+
+- once all of them have been idle, without a sign, for `idle_s`; or
+- once no sign has come and none of them was working for `silent_s`, if signs had come regularly
+  before. Without this, a rank in an endless loop would look busy for ever.
+
+Both times grow with what the job has shown, to ten times the longest pause after which it went on,
+the first one only if the user has not set it. The job hangs if the workers of all nodes are quiet;
+that is decided by core/membership.
+"""
+
+from collections.abc import Mapping
+
+from relight.typed import NamedTuple
+from relight.values import HangTimeout
+
+_BUSY_CPU = 0.05
+"""Share of a CPU below which a worker is idle: the threads of torch that wait use less."""
+_BUSY_BYTES = 1024.0
+"""Bytes a second: the heartbeats of NCCL's monitor on the store are fewer."""
+_BUSY_FAULTS = 100.0
+"""Page faults a second: a loop that only waits has none."""
+_TIMES = 10
+"""A pause is no hang until it is so many times as long as the longest one before."""
+_REGULAR = 5
+"""Signs come regularly after so many."""
+
+
+class Usage(NamedTuple):
+    """What a worker and all its descendants have used so far: seconds of CPU time, bytes passed to
+    read(2) and write(2), and page faults.
+    """
+
+    cpu_s: float
+    io_bytes: int
+    faults: int
+
+
+class Observation(NamedTuple):
+    """What is seen of a node's workers at one time.
+
+    `workers`: by local rank, without those that have ended. `signs`: bytes of output and the
+    highest step; any change is a sign.
+    """
+
+    workers: Mapping[int, Usage]
+    signs: tuple[int, int]
+
+
+class Activity:
+    """The activity of one node's workers in one generation.
+
+    Args:
+        limits: what the user allows.
+        every_s: the time between two observations.
+    """
+
+    def __init__(self, limits: HangTimeout, every_s: float) -> None:
+        self._limits = limits
+        self._every_s = every_s
+        self._before: Observation | None = None
+        self._observed_at = 0.0
+        self._active_at = 0.0  # when they were last seen to compute, to work or to give a sign
+        self._worked_at = 0.0  # when they were last seen to work or to give a sign
+        self._sign_at = 0.0
+        self._signs = 0
+        self._longest_pause_s = 0.0  # without any activity
+        self._longest_silence_s = 0.0  # without a sign
+
+    def observe(self, seen: Observation | None, now: float) -> float:
+        """Return for how many seconds the workers have been quiet if that is too long, else 0.
+
+        Args:
+            seen: what is seen; None while they can't run, because they are frozen.
+            now: the time.
+        """
+        before, elapsed_s = self._before, now - self._observed_at
+        self._before, self._observed_at = seen, now
+        # After a longer time, this process or the machine itself has stood still.
+        if seen is None or before is None or elapsed_s > 4 * self._every_s:
+            self._active_at = self._worked_at = self._sign_at = now
+            return 0.0
+        if seen.signs != before.signs:
+            self._on_sign(now)
+        elif _works(before.workers, seen.workers, elapsed_s):
+            self._on_activity(now)
+            self._worked_at = now
+        elif _computes(before.workers, seen.workers, elapsed_s):
+            self._on_activity(now)
+        return self._quiet_s(now)
+
+    def _on_sign(self, now: float) -> None:
+        self._on_activity(now)
+        self._signs += 1
+        if self._signs > 1:  # the time before the first one is that of imports
+            self._longest_silence_s = max(self._longest_silence_s, now - self._sign_at)
+        self._worked_at = self._sign_at = now
+
+    def _on_activity(self, now: float) -> None:
+        self._longest_pause_s = max(self._longest_pause_s, now - self._active_at)
+        self._active_at = now
+
+    def _quiet_s(self, now: float) -> float:
+        limits = self._limits
+        idle_s = limits.idle_s
+        if limits.adapts:
+            idle_s = max(idle_s, _TIMES * self._longest_pause_s)
+        if now - self._active_at >= idle_s:
+            return now - self._active_at
+        silent_s = max(limits.silent_s, _TIMES * self._longest_silence_s)
+        silence_s = now - self._worked_at
+        return silence_s if self._signs >= _REGULAR and silence_s >= silent_s else 0.0
+
+
+def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
+    """Return whether a worker has read, written, mapped memory, or ended a process."""
+    if before.keys() != now.keys():
+        return True
+    for rank, usage in now.items():
+        io_bytes = usage.io_bytes - before[rank].io_bytes
+        faults = usage.faults - before[rank].faults
+        if io_bytes < 0 or io_bytes >= _BUSY_BYTES * seconds or faults >= _BUSY_FAULTS * seconds:
+            return True
+    return False
+
+
+def _computes(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
+    return any(
+        usage.cpu_s - before[rank].cpu_s >= _BUSY_CPU * seconds for rank, usage in now.items()
+    )

@@ -1,0 +1,18 @@
+"""What workers do before they are stopped: loaded only when a job hangs, or blames a peer."""
+
+from collections.abc import Mapping
+
+from relight.core import stacks
+from relight.core.exits import Doing
+from relight.host.stacks import workers
+from relight.host.stacks.take import take_all
+
+
+def doing(pids: Mapping[int, int]) -> dict[int, Doing]:
+    """Return what workers do, by local rank. It takes some milliseconds for each, and never waits.
+
+    Args:
+        pids: by local rank; of a shell script, the Python process below it is looked at.
+    """
+    found = take_all({rank: workers.python_of(pid) for rank, pid in pids.items()}, may_wait=False)
+    return {rank: stacks.doing(stack) for rank, stack in found.items()}

@@ -1,0 +1,160 @@
+"""What an agent looks for while the workers of a generation run, beside their exits.
+
+    timers             torch's file timers that have expired                  (host/timers)
+    stuck workers      in an uninterruptible call for too long                (host/stuck)
+    missing workers    those for which init_process_group waits for a minute  (host/missing_at_init)
+    quiet workers      none of them does anything                             (host/quiet)
+
+Only the third is always on. What follows is decided elsewhere: by core/supervision for a worker
+that is killed, by core/membership for quiet ones.
+"""
+
+import signal
+from collections.abc import Callable, Mapping
+
+from relight.core.messages import GenerationFormed
+from relight.core.waiting import duration
+from relight.errors import signal_name
+from relight.events import WorkerExited
+from relight.host import system
+from relight.host.journal import Journal
+from relight.host.loop import Loop, Timer
+from relight.host.supervisor import Supervisor
+from relight.node_job import NodeJob
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.quiet import QuietWatch
+    from relight.host.stuck import StuckWatch
+    from relight.host.tcp_store import ReservedPort, TCPStore
+    from relight.host.timers import WorkerTimers
+
+_INIT_REPORT_S = 60
+"""When to report which workers have not reached init_process_group, in seconds after the start."""
+
+
+class WorkerWatches:
+    """The watches over one generation's workers on this node.
+
+    Args:
+        loop: the agent's loop.
+        journal: for messages to the user.
+        job: what was started.
+        formed: the generation.
+        store: the store of this node.
+        supervisor: of the workers.
+        on_lost: called when a worker counts as ended that may never end.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        journal: Journal,
+        job: NodeJob,
+        formed: GenerationFormed,
+        store: "TCPStore | ReservedPort | None",
+        supervisor: Supervisor,
+        on_lost: Callable[[WorkerExited], None],
+    ) -> None:
+        self.stuck = ""
+        """The worker in an uninterruptible call, as `local rank 2 (pid 4711)`; empty for none."""
+        self._journal = journal
+        self._job = job
+        self._formed = formed
+        self._store = store
+        self._supervisor = supervisor
+        self._on_lost = on_lost
+        self._loop = loop
+        self._timers = self._watch_timers(job.command.timer_file)
+        self._stuck_watch = self._watch_stuck(job.stuck_after_s)
+        self._arrivals: Timer = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
+        self._quiet_watch: QuietWatch | None = None
+
+    @property
+    def quiet_s(self) -> float:
+        """For how long the workers have done nothing, if that is too long; else 0."""
+        return self._quiet_watch.quiet_s if self._quiet_watch is not None else 0.0
+
+    def watch_quiet(
+        self, signs: Callable[[], tuple[int, int]], on_change: Callable[[float], None]
+    ) -> None:
+        """Look for workers that do nothing, if the user has asked for it.
+
+        Args:
+            signs: returns how many bytes they have printed, and the highest step they reported.
+            on_change: called with the seconds for which they have been quiet, or 0.
+        """
+        limits = self._job.command.spec.hang_timeout
+        if limits is None:
+            return
+        from relight.host.quiet import QuietWatch
+
+        self._quiet_watch = QuietWatch(self._loop, limits, self._running, signs, on_change)
+
+    def close(self) -> None:
+        """End all watches."""
+        self._arrivals.cancel()
+        for watch in (self._timers, self._stuck_watch, self._quiet_watch):
+            if watch is not None:
+                watch.close()
+
+    def _watch_timers(self, path: str) -> "WorkerTimers | None":
+        if not path:
+            return None
+        from relight.host.timers import WorkerTimers
+
+        return WorkerTimers(self._loop, path, self._on_timer_expired)
+
+    def _watch_stuck(self, limit_s: float) -> "StuckWatch | None":
+        if not limit_s:
+            return None
+        from relight.host.stuck import StuckWatch
+
+        pids = self._supervisor.workers.pids
+        return StuckWatch(self._loop, pids, limit_s, self._on_stuck)
+
+    def _running(self) -> Mapping[int, int] | None:
+        workers, alive = self._supervisor.workers, self._supervisor.alive
+        pids = workers.pids
+        return None if workers.frozen else {rank: pids[rank] for rank in alive if rank in pids}
+
+    def _on_stuck(self, local_rank: int) -> None:
+        """Treat a worker in an uninterruptible call as dead, even if it can't be killed."""
+        supervisor = self._supervisor
+        if supervisor.is_running:
+            self.stuck = f"local rank {local_rank} (pid {supervisor.workers.pids[local_rank]})"
+            limit = duration(self._job.stuck_after_s, digits=1)
+            evidence = f"it was in an uninterruptible call (state D) for {limit}"
+            supervisor.workers.evidence[local_rank] = evidence
+            supervisor.workers.signal([local_rank], signal.SIGKILL)
+            event = WorkerExited(local_rank, -signal.SIGKILL)
+            supervisor.step(event)
+            self._on_lost(event)
+
+    def _on_timer_expired(self, pid: int, number: int, scope: str) -> None:
+        """Send the signal of an expired timer to the process that set it, if that is a worker or
+        was started by one.
+        """
+        workers = self._supervisor.workers
+        local_rank = workers.worker_of(pid)
+        if local_rank is None:
+            return
+        if workers.pids.get(local_rank) == pid:
+            workers.evidence[local_rank] = f"its timer {scope} ran out"
+            workers.signal([local_rank], number)
+            return
+        whose = "has lost its parent" if local_rank < 0 else f"local rank {local_rank} started"
+        name = signal_name(number)
+        self._journal.say(f"pid {pid}, which {whose}, gets {name}: its timer {scope} ran out")
+        try:
+            system.signal_if(pid, number, lambda: workers.worker_of(pid) is not None)
+        except OSError:
+            pass  # it has just exited, or now belongs to another user
+
+    def _report_missing_at_init(self) -> None:
+        """Print which ranks init_process_group waits for, if any."""
+        from relight.host.missing_at_init import explain
+
+        text = explain(self._supervisor.workers, self._formed, self._store)
+        if text:
+            self._journal.say(f"after {duration(_INIT_REPORT_S)}, {text}")
