@@ -97,6 +97,12 @@ def _failure(failure: Failure) -> dict[str, Any]:
         "exception": failure.report and _exception(failure.report),
         "evidence": failure.evidence,
         "last_lines": failure.last_lines,
+        "doing": failure.doing
+        and {
+            "place": failure.doing.place.strip(": "),
+            "stack": failure.doing.stack,
+            "expects_peers": failure.doing.expects_peers,
+        },
         "log": failure.log,
         "time": failure.when,
     }

@@ -226,8 +226,8 @@ class WorkerGroup:
         """Return what a coordinator must know of these workers."""
         if self.failure is not None:
             return [self.failure]
-        quiet_s = self.watches.quiet_s if self.watches is not None else 0.0
-        return [NodeQuiet(self.formed.generation.id, quiet_s)] if quiet_s else []
+        is_quiet = self.watches is not None and self.watches.quiet is not None
+        return [self._quiet()] if is_quiet else []
 
     @property
     def stuck(self) -> str:
@@ -374,10 +374,15 @@ class WorkerGroup:
     def _signs(self) -> tuple[int, int]:
         return self.logs.size(), self.memory.step() or 0
 
-    def _on_quiet(self, quiet_s: float) -> None:
+    def _on_quiet(self) -> None:
         supervisor = self.supervisor
         if supervisor is not None and supervisor.is_running:
-            self._send(NodeQuiet(self.formed.generation.id, quiet_s))
+            self._send(self._quiet())
+
+    def _quiet(self) -> NodeQuiet:
+        quiet = self.watches.quiet if self.watches is not None else None
+        seconds, limit_s = quiet or (0.0, 0.0)
+        return NodeQuiet(self.formed.generation.id, seconds, limit_s)
 
 
 def _unwritable(error: OSError, local_rank: int) -> MachineError:

@@ -24,6 +24,7 @@ from relight.node_job import NodeJob
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.core.activity import Quiet
     from relight.host.quiet import QuietWatch
     from relight.host.stuck import StuckWatch
     from relight.host.tcp_store import ReservedPort, TCPStore
@@ -71,18 +72,18 @@ class WorkerWatches:
         self._quiet_watch: QuietWatch | None = None
 
     @property
-    def quiet_s(self) -> float:
-        """For how long the workers have done nothing, if that is too long; else 0."""
-        return self._quiet_watch.quiet_s if self._quiet_watch is not None else 0.0
+    def quiet(self) -> "Quiet | None":
+        """For how long the workers have done nothing, if that is too long."""
+        return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def watch_quiet(
-        self, signs: Callable[[], tuple[int, int]], on_change: Callable[[float], None]
+        self, signs: Callable[[], tuple[int, int]], on_change: Callable[[], None]
     ) -> None:
         """Look for workers that do nothing, if the user has asked for it.
 
         Args:
             signs: returns how many bytes they have printed, and the highest step they reported.
-            on_change: called with the seconds for which they have been quiet, or 0.
+            on_change: called when `quiet` begins or ends.
         """
         limits = self._job.command.spec.hang_timeout
         if limits is None:

@@ -11,6 +11,7 @@ verbs:
     lost, leaves
     returns   it comes with the workers of its generation; `returns-done` if they have succeeded
     idle      it comes again, without workers
+    quiet30   its workers have done nothing for 30 s, and may so for 10 s; `quiet0`: they do again
     -         nothing but time passes
 
 A node of the name `task7` has been numbered 7 by its scheduler.
@@ -30,6 +31,7 @@ from relight.core.messages import (
     Join,
     NodeLeaving,
     NodePreempted,
+    NodeQuiet,
     NodeReady,
     StopWorkers,
     WaitReason,
@@ -132,6 +134,9 @@ class Table:
             limit = [m for m in self.heard[node] if isinstance(m, CheckpointLimit)][-1].limit
             calls = int(verb.removeprefix("called"))
             return [Received(node, CheckpointCalls(generation, limit, calls))]
+        if verb.startswith("quiet"):
+            quiet_s = float(verb.removeprefix("quiet"))
+            return [Received(node, NodeQuiet(generation, quiet_s, 10.0 if quiet_s else 0.0))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
@@ -171,8 +176,8 @@ class Table:
                     found[key] = [n for _, n in sorted(places[key].items())]
                 case CheckpointLimit(which, limit):
                     found.setdefault(f"limit {limit} {which.number}:", []).append(node)
-                case StopWorkers(which, _, gently, at):
-                    how = f"at {at} " if at else "gently " * gently
+                case StopWorkers(which, _, gently, at, _, takes_stacks):
+                    how = f"at {at} " if at else "gently " * gently + "look and " * takes_stacks
                     found.setdefault(f"{how}stop {which.number}:", []).append(node)
                 case Confirm(which, succeeded):
                     done = f", {' '.join(map(str, succeeded))} done" if succeeded else ""

@@ -99,8 +99,14 @@ def test_the_odd_one_out_is_the_first_line() -> None:
     ]
 
 
+def test_ranks_that_wait_for_their_peers_come_last() -> None:
+    found = groups({0: process(*REDUCE), **{rank: process(*READ) for rank in (1, 2, 3)}})
+    assert [group.ranks for group in found] == [(1, 2, 3), (0,)]
+
+
 def test_groups_of_one_size_are_in_the_order_of_their_lowest_rank() -> None:
-    found = groups({3: process(*READ), 0: process(*REDUCE), 1: process(*READ), 2: process(*REDUCE)})
+    other = process(MAIN)
+    found = groups({3: process(*READ), 0: other, 1: process(*READ), 2: other})
     assert [group.ranks for group in found] == [(0, 2), (1, 3)]
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from relight.core.group_types import GroupSettings, GroupState
 from relight.errors import EXIT_GROUP, EXIT_PREEMPTED
+from relight.values import HangTimeout
 
 from . import stage
 from .node import Node
@@ -101,6 +102,9 @@ class Run:
             world.step_s = savings.choice((0.05, 0.3, 1.0)) * (10 if large else 1)
             kinds += ("leave", "leave")  # these are preemptions
             self.settings = settings = settings._replace(gently=savings.random() < 0.5)
+        if world.hangs.random() < 0.15:
+            world.hang_timeout = HangTimeout(3.0, 3.0, adapts=False)
+            kinds += ("hang", "idle")
         if world.lively:
             kinds += ("foreign signals", "foreign signals")
         self._kinds = kinds
@@ -211,7 +215,9 @@ class Run:
         meeting = stage.meeting(settings, hosts, register, self._ttl_s, address, node_rank)
         if self._commands and self.mode == "endpoint":
             meeting = meeting._replace(hosted=False)
-        job = stage.job(settings, meeting, random.choice((1, 1, 2, 4)), 5.0)
+        job = stage.job(
+            settings, meeting, random.choice((1, 1, 2, 4)), 5.0, self.world.hang_timeout
+        )
         stop_s = random.choice((0.01, 0.05, 0.3, 2.0))
 
         def main() -> int:
@@ -319,6 +325,10 @@ class Run:
                     self._reset(other, both=True)
             case "fail":
                 agent.fail()
+            case "hang":
+                self.watch.hang()
+            case "idle":
+                self.watch.idle(soon + 3)
             case "finish":
                 agent.succeed()
             case "leave":

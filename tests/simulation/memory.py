@@ -46,7 +46,7 @@ class Steps:
         workers = self._workers
         if not workers.has(local_rank):
             return
-        if not workers.run:
+        if not workers.run or self._world.watch.stands_still(workers.node):
             self._later(local_rank)
             return
         page = self.pages[local_rank]

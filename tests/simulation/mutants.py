@@ -29,6 +29,12 @@ class Mutant(NamedTuple):
 
 MUTANTS = (
     Mutant(
+        "a generation hangs only if the workers of all its nodes are quiet",
+        "core/roster.py",
+        "if not self.active or len(self._quiet) < len(self.active):",
+        "if not self.active or not self._quiet:",
+    ),
+    Mutant(
         "workers agree on a call that none of them has reached",
         "core/agreement.py",
         "if self.limit > self._most:",

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from relight.agent import Agent
+from relight.core.activity import Usage
 from relight.core.exits import ErrorReport, Failure, FailureKind
 from relight.core.messages import FromCoordinator, GenerationFormed, WaitReason
 from relight.events import WorkerExited, WorkersFrozen, WorkerStarted
@@ -113,6 +114,7 @@ class Workers:
         self.ranks = tuple(ranks)
         self.pids = {plan.local_rank: plan.local_rank for plan in plans}
         self.evidence: dict[int, str] = {}
+        self.doing: dict[int, object] = {}
         self.memory = None
         self.frozen = False
         """As the agent knows."""
@@ -123,6 +125,7 @@ class Workers:
         self._freezer = Freezer()
         self._timer: Timer | None = None
         self._ending = False
+        self._used_s, self._seen_at, self._ran = 0.0, self.world.now, True
         node.workers = self
         self.steps = Steps(self, list(self.pids))
         self.process.at_death.append(self._die)
@@ -140,6 +143,14 @@ class Workers:
     def run(self) -> bool:
         """Whether a worker runs at this moment."""
         return bool(self._alive) and not self.standing and not self.process.host.paused
+
+    def used_s(self) -> float:
+        """Return how much CPU time they have used. It is seen from time to time."""
+        runs = self.run and not self.world.watch.stands_still(self.node)
+        if runs and self._ran:
+            self._used_s += self.world.now - self._seen_at
+        self._seen_at, self._ran = self.world.now, runs
+        return self._used_s
 
     # What the agent wants.
 
@@ -217,14 +228,14 @@ class Workers:
 
     def fail(self) -> None:
         """A worker ends badly."""
-        if self.run and not self._ending:
+        if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.watch.failures += 1
             self.world.log(f"{self.node.name} a worker fails")
             self._exit(next(iter(self._alive)), 1)
 
     def succeed(self) -> None:
         """All workers end well."""
-        if self.run and not self._ending:
+        if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.log(f"{self.node.name} workers end well")
             for local_rank in list(self._alive):
                 self._exit(local_rank, 0)
@@ -286,6 +297,9 @@ class Logs:
 
     def passed_on(self) -> None:
         pass
+
+    def size(self) -> int:
+        return 0
 
     def finish(self) -> None:
         pass
@@ -365,6 +379,12 @@ class Scratch:
 
     def remove(self) -> None:
         pass
+
+
+def usage(process: Process) -> Usage:
+    """As `relight.host.quiet.usage_of_all`."""
+    workers = process.world.agent_of(process).workers
+    return Usage(workers.used_s() if workers is not None else 0.0, 0, 0)
 
 
 def gather(

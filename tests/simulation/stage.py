@@ -24,7 +24,7 @@ from relight.host.connection import Security
 from relight.node_job import NodeJob
 from relight.rendezvous.meeting import Meeting
 from relight.spec import FLAGS, RunSpec
-from relight.values import Nodes
+from relight.values import HangTimeout, Nodes
 
 from . import memory, node, processes, sockets
 from .sockets import Loop, Socket
@@ -126,7 +126,11 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "Consoles": node.Consoles, "time": SimpleNamespace(strftime=lambda _: ""),
     },
     "relight.doctor": {"at_timeout": lambda *_: []},
-    "relight.postmortem": {"gather": node.gather, "report": lambda end, *_: end.reason},
+    "relight.postmortem": {
+        "gather": node.gather, "report": lambda end, *_: end.reason,
+        "blames_peer": lambda *_: False,
+    },
+    "relight.host.stacks.doing": {"doing": lambda _: {}},
 }  # fmt: skip
 
 
@@ -158,6 +162,9 @@ def on(world: World) -> Iterator[None]:
             patch("relight.cli.coordinator._refuses", partial(sockets.refuses, world))
         )
         stack.enter_context(patch("relight.group.Membership", membership))
+        stack.enter_context(
+            patch("relight.host.quiet.usage_of_all", lambda _: node.usage(world.me()))
+        )
         link = type("WatchedLink", (WatchedLink,), {"world": world})
         stack.enter_context(patch("relight.link.Link", link))
         stack.enter_context(patch("relight.coordinator.Group", WatchedGroup))
@@ -166,10 +173,14 @@ def on(world: World) -> Iterator[None]:
         yield
 
 
-def job(settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float) -> NodeJob:
+def job(
+    settings: GroupSettings, meeting: Meeting, slots: int, grace_s: float,
+    hang_timeout: HangTimeout | None,
+) -> NodeJob:  # fmt: skip
     """Return what an agent is to run."""
+    command = COMMAND._replace(spec=COMMAND.spec._replace(hang_timeout=hang_timeout))
     return NodeJob(
-        command=COMMAND, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
+        command=command, nproc=slots, store_host="", store_port=0, cpus=(), grace_s=grace_s,
         stuck_after_s=0.0, run_directory="", scratch="", settings=settings, meeting=meeting,
         facts={}, worker_program=None,
     )  # fmt: skip

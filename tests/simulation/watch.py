@@ -9,6 +9,7 @@ Guaranteed, and checked:
   size, restart count, address. Nodes that stay keep their order.
 - The restart count never exceeds the budget, never falls under one coordinator, and grows only if
   a worker has failed since the last generation began.
+- A generation is stopped because its workers do nothing only if that is so on all of its nodes.
 - Workers that save and leave because they agreed on a call do so at the same one.
 - A generation's number grows for each agent and each coordinator.
 - Once the network is stable and enough nodes are there, within a time every node is in the live
@@ -46,7 +47,15 @@ from relight.core.group_types import (
 )
 from relight.core.lease import Refusal
 from relight.core.link import Broken, Heard, Opened
-from relight.core.messages import Confirm, GenerationFormed, JobEnded, Join, NodeLeaving, NodeReady
+from relight.core.messages import (
+    Confirm,
+    GenerationFormed,
+    JobEnded,
+    Join,
+    NodeLeaving,
+    NodeReady,
+    StopWorkers,
+)
 from relight.core.ranks import GenerationId
 from relight.group import Group
 
@@ -80,6 +89,8 @@ class Formation:
         self.kept = dict.fromkeys(nodes)  # those that the coordinator has not lost since
         self.lost_at = float("inf")  # when it lost the first one
         self.dropped: set[str] = set()
+        self.hung = False  # whether its workers do nothing for ever
+        self.idle: set[str] = set()  # nodes whose workers do nothing for a while
         self.saved_at = 0  # the call of should_checkpoint at which workers leave, if they agreed
 
     def lose(self, node: str, now: float) -> None:
@@ -193,6 +204,11 @@ class Watch:
                     formation.changed = True
                     formation.lose(effect.node, self.world.now)
                     formation.dropped.add(effect.node)
+        for _, message in sent:
+            if isinstance(message, StopWorkers) and message.takes_stacks:
+                if not self._by_id[message.generation].hung:
+                    raise Failure(f"{self._by_id[message.generation]} is stopped, and works")
+                break
         restart = coordinator.restart
         if restart > (before := self._restart.get(coordinator.number, 0)):
             heard = isinstance(event, Received) and isinstance(event.message, Join | NodeReady)
@@ -270,6 +286,34 @@ class Watch:
             raise Failure(f"{workers.node.name} saves at {call}, not {formation.saved_at}")
         formation.saved_at = call
 
+    # Generations that hang.
+
+    def hang(self) -> None:
+        """The workers of the live generation do nothing any more: one waits for ever."""
+        if self.live is not None and self.live.live and not self.live.hung:
+            self.live.hung = True
+            self.failures += 1
+            self.world.log(f"{self.live} hangs")
+
+    def idle(self, seconds: float) -> None:
+        """Workers of some nodes do nothing for a while, others work."""
+        formation = self.live
+        if formation is not None and len(formation.nodes) > 1:
+            nodes = list(formation.nodes)
+            formation.idle = set(self.world.hangs.sample(nodes, len(nodes) - 1))
+            self.world.log(f"{formation} is idle on {len(nodes) - 1} of {len(nodes)} nodes")
+            self.world.after(seconds, setattr, formation, "idle", set[str]())
+
+    def hangs(self, agent: "Node") -> bool:
+        """Return whether a node's workers do nothing for ever."""
+        formation = self._of.get(agent.id)
+        return formation is not None and formation.hung
+
+    def stands_still(self, agent: "Node") -> bool:
+        """Return whether a node's workers do nothing."""
+        formation = self._of.get(agent.id)
+        return formation is not None and (formation.hung or agent.id in formation.idle)
+
     def runs(self, workers: "Workers") -> None:
         """A node's workers run now, or do not."""
         agent = workers.node
@@ -321,6 +365,8 @@ class Watch:
                 return f"{agent.name} is not in generation {membership.generation.number}"
             elif not agent.done and not (agent.workers and agent.workers.run):
                 return f"{agent.name} does not run"
+            elif self.hangs(agent):
+                return f"generation {formed.generation.number} hangs"
         return ""
 
     def _spend(self, coordinator: "WatchedMembership") -> None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import getcurrent, greenlet
 
+from relight.values import HangTimeout
+
 if TYPE_CHECKING:
     from .node import Node
     from .sockets import End, Socket
@@ -253,6 +255,8 @@ class World:
         """Decides what came later into the plays, so that the others stay as they were."""
         self.lively = self.extras.random() < 0.2
         """Whether workers start processes, and other programs send those signals."""
+        self.hangs = random.Random(f"{seed}, hangs")
+        self.hang_timeout: HangTimeout | None = None
         self.savings = random.Random(f"{seed}, savings")
         self.step_s = 0.0
         """How long a step of workers takes on average, after which they ask whether to save a

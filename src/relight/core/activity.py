@@ -57,6 +57,13 @@ class Observation(NamedTuple):
     signs: tuple[int, int]
 
 
+class Quiet(NamedTuple):
+    """For how many seconds workers have been quiet, and how long they may be."""
+
+    seconds: float
+    limit_s: float
+
+
 class Activity:
     """The activity of one node's workers in one generation.
 
@@ -77,8 +84,8 @@ class Activity:
         self._longest_pause_s = 0.0  # without any activity
         self._longest_silence_s = 0.0  # without a sign
 
-    def observe(self, seen: Observation | None, now: float) -> float:
-        """Return for how many seconds the workers have been quiet if that is too long, else 0.
+    def observe(self, seen: Observation | None, now: float) -> Quiet | None:
+        """Return for how long the workers have been quiet if that is too long, else None.
 
         Args:
             seen: what is seen; None while they can't run, because they are frozen.
@@ -89,7 +96,7 @@ class Activity:
         # After a longer time, this process or the machine itself has stood still.
         if seen is None or before is None or elapsed_s > 4 * self._every_s:
             self._active_at = self._worked_at = self._sign_at = now
-            return 0.0
+            return None
         if seen.signs != before.signs:
             self._on_sign(now)
         elif _works(before.workers, seen.workers, elapsed_s):
@@ -97,7 +104,7 @@ class Activity:
             self._worked_at = now
         elif _computes(before.workers, seen.workers, elapsed_s):
             self._on_activity(now)
-        return self._quiet_s(now)
+        return self._quiet(now)
 
     def _on_sign(self, now: float) -> None:
         self._on_activity(now)
@@ -110,16 +117,17 @@ class Activity:
         self._longest_pause_s = max(self._longest_pause_s, now - self._active_at)
         self._active_at = now
 
-    def _quiet_s(self, now: float) -> float:
+    def _quiet(self, now: float) -> Quiet | None:
         limits = self._limits
         idle_s = limits.idle_s
         if limits.adapts:
             idle_s = max(idle_s, _TIMES * self._longest_pause_s)
         if now - self._active_at >= idle_s:
-            return now - self._active_at
+            return Quiet(now - self._active_at, idle_s)
         silent_s = max(limits.silent_s, _TIMES * self._longest_silence_s)
-        silence_s = now - self._worked_at
-        return silence_s if self._signs >= _REGULAR and silence_s >= silent_s else 0.0
+        if self._signs >= _REGULAR and now - self._worked_at >= silent_s:
+            return Quiet(now - self._worked_at, silent_s)
+        return None
 
 
 def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:

@@ -25,7 +25,7 @@ _UNKNOWN = ": where they were is not known"
 class Hang(NamedTuple):
     """The rank to look at, the others in the same place, and the groups of those elsewhere.
 
-    `cause`: how it was noticed, such as `no rank has done anything for 5 min`.
+    `cause`: how it was noticed, such as `no rank has made progress for 5 min`.
     """
 
     root: Failure

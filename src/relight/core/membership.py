@@ -255,6 +255,8 @@ class Membership:
         elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
+            if (hang := self.roster.hang()) is not None:
+                times.append(hang[1])
             if self._success_reports.is_pending:
                 times.append(self._success_reports.at)
             if self.roster.done:
@@ -429,8 +431,8 @@ class Membership:
                         self.generation, reason, gently=False, takes_stacks=blames_peer
                     )
                     self._stop(reason, now, stop)
-            case NodeQuiet(_, quiet_s) if current:
-                self.roster.set_quiet(node, quiet_s)
+            case NodeQuiet(_, quiet_s, limit_s) if current:
+                self.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
             case WorkersSucceeded() if current and self.state in (
                 GroupState.RUNNING,
                 GroupState.RECOVERING,
@@ -539,8 +541,9 @@ class Membership:
         if self._agreement is not None:
             self._go_on_agreeing(self._agreement, now)
             return
-        if self.roster.quiet_s:
-            self._stop_hung(now)
+        hang = self.roster.hang()
+        if hang is not None and now >= hang[1]:
+            self._stop_hung(now - hang[0], now)
             return
         if self._success_reports.is_pending and now >= self._success_reports.at:
             self._success_reports.is_pending, self._success_reports.at = (
@@ -563,9 +566,9 @@ class Membership:
                 self._ending.membership_changed = True
                 self._stop(cause, now)
 
-    def _stop_hung(self, now: float) -> None:
+    def _stop_hung(self, quiet_s: float, now: float) -> None:
         """Stop workers that do nothing, as after a failure."""
-        cause = f"no rank has done anything for {waiting.duration(self.roster.quiet_s)}"
+        cause = f"no rank has made progress for {waiting.duration(quiet_s)}"
         self._ending.hung, self._ending.failure_cause = True, cause
         stop = StopWorkers(self.generation, cause, gently=False, takes_stacks=True)
         self._stop(cause, now, stop)

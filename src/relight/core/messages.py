@@ -93,11 +93,12 @@ class WorkersSucceeded(NamedTuple):
 
 class NodeQuiet(NamedTuple):
     """The workers of this node have done nothing for `quiet_s` seconds, longer than the user allows
-    (core/activity); 0 if they do something again.
+    (`limit_s`, from core/activity); 0 if they do something again.
     """
 
     generation: GenerationId
     quiet_s: float
+    limit_s: float
 
 
 class NodePreempted(NamedTuple):

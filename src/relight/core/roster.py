@@ -26,7 +26,8 @@ class Roster:
         """Nodes whose workers have succeeded, and when."""
         self.lapsed = False
         """Whether the leases of all nodes that have announced the generation were over."""
-        self._quiet: dict[str, float] = {}  # nodes whose workers do nothing, and for how long
+        self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
+        self._succeeded_at = 0.0  # the workers of the last node that succeeded
         self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone
 
     def __len__(self) -> int:
@@ -74,6 +75,7 @@ class Roster:
         self.active.discard(node)
         self._quiet.pop(node, None)
         self.done.setdefault(node, now)
+        self._succeeded_at = now
 
     def mark_succeeded(self, places: Sequence[int]) -> None:
         """Note places whose workers have succeeded, as a former coordinator knew."""
@@ -81,18 +83,22 @@ class Roster:
             if 0 <= place < len(self.order) and self.order[place] is None:
                 self._done_and_gone.add(place)
 
-    def set_quiet(self, node: str, quiet_s: float) -> None:
-        """Note that the workers of a node have done nothing for so long, or do something again."""
+    def set_quiet(self, node: str, since: float, limit_s: float) -> None:
+        """Note that the workers of a node have done nothing since a time, and how long they may;
+        `limit_s` is 0 if they do something again.
+        """
         self._quiet.pop(node, None)
-        if quiet_s > 0 and node in self.active:
-            self._quiet[node] = quiet_s
+        if limit_s and node in self.active:
+            self._quiet[node] = since, limit_s
 
-    @property
-    def quiet_s(self) -> float:
-        """For how long no worker of any active node has done anything; 0 if one has."""
+    def hang(self) -> tuple[float, float] | None:
+        """Return since when no worker of any node does anything, and when that is too long; None
+        if one does, or none is left.
+        """
         if not self.active or len(self._quiet) < len(self.active):
-            return 0.0
-        return min(self._quiet.values())
+            return None
+        since = max(self._succeeded_at, *(since for since, _ in self._quiet.values()))
+        return since, since + max(limit_s for _, limit_s in self._quiet.values())
 
     def deactivate(self, node: str) -> None:
         """Note that a node has no workers any more."""

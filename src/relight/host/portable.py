@@ -425,6 +425,12 @@ def parent_of(pid: int) -> int:
     return int(parent) if parent.isdecimal() else 0
 
 
+def usage(pid: int) -> tuple[float, int, int]:
+    """Return nothing: only --hang-timeout needs it, which has no effect here."""
+    del pid
+    return 0.0, 0, 0
+
+
 def memory(pid: int) -> int:
     """Return the memory of a process in bytes, shared pages included; 0 where it can't be read."""
     size = _ps("rss", pid)

@@ -6,7 +6,7 @@ rules are in core/activity.
 
 from collections.abc import Callable, Mapping
 
-from relight.core.activity import Activity, Observation, Usage
+from relight.core.activity import Activity, Observation, Quiet, Usage
 from relight.host import system
 from relight.host.loop import Loop, Timer
 from relight.values import HangTimeout
@@ -25,8 +25,8 @@ class QuietWatch:
         running: returns the pids of the workers that run, by local rank; None while they are
             frozen.
         signs: returns how many bytes they have printed, and the highest step they have reported.
-        on_change: called with the seconds for which they have been quiet; with 0 when one of them
-            does something again.
+        on_change: called when they have been quiet for too long, and when one of them does
+            something again.
     """
 
     def __init__(
@@ -35,10 +35,10 @@ class QuietWatch:
         limits: HangTimeout,
         running: Callable[[], Mapping[int, int] | None],
         signs: Callable[[], tuple[int, int]],
-        on_change: Callable[[float], None],
+        on_change: Callable[[], None],
     ) -> None:
-        self.quiet_s = 0.0
-        """For how long the workers have done nothing; 0 if they do something."""
+        self.quiet: Quiet | None = None
+        """For how long the workers have done nothing, if that is too long."""
         self._every_s = min(max(limits.idle_s / _LOOKS, _LEAST_S), _MOST_S)
         self._loop = loop
         self._running = running
@@ -53,10 +53,10 @@ class QuietWatch:
 
     def _look(self) -> None:
         self._timer = self._loop.call_after(self._every_s, self._look)
-        was_quiet = self.quiet_s > 0
-        self.quiet_s = self._activity.observe(self._observe(), self._loop.now())
-        if was_quiet != (self.quiet_s > 0):
-            self._on_change(self.quiet_s)
+        before = self.quiet
+        self.quiet = self._activity.observe(self._observe(), self._loop.now())
+        if (before is None) != (self.quiet is None):
+            self._on_change()
 
     def _observe(self) -> Observation | None:
         pids = self._running()
