@@ -25,6 +25,7 @@ EXAMPLES = [
     events.Mistake("a message of 10.0.0.3:41234", "KeyError: 'x' (at core/ranks.py:12)"),
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),
+    events.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
     events.NotRestarting("all 3 restarts are used up"),
     events.Ended(0, "all workers succeeded"),
 ]

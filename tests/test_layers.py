@@ -27,7 +27,7 @@ LAYERS = (
     ("coordinator",),
     ("link",),
     ("failure_report", "missing", "node_job", "script"),
-    ("worker_watches",),
+    ("health_check", "worker_watches"),
     ("prepare", "worker_group"),
     ("agent",),
     ("cli", "__main__"),

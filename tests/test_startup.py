@@ -55,6 +55,7 @@ OWN = {
     "relight.typed",
     "relight.values",
     "relight.worker_group",
+    "relight.worker_watches",
 }
 STANDARD = {
     "_collections", "_ctypes", "_functools", "_heapq", "_operator", "_posixsubprocess",

@@ -1,7 +1,8 @@
 """Runs one node of a job: get ready, run a generation, react. Read this first.
 
-    get ready   bind a store for the workers; tell the group that this node is ready, and how the
-                workers of the last generation ended                   (link, host/tcp_store)
+    get ready   check this node if the user asks for it; bind a store for the workers; tell the
+                group that this node is ready, and how the workers of the last generation ended
+                                                        (health_check, link, host/tcp_store)
     run         the group has formed a generation: run its workers until all have exited
                                                                        (worker_group)
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
@@ -10,8 +11,9 @@
 When a worker fails, WorkerGroup stops the other workers of this node at once, and the agent reports
 the failure. The group (core/membership) decides what follows: whether there is another generation,
 and who is in it. In a job of one node, the group is in this process too. The agent itself decides
-to leave in three cases: it gets a signal; this node is preempted; or a worker is in an
-uninterruptible call for longer than TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if that is set.
+to leave in four cases: it gets a signal; this node is preempted; its health check fails; or a
+worker is in an uninterruptible call for longer than TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, if
+that is set.
 
 A node is preempted if it gets SIGTERM, or the notice of --on-preempt, while its workers can save a
 checkpoint: they have called `relight.worker.should_checkpoint`. Then the workers of all nodes save
@@ -56,7 +58,14 @@ from relight.core.messages import (
 from relight.core.ranks import NO_GENERATION, GenerationId
 from relight.core.supervision import FOR_EVER
 from relight.core.waiting import duration
-from relight.errors import EXIT_PREEMPTED, exit_code_of_signal, many, mistake, signal_name
+from relight.errors import (
+    EXIT_MACHINE,
+    EXIT_PREEMPTED,
+    exit_code_of_signal,
+    many,
+    mistake,
+    signal_name,
+)
 from relight.events import Ended, Formed, Mistake, NotRestarting, Restarting, SignalReceived
 from relight.group import LocalLink
 from relight.host.console import Consoles
@@ -158,6 +167,9 @@ class Agent:
     def _run(self) -> tuple[int, str]:
         outcome = Outcome()
         while True:
+            unfit = self._check_health(outcome)
+            if unfit:
+                return self._leave_unfit(unfit, outcome)
             self._get_ready(outcome)
             formed, outcome = self._wait_for_generation(), Outcome()
             if formed is not None:
@@ -179,6 +191,15 @@ class Agent:
                 return self._finish(self._end)
 
     # A generation.
+
+    def _check_health(self, outcome: Outcome) -> str:
+        """Return why this node must run no workers, or an empty string."""
+        no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
+        if self.job.command.spec.health_check is None or no_restart or self._is_over():
+            return ""
+        from relight import health_check
+
+        return health_check.run(self.loop, self.journal, self.job, self._is_over)
 
     def _get_ready(self, outcome: Outcome) -> None:
         """Bind a store for the next generation; report that no workers run here, and how the last
@@ -248,6 +269,16 @@ class Agent:
         reason = f"agent got {signal_name(number)}"
         self.link.send(NodeLeaving(f"its {reason}"))
         return exit_code_of_signal(number), f"the {reason}"
+
+    def _leave_unfit(self, unfit: str, outcome: Outcome) -> tuple[int, str]:
+        from relight import health_check
+
+        reason = f"its health check failed: {unfit}"
+        self.journal.say(health_check.explain(unfit))
+        if outcome.failures and self._workers is not None:
+            return self._give_up(self._workers, outcome, reason, "the health check failed")
+        self.link.send(NodeLeaving(reason))
+        return EXIT_MACHINE, f"the node leaves: {reason}"
 
     def _leave_preempted(self, workers: WorkerGroup, outcome: Outcome) -> tuple[int, str]:
         reason = f"it is preempted ({self._preempted})"
@@ -519,7 +550,9 @@ def _stop_s(job: NodeJob) -> float | None:
     if job.meeting is None:
         return None
     checkpoint_s = job.meeting.checkpoint_s if job.settings.gently else 0.0
-    return job.grace_s + checkpoint_s + _READY_S
+    spec = job.command.spec
+    health_s = spec.health_check_timeout if spec.health_check is not None else 0.0
+    return job.grace_s + checkpoint_s + health_s + _READY_S
 
 
 def _preload(job: NodeJob, loop: Loop, journal: Journal) -> "Preload | None":

@@ -147,6 +147,13 @@ class Restarting(NamedTuple):
     reason: str
 
 
+class HealthChecked(NamedTuple):
+    """This node was checked (--health-check). `reason`: why it leaves; empty if it passed."""
+
+    seconds: float
+    reason: str
+
+
 class NotRestarting(NamedTuple):
     """The workers failed and will not be started again."""
 
@@ -178,6 +185,7 @@ Event = (
     | Mistake
     | Tick
     | Restarting
+    | HealthChecked
     | NotRestarting
     | Ended
 )
@@ -236,6 +244,9 @@ def describe(event: Event) -> str:
             return f"{where}: {event.during}: {event.error}"
         case Restarting():
             return f"restart {event.restart} of {event.of}: {event.reason}"
+        case HealthChecked():
+            result = f"failed: {event.reason}" if event.reason else "passed"
+            return f"the health check {result} ({event.seconds:.1f} s)"
         case NotRestarting():
             return f"no restart: {event.reason}"
         case Ended():

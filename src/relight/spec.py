@@ -20,6 +20,7 @@ from relight.values import (
     STDOUT,
     Endpoint,
     HangTimeout,
+    HealthCheck,
     KeepWarm,
     Nodes,
     Notice,
@@ -33,6 +34,7 @@ from relight.values import (
     parse_filters,
     parse_grace,
     parse_hang_timeout,
+    parse_health_check,
     parse_host,
     parse_interval,
     parse_keep_warm,
@@ -75,6 +77,8 @@ class RunSpec(NamedTuple):
     checkpoints: str
     failure_report: str
     hang_timeout: HangTimeout | None
+    health_check: HealthCheck | None
+    health_check_timeout: float
     monitor_interval: float
     start_method: str
     role: str
@@ -189,6 +193,12 @@ FLAGS: tuple[Flag, ...] = (
          "treat a job as failed if no rank does anything for so long (auto: 5 minutes or more); "
          "the report says where each rank is",
          from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
+    Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
+         "what this node must pass before each start of its workers, or it leaves the job: a "
+         "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu",
+         from_env=False, variable="RELIGHT_HEALTH_CHECK"),
+    Flag("health-check-timeout", parse_interval, 60.0, "S", "how long that may take",
+         from_env=False),
     Flag("monitor-interval", parse_interval, 0.1, "S",
          "accepted for torchrun compatibility; no effect"),
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",

@@ -65,6 +65,20 @@ class HangTimeout(NamedTuple):
     adapts: bool
 
 
+class CheckByName(NamedTuple):
+    """A check that relight has itself; `least` is in bytes, 0 where it has no meaning."""
+
+    name: str
+    least: int
+
+
+class HealthCheck(NamedTuple):
+    """What a node must pass before its workers start: a shell command, or checks by name."""
+
+    command: str
+    names: tuple[CheckByName, ...] = ()
+
+
 class Notice(NamedTuple):
     """Where the notice of a preemption comes from: signals besides SIGTERM, or a file."""
 
@@ -277,6 +291,40 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
     if not 1 <= seconds <= MOST_SECONDS:
         raise ValueError(f"expected at least 1 second, and at most {MOST_SECONDS:.0f}")
     return HangTimeout(seconds, seconds, adapts=False)
+
+
+CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0}
+"""The checks by name, with the least bytes that are free; for a GPU this has no meaning."""
+_UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_health_check(text: str) -> HealthCheck | None:
+    """Parse names of checks, such as `disk=10G,gpu`, or a command, which has a space or a slash."""
+    text = text.strip()
+    if not text or text == "off":
+        return None
+    if "\0" in text:
+        raise ValueError("a command can't contain a null character")
+    if "/" in text or any(character.isspace() for character in text):
+        return HealthCheck(text)
+    return HealthCheck("", tuple(_check_by_name(part) for part in text.split(",")))
+
+
+def _check_by_name(text: str) -> CheckByName:
+    name, equals, size = text.partition("=")
+    if name not in CHECKS:
+        raise ValueError(
+            f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command has a slash or a space "
+            "in it, such as ./check.sh)"
+        )
+    if not equals:
+        return CheckByName(name, CHECKS[name])
+    unit = _UNITS_OF_SIZE.get(size[-1:])
+    number = size[:-1]
+    if not CHECKS[name] or unit is None or not (number.isdecimal() and 0 < len(number) < 10):
+        form = f"{name}=SIZE, such as {name}=10G" if CHECKS[name] else f"{name} without a size"
+        raise ValueError(f"expected {form}")
+    return CheckByName(name, int(number) * unit)
 
 
 def parse_preload(text: str) -> tuple[str, ...]:

@@ -11,7 +11,15 @@ from relight.cli.arguments import parse, to_spec
 from relight.env import Environment
 from relight.errors import UsageError
 from relight.spec import FLAGS, RunSpec, check
-from relight.values import Endpoint, Nodes, RestartBudget, StreamChoice
+from relight.values import (
+    CheckByName,
+    Endpoint,
+    HangTimeout,
+    HealthCheck,
+    Nodes,
+    RestartBudget,
+    StreamChoice,
+)
 
 
 def spec_of(*argv: str, **variables: str) -> RunSpec:
@@ -57,6 +65,13 @@ def notes_of(*argv: str) -> list[str]:
         (["--max-restarts=3/1h"], "max_restarts", RestartBudget(3, 3600.0, "/1h")),
         (["--max-restarts=3/h"], "max_restarts", RestartBudget(3, 3600.0, "/h")),
         (["--max-restarts=1/90s"], "max_restarts", RestartBudget(1, 90.0, "/90s")),
+        (["--hang-timeout=60"], "hang_timeout", HangTimeout(60.0, 60.0, False)),
+        (
+            ["--health-check=disk=10G,gpu"],
+            "health_check",
+            HealthCheck("", (CheckByName("disk", 10 << 30), CheckByName("gpu", 0))),
+        ),
+        (["--health-check=./a b"], "health_check", HealthCheck("./a b")),
         (["--restart-policy=smart"], "restart_policy", "smart"),
         (["--checkpoints=/ckpt/*.pt"], "checkpoints", "/ckpt/*.pt"),
         (["--failure-report=/tmp/f.json"], "failure_report", "/tmp/f.json"),

@@ -193,6 +193,16 @@ def _tasks_of_cgroup(root: str) -> int:
     return _left_of_limit(root, "pids", "pids.max", "pids.max", "pids.current", "pids.current")
 
 
+def available_memory(root: str = "/") -> int:
+    """Return the bytes of memory that new processes can get, on this machine and in its cgroup."""
+    left = [each for each in (_memory_of_cgroup(root),) if each != NO_LIMIT]
+    for line in content(os.path.join(root, "proc/meminfo")).splitlines():
+        words = line.split()
+        if words[:1] == ["MemAvailable:"] and words[1].isdecimal():
+            left.append(int(words[1]) * 1024)
+    return min(left, default=NO_LIMIT)
+
+
 def _memory_of_cgroup(root: str) -> int:
     """Return the memory that the cgroup leaves; cached files count as free."""
     return _left_of_limit(

@@ -69,6 +69,8 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
         require_linux("a job of several nodes (--nnodes)")
     if spec.numa_binding:
         require_linux("--numa-binding")
+    if spec.health_check and any(each.name == "shm" for each in spec.health_check.names):
+        require_linux("--health-check=shm")
     if spec.preload:
         notes.append(
             "--preload has no effect on this system: workers start without preloaded modules"

@@ -1,0 +1,237 @@
+"""--health-check: a node that does not pass runs no workers, and the others are told why."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from relight import health_check
+from relight.env import Environment
+from relight.errors import EXIT_MACHINE
+from relight.host import system
+from relight.values import parse_health_check
+
+RUN = [sys.executable, "-m", "relight", "run"]
+SCRIPT = "import os; print('rank', os.environ['RANK'], flush=True)"
+POLLS = 2000
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*RUN, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )  # type: ignore[call-overload, no-any-return]
+
+
+def run(*arguments: str, **options: object) -> tuple[int, str, str]:
+    process = start(*arguments, **options)
+    stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_a_node_that_passes_runs_its_workers(tmp_path: Path, script: Path) -> None:
+    check = program(tmp_path / "check.sh", "echo fine; exit 0")
+    logs = tmp_path / "logs"
+    code, stdout, stderr = run(f"--health-check={check}", f"--log-dir={logs}", str(script))
+    assert (code, stdout) == (0, "rank 0\n"), stderr
+    assert "fine" not in stderr
+    (log,) = logs.rglob("events.jsonl")
+    events = [json.loads(line) for line in log.read_text().splitlines()]
+    names = [each["event"] for each in events]
+    assert names.index("HealthChecked") < names.index("WorkerStarted")
+
+
+def test_a_node_that_fails_runs_no_worker_and_says_why(tmp_path: Path, script: Path) -> None:
+    check = program(tmp_path / "check.sh", "echo looking; echo GPU 3 is gone >&2; exit 9")
+    code, stdout, stderr = run(f"--health-check={check}", str(script))
+    assert (code, stdout) == (EXIT_MACHINE, "")
+    assert f"failed ({check}: exited with 9: GPU 3 is gone): this node leaves the job" in stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("kill -9 $$ ;", "was killed by SIGKILL"),
+        ("./no-such-program", "exited with 127"),
+        ("exit 3 ;", "exited with 3): "),
+    ],
+)
+def test_the_reason_says_how_the_command_ended(
+    command: str, expected: str, tmp_path: Path, script: Path
+) -> None:
+    code, _, stderr = run(f"--health-check={command}", str(script), cwd=tmp_path)
+    assert code == EXIT_MACHINE
+    assert expected in stderr
+
+
+def test_a_check_that_does_not_end_is_killed_with_what_it_started(
+    tmp_path: Path, script: Path
+) -> None:
+    check = program(tmp_path / "check.sh", f"sleep 1000 & echo $! > {tmp_path}/pid; sleep 1000")
+    code, _, stderr = run(f"--health-check={check}", "--health-check-timeout=0.5", str(script))
+    assert code == EXIT_MACHINE
+    assert "it did not end within" in stderr
+    assert not system.is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) -> None:
+    check = program(tmp_path / "check.sh", f"echo $$ > {tmp_path}/pid; exec sleep 1000")
+    process = start(f"--health-check={check}", str(script))
+    for _ in range(POLLS):
+        if (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip():
+            break
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not system.is_running(int((tmp_path / "pid").read_text()))
+
+
+def test_a_node_is_checked_again_before_a_restart(tmp_path: Path) -> None:
+    """Its worker fails and takes the disk along: the report is that of the worker."""
+    script = tmp_path / "train.py"
+    script.write_text(f"open({str(tmp_path / 'broken')!r}, 'w'); raise SystemExit(7)")
+    check = program(tmp_path / "check.sh", f"! test -e {tmp_path}/broken")
+    code, _, stderr = run(f"--health-check={check}", "--max-restarts=3", str(script))
+    assert code == 7
+    assert "exit code 7; no restart: the health check failed" in stderr, stderr
+
+
+def test_without_a_restart_left_nothing_is_checked(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("raise SystemExit(7)")
+    check = program(tmp_path / "check.sh", f"echo >> {tmp_path}/times")
+    code, _, stderr = run(f"--health-check={check}", str(script))
+    assert code == 7, stderr
+    assert (tmp_path / "times").read_text() == "\n"
+
+
+def agents(
+    tmp_path: Path, checks: Sequence[str], nnodes: str, script: Path, *flags: str
+) -> list[subprocess.Popen[str]]:
+    return [
+        start(
+            f"--nnodes={nnodes}", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+            "--rdzv-id=health", f"--health-check={check}", "--rdzv-conf=last_call_timeout=0.5",
+            *flags, str(script),
+        )
+        for check in checks
+    ]  # fmt: skip
+
+
+def test_the_others_go_on_with_a_spare(tmp_path: Path) -> None:
+    """Of three nodes two are needed. The first to fail becomes unfit; the spare takes its place."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, sys, time\n"
+        f"broken = {str(tmp_path / 'broken')!r}\n"
+        "first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
+        "if first and os.environ['GROUP_RANK'] == '1' and not os.path.exists(broken):\n"
+        "    open(broken, 'w').write(os.environ['NODE'])\n"
+        "    sys.exit(7)\n"
+        "if not os.path.exists(broken):\n"
+        "    time.sleep(60)\n"
+        "print('node', os.environ['NODE'])\n"
+    )
+    check = program(
+        tmp_path / "check.sh", f'test "$(cat {tmp_path}/broken 2>/dev/null)" != "$NODE"'
+    )
+    processes = [
+        start(
+            "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+            "--rdzv-id=health", f"--health-check={check}", "--max-restarts=3", str(script),
+            env={**os.environ, "NODE": node},
+        )
+        for node in "abc"
+    ]  # fmt: skip
+    ends = {}
+    for node, process in zip("abc", processes, strict=True):
+        stdout, stderr = process.communicate(timeout=60)
+        ends[node] = (process.returncode, stdout, stderr)
+    broken = (tmp_path / "broken").read_text()
+    assert ends[broken][0] == 7, ends[broken]
+    others = [ends[node] for node in "abc" if node != broken]
+    assert [code for code, _, _ in others] == [0, 0], others
+    assert all("left: its health check failed" in stderr for _, _, stderr in others), others
+
+
+def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) -> None:
+    bad, *good = agents(tmp_path, ["exit 1 ;", "true ;", "true ;"], "2", script)
+    _, stderr = bad.communicate(timeout=60)
+    assert bad.returncode == EXIT_MACHINE, stderr
+    for each in good:
+        stdout, stderr = each.communicate(timeout=60)
+        assert each.returncode == 0, stderr
+        assert re.fullmatch(r"rank [01]\n", stdout)
+
+
+@pytest.mark.parametrize(
+    ("check", "expected"),
+    [
+        ("disk=900000T", "has [0-9]+ GiB free, less than [0-9]+ GiB"),
+        ("memory=900000T", "[0-9]+ GiB are available, less than"),
+        ("shm=900000T", "/dev/shm has .* free, less than"),
+        ("gpu", "0 of 0 GPUs can be used.*, for 1 workers"),
+        ("disk,memory,shm,gpu", "gpu: "),
+    ],
+)
+def test_a_check_by_name_says_what_is_missing(check: str, expected: str, script: Path) -> None:
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    code, _, stderr = run(f"--health-check={check}", str(script), env=env)
+    assert code == EXIT_MACHINE
+    assert re.search(expected, stderr), stderr
+
+
+def test_what_is_there_passes(script: Path) -> None:
+    code, _, stderr = run("--health-check=disk=1K,memory=1M,shm=1K", "--verbose", str(script))
+    assert code == 0, stderr
+    assert "the health check passed" in stderr
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected"),
+    [
+        ("0, 0\\n1, 2\\n", "GPU 1 has 2 memory errors that ECC could not correct"),
+        ("0, [N/A]\\n1, 0\\n", ""),
+    ],
+)
+def test_memory_errors_of_a_gpu_are_found(printed: str, expected: str, tmp_path: Path) -> None:
+    """A made-up nvidia-smi stands in: there is no GPU here."""
+    program(tmp_path / "nvidia-smi", f"printf '{printed}'")
+    env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert health_check._damaged(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("dsik", "did you mean disk"),
+        ("disk=10", "disk=10G"),
+        ("disk=G", "disk=10G"),
+        ("gpu=1G", "gpu without a size"),
+        ("disk,,gpu", "'' is not one of"),
+        ("nvidia-smi", "a command has a slash or a space"),
+    ],
+)
+def test_a_bad_value_is_refused(text: str, expected: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        parse_health_check(text)
