@@ -181,8 +181,12 @@ class WorkerGroup:
     def outcome(self) -> Outcome:
         """Return how the workers ended."""
         supervisor = self.supervisor
-        if supervisor is None or not any(end.exitcode for end in supervisor.ends):
+        if supervisor is None:
             return Outcome((), (), self._step, self._saved)
+        if not any(end.exitcode for end in supervisor.ends):
+            all_ranks = supervisor.workers.ranks
+            succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
+            return Outcome((), tuple(succeeded), self._step, self._saved)
         from relight.postmortem import gather
 
         now, command = self._services.loop.now(), self._job.command
@@ -217,10 +221,20 @@ class WorkerGroup:
             loop.call_after(limit_s, lambda: self.stop(at_once))
         else:
             if stop.takes_stacks:
-                self._take_stacks(supervisor)
-            event = GroupStopped(self.formed.generation.number, stop.cause)
-            journal.record(event)
-            supervisor.step(event)
+                # It takes a moment, and the coordinator may be in this process: all are told first.
+                loop.call_after(0.0, lambda: self._stop_now(stop.cause, takes_stacks=True))
+            else:
+                self._stop_now(stop.cause)
+
+    def _stop_now(self, cause: str, *, takes_stacks: bool = False) -> None:
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running:
+            return
+        if takes_stacks:
+            self._take_stacks(supervisor)
+        event = GroupStopped(self.formed.generation.number, cause)
+        self._services.journal.record(event)
+        supervisor.step(event)
 
     def reports(self) -> list[FromAgent]:
         """Return what a coordinator must know of these workers."""
@@ -367,7 +381,8 @@ class WorkerGroup:
         from relight.host.stacks.doing import doing
 
         workers, pids = supervisor.workers, supervisor.workers.pids
-        workers.doing.update(doing({rank: pids[rank] for rank in supervisor.alive if rank in pids}))
+        alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
+        workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
 
     # Whether they do anything.
 

@@ -185,3 +185,21 @@ def test_the_words_of_the_flag() -> None:
     assert parse_hang_timeout("off") is None
     assert parse_hang_timeout("auto") == HangTimeout(300.0, 1800.0, adapts=True)
     assert parse_hang_timeout("2.5") == HangTimeout(2.5, 2.5, adapts=False)
+
+
+def test_one_step_of_the_systems_clock_is_no_cpu_time() -> None:
+    """Threads that wait use 0.01 s now and then; between two observations that looks like 6 %."""
+    played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
+    while not played.quiet_at and played.now < 60:
+        played.spend(0.75).spend(0.15, cpu=0.01 / 0.15)
+    assert 3.0 <= played.now < 6.0
+
+
+def test_a_worker_that_uses_a_tenth_of_a_cpu_is_not_idle() -> None:
+    played = Played(HangTimeout(3.0, 3.0, adapts=False), every_s=0.15)
+    assert not played.spend(600, cpu=0.1).quiet_at
+
+
+def test_work_after_a_pause_counts_at_once() -> None:
+    played = Played(FIXED, every_s=1.0)
+    assert not played.spend(58).spend(3, cpu=1.0).spend(58).quiet_at

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.core.excerpts import cut, rows_of
-from relight.core.exits import ErrorReport, Failure, FailureKind
-from relight.core.failures import Class, classify, diagnose, what_happened
+from relight.core.exits import Doing, ErrorReport, Failure, FailureKind
+from relight.core.failures import Class, classify, diagnose, shared, what_happened
 
 TERM, KILL, SEGV, ABRT = signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT
 AT_EXIT = ("ValueError: bad batch", "terminate called without an active exception")
@@ -253,7 +253,11 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
             (),
             "a peer is gone or late, but no worker here failed on its own; rank 2 still ran",
         ),
-        ([end(report=LOST)], (2, 1), "before that, ranks 1-2 ended with 0"),
+        (
+            [end(report=LOST)],
+            (2, 1),
+            "others still needed them: check that all ranks have as many batches",
+        ),
         ([end(exitcode=-SEGV)], (), "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"),
         ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
@@ -399,3 +403,53 @@ def test_any_failures_make_a_report_of_25_rows_with_every_rank_once(ends: list[F
     if "what followed:" in lines:
         followed = lines[lines.index("what followed:") + 1 : -2 if diagnosis.root.log else -1]
         assert 1 <= len(followed) <= 5
+
+
+WAITED = error("Timed out waiting 3000ms for recv operation", "RuntimeError")
+READS = Doing(" in read (data.py:41)", ('File "data.py", line 41, in read',), False)
+REDUCES = Doing(" in all_reduce (train.py:8)", (), True)
+
+
+def stopped(rank: int, doing: Doing | None) -> Failure:
+    return end(rank, -TERM, asked=TERM, doing=doing)
+
+
+@pytest.mark.parametrize(
+    ("failures", "succeeded_ranks", "expected"),
+    [
+        (
+            [end(report=WAITED), stopped(1, READS), stopped(2, REDUCES)],
+            (),
+            "rank 1 in read (data.py:41), when rank 0 raised RuntimeError: Timed out waiting "
+            "3000ms for recv operation",
+        ),
+        (
+            [end(report=WAITED), stopped(1, REDUCES), stopped(2, REDUCES)],
+            (),
+            "rank 0 raised RuntimeError: Timed out waiting 3000ms for recv operation",
+        ),
+        (
+            [end(report=LOST), stopped(1, READS)],
+            (),
+            "rank 0 raised RuntimeError: Connection reset by peer",
+        ),
+        (
+            [end(report=LOST)],
+            (2, 1),
+            "ranks 1-2 ended with 0; then rank 0 raised RuntimeError: Connection reset by peer",
+        ),
+        ([end(report=error())], (1,), "rank 0 raised ValueError: bad batch"),
+    ],
+    ids=["late", "all wait", "lost, not late", "ended early", "own error"],
+)
+def test_who_was_waited_for_comes_first(
+    failures: list[Failure], succeeded_ranks: tuple[int, ...], expected: str
+) -> None:
+    lines = diagnose(failures, succeeded_ranks).render(formed_at=0, ended="now", verdict="over")
+    assert lines[0] == expected
+
+
+def test_of_ranks_in_one_place_a_node_sends_one_stack() -> None:
+    failures = [stopped(rank, READS) for rank in (3, 2, 1)]
+    sent = shared(failures, 0.0)
+    assert {each.rank: len(each.doing.stack) for each in sent if each.doing} == {1: 1, 2: 0, 3: 0}

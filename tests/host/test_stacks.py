@@ -423,6 +423,7 @@ def test_the_error_for_a_process_of_another_user_says_what_to_do(run: Run) -> No
         capture_output=True,
         text=True,
         check=True,
+        env={"PATH": "/usr/bin:/bin"},  # without py-spy
     )
     assert f"process {process.pid} may not be read: Permission denied" in done.stdout
     assert "kernel.yama.ptrace_scope" in done.stdout

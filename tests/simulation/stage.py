@@ -130,7 +130,7 @@ TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
         "gather": node.gather, "report": lambda end, *_: end.reason,
         "blames_peer": lambda *_: False,
     },
-    "relight.host.stacks.doing": {"doing": lambda _: {}},
+    "relight.host.stacks.doing": {"doing": lambda *_, **__: {}},
 }  # fmt: skip
 
 

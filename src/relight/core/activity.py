@@ -30,6 +30,10 @@ _BUSY_BYTES = 1024.0
 """Bytes a second: the heartbeats of NCCL's monitor on the store are fewer."""
 _BUSY_FAULTS = 100.0
 """Page faults a second: a loop that only waits has none."""
+_LEAST_CPU_S = 0.05
+"""The system counts CPU time in steps of 0.01 s: one step is no evidence."""
+_WINDOW_S = 1.0
+"""Use is measured over so long, or over the time between two observations if that is longer."""
 _TIMES = 10
 """A pause is no hang until it is so many times as long as the longest one before."""
 _REGULAR = 5
@@ -75,8 +79,7 @@ class Activity:
     def __init__(self, limits: HangTimeout, every_s: float) -> None:
         self._limits = limits
         self._every_s = every_s
-        self._before: Observation | None = None
-        self._observed_at = 0.0
+        self._recent: list[tuple[float, Observation]] = []  # the oldest is that of the window
         self._active_at = 0.0  # when they were last seen to compute, to work or to give a sign
         self._worked_at = 0.0  # when they were last seen to work or to give a sign
         self._sign_at = 0.0
@@ -91,19 +94,24 @@ class Activity:
             seen: what is seen; None while they can't run, because they are frozen.
             now: the time.
         """
-        before, elapsed_s = self._before, now - self._observed_at
-        self._before, self._observed_at = seen, now
+        recent = self._recent
         # After a longer time, this process or the machine itself has stood still.
-        if seen is None or before is None or elapsed_s > 4 * self._every_s:
+        if seen is None or not recent or now - recent[-1][0] > 4 * self._every_s:
+            self._recent = [] if seen is None else [(now, seen)]
             self._active_at = self._worked_at = self._sign_at = now
             return None
-        if seen.signs != before.signs:
+        while len(recent) > 1 and now - recent[1][0] >= _WINDOW_S:
+            del recent[0]
+        before_at, before = recent[0]
+        seconds = now - before_at
+        if seen.signs != recent[-1][1].signs:
             self._on_sign(now)
-        elif _works(before.workers, seen.workers, elapsed_s):
+        elif seconds < _WINDOW_S or _works(before.workers, seen.workers, seconds):
             self._on_activity(now)
             self._worked_at = now
-        elif _computes(before.workers, seen.workers, elapsed_s):
+        elif _computes(before.workers, seen.workers, seconds):
             self._on_activity(now)
+        recent.append((now, seen))
         return self._quiet(now)
 
     def _on_sign(self, now: float) -> None:
@@ -143,6 +151,5 @@ def _works(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float
 
 
 def _computes(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
-    return any(
-        usage.cpu_s - before[rank].cpu_s >= _BUSY_CPU * seconds for rank, usage in now.items()
-    )
+    least_s = max(_BUSY_CPU * seconds, _LEAST_CPU_S)
+    return any(usage.cpu_s - before[rank].cpu_s >= least_s for rank, usage in now.items())

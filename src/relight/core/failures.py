@@ -33,6 +33,8 @@ _LEAST_EVIDENCE = 4
 """If the traceback and its blank lines have fewer rows, the consequences are shortened."""
 _MAX_CONSEQUENCES = 4
 _MAX_PLACES = 3
+_IN = (" in ", " is ")
+"""How the place of a worker begins if it is known."""
 _RECORDED = 1000
 """Most characters of each text of a failure that is sent to other nodes."""
 _MAX_LINES, _MAX_LAST = 200, 10
@@ -114,7 +116,20 @@ class Diagnosis(NamedTuple):
 
     def _what(self) -> str:
         ranks = [self.root.rank, *(failure.rank for failure in self.same)]
-        return f"{named_ranks(ranks)} {what_happened(self.root, many=bool(self.same))}"
+        happened = f"{named_ranks(ranks)} {what_happened(self.root, many=bool(self.same))}"
+        if classify(self.root) is not Class.VICTIM:
+            return happened
+        if late := self._late():
+            return f"{_places(late)}, when {happened}"
+        if self.succeeded_ranks:
+            return f"{named_ranks(self.succeeded_ranks)} ended with 0; then {happened}"
+        return happened
+
+    def _late(self) -> list[Failure]:
+        """Return the workers for which others waited in vain, if the root cause is a time-out."""
+        if classify(self.root) is not Class.VICTIM or not _TIMEOUT.search(_text_of(self.root)):
+            return []
+        return [failure for failure in self.consequences if _is_late(failure)]
 
     def _hint(self) -> str:
         """Return one line that may help to understand the cause."""
@@ -123,12 +138,16 @@ class Diagnosis(NamedTuple):
             return root.evidence
         if root.aborted_at_exit:
             return "a C++ thread was still running at exit (SIGABRT)"
+        if _MISMATCH.search(_text_of(root)):
+            return "ranks pass tensors of different sizes to one collective"
         if classify(root) is Class.VICTIM:
+            if self._late():
+                return "they were late, or waited for something that did not come"
             if self.succeeded_ranks:
-                return f"before that, {named_ranks(self.succeeded_ranks)} ended with 0"
+                return "others still needed them: check that all ranks have as many batches"
             text = "a peer is gone or late, but no worker here failed on its own"
             stopped = [failure for failure in self.consequences if _was_stopped(failure)]
-            if any(failure.doing for failure in stopped):
+            if any(f.doing and f.doing.place.startswith(_IN) for f in stopped):
                 return f"{text}; when it failed, {_places(stopped)}"
             running = [failure.rank for failure in stopped]
             return f"{text}; {named_ranks(running)} still ran" if running else text
@@ -154,6 +173,12 @@ _VICTIM = re.compile(
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
     re.VERBOSE | re.IGNORECASE,
 )
+_TIMEOUT = re.compile(
+    r"timed? ?-?out|failed to pass monitoredBarrier|reached monitoredBarrier", re.IGNORECASE
+)
+"""A peer was late. A rank that was not waiting for others then is the one that was late."""
+_MISMATCH = re.compile(r"op\.preamble\.length <= op\.nbytes")
+"""What gloo says if a peer sends more than a rank expects."""
 # What a handler of the agent's SIGTERM may raise, and the exit of child processes killed by it.
 _BY_REQUEST = re.compile(
     r"KeyboardInterrupt|SystemExit|SIG(?:TERM|INT|HUP|QUIT|KILL)|signal: (?:\d|Terminated|Killed)"
@@ -186,6 +211,16 @@ def blames_peer(report: ErrorReport | None, last_lines: Sequence[str]) -> bool:
         last_lines: the end of its stderr.
     """
     return _VICTIM.search(_printed(report, last_lines)) is not None
+
+
+def _text_of(failure: Failure) -> str:
+    return _printed(failure.report, failure.last_lines)
+
+
+def _is_late(failure: Failure) -> bool:
+    """Return whether a worker, when it was stopped, was not waiting for others."""
+    doing = failure.doing
+    return doing is not None and not doing.expects_peers and doing.place.startswith(_IN)
 
 
 def _printed(report: ErrorReport | None, last_lines: Sequence[str]) -> str:
@@ -322,7 +357,7 @@ def _places(failures: Sequence[Failure]) -> str:
     """Return where workers were, the likeliest cause first: `rank 2 in read (data.py:41); …`."""
     groups: dict[tuple[bool, str], list[int]] = {}
     for failure in failures:
-        if failure.doing is not None:
+        if failure.doing is not None and failure.doing.place.startswith(_IN):
             key = failure.doing.expects_peers, failure.doing.place
             groups.setdefault(key, []).append(failure.rank)
     ordered = sorted(groups.items(), key=lambda item: (item[0][0], len(item[1]), item[1]))

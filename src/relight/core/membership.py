@@ -185,12 +185,15 @@ class _Ending:
         self.hung = False
         self.progressed: bool | None = None  # None: not known
         self.failures: list[Failure] = []  # `at` on our clock
-        self.succeeded_ranks: list[int] = []
+        self.succeeded_ranks: set[int] = set()
 
     def add(self, ready: NodeReady, host: str, now: float) -> None:
         """Add a node's report on its workers."""
-        self.failures += [failure._replace(at=failure.at + now) for failure in ready.failures]
-        self.succeeded_ranks += ready.succeeded_ranks
+        known = {(failure.rank, failure.pid, failure.host) for failure in self.failures}
+        for failure in ready.failures:  # a node that was away tells it again
+            if (failure.rank, failure.pid, failure.host) not in known:
+                self.failures.append(failure._replace(at=failure.at + now))
+        self.succeeded_ranks.update(ready.succeeded_ranks)
         if ready.progressed is not None:
             self.progressed = self.progressed or ready.progressed
         if any(not failure.asked for failure in ready.failures):
@@ -664,7 +667,7 @@ class Membership:
         from relight.core import verdict  # large, and only needed after a failure
 
         ended = verdict.GenerationEnd(
-            ending.failures, ending.succeeded_ranks, self._cause, ending.formed_at,
+            ending.failures, sorted(ending.succeeded_ranks), self._cause, ending.formed_at,
             ending.progressed, ending.hung,
         )  # fmt: skip
         outcome = verdict.judge(ended, self._restarts(now), self.restart, now)

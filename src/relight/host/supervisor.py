@@ -89,6 +89,11 @@ class Supervisor:
         """How the ended processes ended."""
         return list(self.core.ends.values())
 
+    @property
+    def are_frozen(self) -> bool:
+        """Whether the processes are frozen, or are being frozen, as their lease is over."""
+        return self.workers.frozen or self._loop.now() >= self._lease_until
+
     def ended_unasked(self, local_rank: int) -> bool:
         """Return whether a process has ended without having been asked to stop."""
         end = self.core.ends.get(local_rank)
@@ -126,7 +131,7 @@ class Supervisor:
 
     def _ask(self, local_ranks: Sequence[int], number: int) -> None:
         """Ask processes to stop."""
-        if self.workers.frozen or self._loop.now() >= self._lease_until:
+        if self.are_frozen:
             self.workers.kill()  # frozen ones would not see the signal, and must not continue
         elif self._grace_for_all or self.core.received:
             self.workers.signal(local_ranks, number)

@@ -4,15 +4,24 @@ from collections.abc import Mapping
 
 from relight.core import stacks
 from relight.core.exits import Doing
+from relight.core.stacks import ProcessStack
 from relight.host.stacks import workers
 from relight.host.stacks.take import take_all
 
 
-def doing(pids: Mapping[int, int]) -> dict[int, Doing]:
+def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
     """Return what workers do, by local rank. It takes some milliseconds for each, and never waits.
 
     Args:
         pids: by local rank; of a shell script, the Python process below it is looked at.
+        are_frozen: whether relight itself has stopped them; then that is not told.
     """
     found = take_all({rank: workers.python_of(pid) for rank, pid in pids.items()}, may_wait=False)
-    return {rank: stacks.doing(stack) for rank, stack in found.items()}
+    return {
+        rank: stacks.doing(
+            stack._replace(state="S")
+            if are_frozen and isinstance(stack, ProcessStack) and stack.state == "T"
+            else stack
+        )
+        for rank, stack in found.items()
+    }

@@ -30,7 +30,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
     """
     if not 0 < pid < 1 << 31:
         raise StackError(f"{pid} is not the pid of a process", hint="ps -ef shows them")
-    state = state_of(pid)
+    state = _lasting_state_of(pid)
     if state in ("Z", "X"):
         return ProcessStack(pid, state, ())
     if state == "D" and not may_wait:
@@ -45,7 +45,7 @@ def take(pid: int, *, may_wait: bool = True) -> ProcessStack:
             threads = _by_spy(pid, shown, error)
         else:
             threads = ()
-    return ProcessStack(pid, state_of(pid), threads)
+    return ProcessStack(pid, _lasting_state_of(pid), threads)
 
 
 def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, ProcessStack | str]:
@@ -66,6 +66,18 @@ def take_all(pids: Mapping[int, int], *, may_wait: bool = True) -> dict[int, Pro
         except StackError as error:
             found[rank] = f"{error.message} ({error.hint})" if error.hint else error.message
     return found
+
+
+def _lasting_state_of(pid: int) -> str:
+    """Return the state of a process; D only if it lasts, as each page that is read from a disk puts
+    a process into it for a moment.
+    """
+    for _ in range(_ATTEMPTS):
+        state = state_of(pid)
+        if state != "D":
+            break
+        time.sleep(_PAUSE_S)
+    return state
 
 
 def _walk(pid: int, main_id: int) -> list[Thread]:

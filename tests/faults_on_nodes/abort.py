@@ -1,0 +1,6 @@
+import os
+import time
+
+if os.environ["RANK"] == "3":
+    os.abort()
+time.sleep(60)

@@ -1,0 +1,3 @@
+import json
+
+json.loads('{"lr": 0.1,}')

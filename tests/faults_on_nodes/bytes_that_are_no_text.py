@@ -1,0 +1,6 @@
+import os
+import time
+
+if os.environ["RANK"] == "1":
+    b"caf\xe9".decode()
+time.sleep(60)

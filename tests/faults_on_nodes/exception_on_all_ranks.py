@@ -1,0 +1,1 @@
+raise KeyError("learning_rate")

@@ -1,0 +1,1 @@
+import flash_attention_that_is_not_installed

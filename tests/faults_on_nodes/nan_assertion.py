@@ -1,0 +1,4 @@
+import math
+
+loss = float("nan")
+assert not math.isnan(loss), f"loss is {loss}"
