@@ -236,4 +236,7 @@ def test_without_the_flag_a_time_out_is_told_with_where_the_others_are(tmp_path:
         capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "when it failed, rank 1 in load_batch (train.py:10)" in done.stderr, done.stderr
+    assert (
+        "relight: rank 1 in load_batch (train.py:10), system call clock_nanosleep, when "
+        in done.stderr
+    ), done.stderr

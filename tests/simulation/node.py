@@ -237,6 +237,7 @@ class Workers:
         """All workers end well."""
         if self.run and not self._ending and not self.world.watch.hangs(self.node):
             self.world.log(f"{self.node.name} workers end well")
+            self.world.watch.ends_well(self.node)
             for local_rank in list(self._alive):
                 self._exit(local_rank, 0)
 

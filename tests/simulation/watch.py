@@ -304,6 +304,12 @@ class Watch:
             self.world.log(f"{formation} is idle on {len(nodes) - 1} of {len(nodes)} nodes")
             self.world.after(seconds, setattr, formation, "idle", set[str]())
 
+    def ends_well(self, agent: "Node") -> None:
+        """The workers of a node have ended: those of the others don't wait for them any more."""
+        formation = self._of.get(agent.id)
+        if formation is not None:
+            formation.idle = set()
+
     def hangs(self, agent: "Node") -> bool:
         """Return whether a node's workers do nothing for ever."""
         formation = self._of.get(agent.id)

@@ -54,7 +54,7 @@ class WorkerMemory:
             answer: called soon, with the most calls of a worker that may have missed this.
         """
         self._write(words.LIMIT, call)
-        self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self.calls()))
+        self._loop.call_after(_SEEN_AFTER_S, lambda: answer(self._calls_until_held()))
 
     def release(self) -> None:
         """Hold no worker any more, unless they agreed."""
@@ -62,14 +62,16 @@ class WorkerMemory:
             page[words.LIMIT] = 0
 
     def agree(self, call: int, deadline: float) -> None:
-        """Let the workers save and leave.
+        """Let the workers save and leave. If an earlier coordinator has told a call, it stands:
+        workers may have passed the new one already.
 
         Args:
             call: the number of the call of `should_checkpoint`; 0 for the next.
             deadline: when they are stopped, on the loop's clock.
         """
         self._write(words.DEADLINE, int(deadline * 1e9))
-        self._write(words.AGREED, call or 1)
+        if self._agreed() < 2:
+            self._write(words.AGREED, call or 1)
 
     def close(self) -> None:
         """Remove the files."""
@@ -80,6 +82,13 @@ class WorkerMemory:
             except OSError:
                 pass  # the worker has made none
         self._paths = {}
+
+    def _agreed(self) -> int:
+        return max((page[words.AGREED] for page in self._open.values()), default=0)
+
+    def _calls_until_held(self) -> int:
+        """Return how often workers may have called, or still may, as nothing holds them before."""
+        return max(self.calls(), self._agreed() - 1)
 
     def _write(self, word: int, value: int) -> None:
         for local_rank in self._paths:
