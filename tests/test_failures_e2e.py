@@ -235,9 +235,10 @@ PEER_IS_GONE = "raised RuntimeError: "
         (GLOO + DDP, "rank 1 raised RuntimeError: mat1 and mat2", 1, "of torch …"),
         (
             TIMEOUT,
-            "ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
+            r"rank 1 in <module> \(train.py:4\), system call \w+, "
+            "when ranks? (0|2|0, 2) raised DistStoreError: wait timeout after 2000ms",
             1,
-            "a peer is gone or late, but no worker here failed on its own; ",
+            "they were late, or waited for something that did not come",
         ),
         (LOADER, "ranks? [-, 0-2]+ raised ValueError: bad row 0", 1, ""),
         (RECORDED, "rank 1 raised ValueError: bad batch", 1, "what followed:\n"),

@@ -109,7 +109,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         evidence=evidence or ("" if stderr or report else _of_disk(end, log)),
         log=log,
         when=time.strftime("%F %T%z"),
-        doing=workers.doing.get(end.local_rank) if end.asked else None,
+        doing=workers.doing.get(end.local_rank),
     )
 
 

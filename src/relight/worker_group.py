@@ -222,16 +222,24 @@ class WorkerGroup:
         else:
             if stop.takes_stacks:
                 # It takes a moment, and the coordinator may be in this process: all are told first.
-                loop.call_after(0.0, lambda: self._stop_now(stop.cause, takes_stacks=True))
+                loop.call_after(0.0, lambda: self._stop_after_stacks(stop))
             else:
                 self._stop_now(stop.cause)
 
-    def _stop_now(self, cause: str, *, takes_stacks: bool = False) -> None:
+    def _stop_after_stacks(self, stop: StopWorkers) -> None:
         supervisor = self.supervisor
         if supervisor is None or not supervisor.is_running:
             return
-        if takes_stacks:
-            self._take_stacks(supervisor)
+        self._take_stacks(supervisor)
+        if stop.limit_s:
+            self._services.loop.call_after(stop.limit_s, lambda: self._stop_now(stop.cause))
+        else:
+            self._stop_now(stop.cause)
+
+    def _stop_now(self, cause: str) -> None:
+        supervisor = self.supervisor
+        if supervisor is None or not supervisor.is_running:
+            return
         event = GroupStopped(self.formed.generation.number, cause)
         self._services.journal.record(event)
         supervisor.step(event)

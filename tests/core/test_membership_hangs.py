@@ -27,6 +27,16 @@ def test_a_generation_is_stopped_once_no_node_does_anything() -> None:
     assert "no rank has made progress for 12 s; restart 1 of 3" in played.last["a"].generation.cause
 
 
+def test_no_worker_is_stopped_before_all_nodes_have_had_time_to_take_their_stacks() -> None:
+    played = running().play("""
+        100 a quiet10
+        100 b quiet10
+        -> look and stop 0: a b
+        """)
+    stops = [m for node in "ab" for m in played.heard[node] if isinstance(m, StopWorkers)]
+    assert [stop.limit_s for stop in stops] == [1, 1]
+
+
 def test_a_hang_counts_from_the_last_that_any_node_did() -> None:
     """B did something until 95; its user allows 10 s, a's as well."""
     running().play("""

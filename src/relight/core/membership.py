@@ -101,6 +101,10 @@ _MAX_NUMBER = 1 << 40
 """No job forms so many generations. Higher numbers that a node claims are ignored."""
 _TELL_STOP_AFTER_S = 5.0
 """A stop that takes longer is reported to all nodes, with the names of those it waits for."""
+_STACKS_S = 1.0
+"""How long a node that has taken the stacks of its workers leaves them alone, so that the others
+take theirs first: a worker whose peer is stopped ends within milliseconds.
+"""
 _LAST_CALLS = 3
 """Upper bound of the last call, in multiples of `last_call_s`: each join extends it."""
 
@@ -573,7 +577,10 @@ class Membership:
         """Stop workers that do nothing, as after a failure."""
         cause = f"no rank has made progress for {waiting.duration(quiet_s)}"
         self._ending.hung, self._ending.failure_cause = True, cause
-        stop = StopWorkers(self.generation, cause, gently=False, takes_stacks=True)
+        stop = StopWorkers(
+            self.generation, cause, gently=False, takes_stacks=True,
+            limit_s=_STACKS_S if len(self.roster) > 1 else 0.0,
+        )  # fmt: skip
         self._stop(cause, now, stop)
 
     def _agree(self, cause: str, limit_s: float, now: float) -> None:

@@ -146,8 +146,8 @@ class StopWorkers(NamedTuple):
 
     `gently`: they may save a checkpoint first, at their `checkpoint_at`-th call of
     `should_checkpoint`, or at the next one if it is 0; they have `limit_s` seconds, or what this
-    node's user has set if it is 0. `cause` is shown to users. `takes_stacks`: first find out where
-    the workers are.
+    node's user has set if it is 0. `cause` is shown to users. `takes_stacks`: find out where the
+    workers are, and stop them `limit_s` seconds later.
     """
 
     generation: GenerationId
