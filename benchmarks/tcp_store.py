@@ -122,10 +122,10 @@ class Server:
 
 def _serve_relight() -> None:
     from relight.host.loop import Loop
-    from relight.host.tcp_store import TCPStore
+    from relight.host.store_port import StorePort
 
     loop = Loop()
-    store = TCPStore(loop, "127.0.0.1", 0)
+    store = StorePort(loop, "127.0.0.1", 0, served=True)
     print(store.port, flush=True)
     ended = False
 

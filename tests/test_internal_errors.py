@@ -21,7 +21,7 @@ from relight.host.connection import Connection, Security, dial
 from relight.host.heartbeats import Heartbeats
 from relight.host.listener import Listener
 from relight.host.loop import Loop
-from relight.host.tcp_store import TCPStore
+from relight.host.store_port import StorePort
 from relight.rendezvous.election_finder import Elector
 from relight.rendezvous.finder import Finder
 from relight.rendezvous.meeting import Meeting
@@ -340,7 +340,7 @@ def test_a_mistake_on_a_datagram_or_in_the_store_harms_nothing_else(
 
     beats = Heartbeats(loop, ("127.0.0.1", 0), socket.AF_INET, broken)
     assert beats._socket is not None
-    store = TCPStore(loop, "127.0.0.1", 0)
+    store = StorePort(loop, "127.0.0.1", 0, served=True)
     monkeypatch.setattr("relight.host.tcp_store._parse", broken)
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,

@@ -2,7 +2,7 @@
 
     get ready   check this node if the user asks for it; bind a store for the workers; tell the
                 group that this node is ready, and how the workers of the last generation ended
-                                                        (health_check, link, host/tcp_store)
+                                                        (health_check, link, host/store_port)
     run         the group has formed a generation: run its workers until all have exited
                                                                        (worker_group)
     react       all workers succeeded: wait for the other nodes. A worker failed, or the group
@@ -75,7 +75,7 @@ from relight.host.logs import UnshownOutput
 from relight.host.loop import Loop
 from relight.host.scratch import Scratch
 from relight.host.signals import listen
-from relight.host.tcp_store import ReservedPort, TCPStore
+from relight.host.store_port import StorePort
 from relight.node_job import NodeJob
 from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
@@ -122,7 +122,7 @@ class Agent:
         self._restart = 0  # the latest restart that was reported to the user
         self._furthest = -1  # the highest step that a worker of this node has reported
         self._lease_until = FOR_EVER
-        self._store: TCPStore | ReservedPort | None = None
+        self._store: StorePort | None = None
         self._unshown = UnshownOutput(self.loop, consoles, self.signals)
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
@@ -210,10 +210,10 @@ class Agent:
         """
         job = self.job
         if self._store is None:
-            kind = TCPStore if job.command.agent_store else ReservedPort
-            self._store = kind(self.loop, job.store_host, job.store_port)
+            served = job.command.agent_store
+            self._store = StorePort(self.loop, job.store_host, job.store_port, served=served)
         port = self._store.port
-        if isinstance(self._store, TCPStore):
+        if self._store.served:
             port = self.link.share_port(self._store) or port
         self._state = self._node_ready(port, outcome)
         self.link.send(self._state)

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from relight.core.fields import Message
     from relight.host.connection import Connection
     from relight.host.heartbeats import Address, Heartbeats
-    from relight.host.tcp_store import TCPStore
+    from relight.host.store_port import StorePort
     from relight.rendezvous.finder import SearchResult
     from relight.rendezvous.meeting import Meeting
 
@@ -96,7 +96,7 @@ class RemoteLink(finders.Seeker):
         self._meeting = meeting
         self._finder = finders.of(loop, meeting, settings)
         self._owner: LinkOwner
-        self._shared: TCPStore | None = None
+        self._shared: StorePort | None = None
         self._coordinator: Coordinator | None = None
         self._group: Group | None = None
         self._connection: Connection | None = None
@@ -127,7 +127,7 @@ class RemoteLink(finders.Seeker):
         elif self._connection is not None and self._connection.is_open:
             self._connection.send(fields.to_json(message))
 
-    def share_port(self, store: "TCPStore") -> int:
+    def share_port(self, store: "StorePort") -> int:
         """Let workers reach `store` at the endpoint's port; return the port, or 0 if this host does
         not own the endpoint.
         """

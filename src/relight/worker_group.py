@@ -45,7 +45,7 @@ from relight.worker_watches import WorkerWatches
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.preloading import Preload
-    from relight.host.tcp_store import ReservedPort, TCPStore
+    from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
@@ -98,7 +98,7 @@ class WorkerGroup:
         services: AgentServices,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "TCPStore | ReservedPort | None",
+        store: "StorePort | None",
         host: str,
         send: Callable[[FromAgent], None],
     ) -> None:

@@ -26,8 +26,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
     from relight.host.quiet import QuietWatch
+    from relight.host.store_port import StorePort
     from relight.host.stuck import StuckWatch
-    from relight.host.tcp_store import ReservedPort, TCPStore
     from relight.host.timers import WorkerTimers
 
 _INIT_REPORT_S = 60
@@ -53,7 +53,7 @@ class WorkerWatches:
         journal: Journal,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "TCPStore | ReservedPort | None",
+        store: "StorePort | None",
         supervisor: Supervisor,
         on_lost: Callable[[WorkerExited], None],
     ) -> None:

@@ -11,6 +11,7 @@ SERVE = """
 import json, resource, sys
 from relight.host import tcp_store
 from relight.host.loop import Loop
+from relight.host.ports import bind
 
 limits = json.loads(sys.argv[2])
 files = limits.pop("files", None)
@@ -20,8 +21,9 @@ for name, value in limits.items():
     assert hasattr(tcp_store, name)
     setattr(tcp_store, name, value)
 loop = Loop()
-store = tcp_store.TCPStore(loop, "127.0.0.1", int(sys.argv[1]))
-print(store.port, flush=True)
+listener = bind("127.0.0.1", int(sys.argv[1]), listen=True)
+store = tcp_store.TCPStore(loop, listener)
+print(listener.getsockname()[1], flush=True)
 words = []
 loop.on_readable(0, lambda: words.append(sys.stdin.readline()))
 loop.run_until(lambda: words)

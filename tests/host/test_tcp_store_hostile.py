@@ -10,6 +10,7 @@ import store_server as wire
 from store_server import Peer, StoreServer, i64, keys, text, u64
 
 from relight.host.loop import Loop
+from relight.host.ports import bind
 from relight.host.tcp_store import TCPStore
 
 MIB = 1024 * 1024
@@ -370,8 +371,9 @@ def test_a_port_can_be_served_again_at_once(serve: Serve) -> None:
 def test_answers_are_not_delayed() -> None:
     """Connections have TCP_NODELAY, which they inherit from the listening socket."""
     loop = Loop()
-    store = TCPStore(loop, "127.0.0.1", 0)
-    with Peer(store.port):
+    listener = bind("127.0.0.1", 0, listen=True)
+    store = TCPStore(loop, listener)
+    with Peer(listener.getsockname()[1]):
         loop.run_until(lambda: bool(store._clients))
         (client,) = store._clients
         assert client._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -5,13 +5,13 @@ import socket
 import struct
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
 
 import pytest
+from store_server import NUM_KEYS, VALIDATE, Peer
 
 from relight.errors import UsageError
 from relight.host.loop import Loop
-from relight.host.tcp_store import ReservedPort, TCPStore
+from relight.host.store_port import StorePort
 
 HOSTS = ("127.0.0.1", "::1", "[::1]", "localhost", socket.gethostname())
 IP_LOCAL_PORT_RANGE = 51  # since Linux 6.3
@@ -54,10 +54,10 @@ def only_port(family: int, port: int) -> socket.socket:
     return bound
 
 
-@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
-def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, holder: Any) -> None:
+@pytest.mark.parametrize("served", [False, True])
+def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, served: bool) -> None:
     """While it is held no port that the kernel chooses is this one, afterwards it may be."""
-    held = holder(loop, host, 0)
+    held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
     everywhere = "0.0.0.0" if family == socket.AF_INET else "::"
     for taker in (address, everywhere):
@@ -78,10 +78,10 @@ def test_the_kernel_gives_the_port_to_nobody(loop: Loop, host: str, holder: Any)
         assert bound.getsockname()[1] == held.port
 
 
-@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
-def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, holder: Any) -> None:
+@pytest.mark.parametrize("served", [False, True])
+def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, served: bool) -> None:
     """Who binds the port as an ordinary program does is refused while it is held."""
-    held = holder(loop, host, 0)
+    held = StorePort(loop, host, 0, served=served)
     family, address = address_of(host)
     with socket.socket(family) as bound:
         with pytest.raises(OSError) as refused:
@@ -92,19 +92,19 @@ def test_nobody_takes_the_port_by_its_number(loop: Loop, host: str, holder: Any)
         bound.listen()
 
 
-@pytest.mark.parametrize("holder", [ReservedPort, TCPStore])
-def test_what_cannot_be_held_is_said_at_once(loop: Loop, holder: Any) -> None:
+@pytest.mark.parametrize("served", [False, True])
+def test_what_cannot_be_held_is_said_at_once(loop: Loop, served: bool) -> None:
     """A port that is taken and an address that is not here are the user's to change."""
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(UsageError, match="is taken by another program"),
     ):
-        holder(loop, "127.0.0.1", taken.getsockname()[1])
+        StorePort(loop, "127.0.0.1", taken.getsockname()[1], served=served)
     with pytest.raises(UsageError, match="is not an address of this machine"):
-        holder(loop, "192.0.2.1", 0)  # reserved for documentation
+        StorePort(loop, "192.0.2.1", 0, served=served)  # reserved for documentation
     for name in ("no such name", "", "\udcff", "300.1.1.1"):
         with pytest.raises(UsageError, match="is unknown"):
-            holder(loop, name, 0)
+            StorePort(loop, name, 0, served=served)
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
     from torch.distributed import TCPStore as TorchStore
 
     patience = timedelta(seconds=60)
-    held = ReservedPort(loop, host, 0)
+    held = StorePort(loop, host, 0, served=False)
     name = host.strip("[]")
     server = TorchStore(
         name, held.port, 2, is_master=True, wait_for_workers=False, timeout=patience
@@ -126,3 +126,18 @@ def test_torch_may_serve_the_reserved_port(loop: Loop, host: str) -> None:
     assert server.get("key") == b"value"
     held.close()
     assert client.get("key") == b"value"
+
+
+def test_the_server_is_loaded_for_the_first_client_and_serves_those_that_came_before(
+    loop: Loop,
+) -> None:
+    held = StorePort(loop, "127.0.0.1", 0, served=True)
+    with Peer(held.port, greet=False) as first, Peer(held.port, greet=False) as second:
+        assert held.clients == 0
+        loop.run_until(lambda: held.clients == 2)
+        for peer in (first, second):
+            peer.send(VALIDATE + NUM_KEYS)
+        loop.run_once(0)
+        assert [peer.number() for peer in (first, second)] == [0, 0]
+        held.close()
+        assert first.ended()

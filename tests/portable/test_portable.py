@@ -21,7 +21,7 @@ from relight.core.messages import GenerationFormed
 from relight.core.ranks import Generation, GenerationId, Place
 from relight.host import linux, missing_at_init, portable
 from relight.host.process import Workers
-from relight.host.tcp_store import TCPStore
+from relight.host.store_port import StorePort
 
 __all__ = ["marker"]
 
@@ -327,7 +327,7 @@ def test_a_client_needs_no_linux(launch: Launch, tmp_path: Path) -> None:
     assert local.stderr.startswith("relight: error: workers run on Linux")
 
 
-class Come(TCPStore):
+class Come(StorePort):
     clients = 3
 
     def __init__(self) -> None:

@@ -314,11 +314,12 @@ class Logs:
 
 
 class Store:
-    """As `relight.host.tcp_store.TCPStore`."""
+    """As `relight.host.store_port.StorePort`."""
 
     port = 29500
+    served = True
 
-    def __init__(self, *_: object) -> None:
+    def __init__(self, *_: object, served: bool) -> None:
         pass
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class WatchedGroup(Group):
 
 TOWARDS_MACHINE: dict[str, dict[str, Any]] = {
     "relight.agent": {
-        "Consoles": node.Consoles, "Scratch": node.Scratch, "TCPStore": node.Store,
+        "Consoles": node.Consoles, "Scratch": node.Scratch, "StorePort": node.Store,
         "raise_limit": lambda: None, "_READY_S": 1.0,
         "listen": lambda loop, spec, on_stop, *_: [
             loop.on_signal(number, on_stop) for number in spec.signals_to_handle

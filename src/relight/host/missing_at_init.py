@@ -10,12 +10,10 @@ from collections.abc import Iterable
 
 from relight.core.messages import GenerationFormed
 from relight.host.process import Workers
-from relight.host.tcp_store import ReservedPort, TCPStore
+from relight.host.store_port import StorePort
 
 
-def explain(
-    workers: Workers, formed: GenerationFormed, store: TCPStore | ReservedPort | None
-) -> str:
+def explain(workers: Workers, formed: GenerationFormed, store: StorePort | None) -> str:
     """Describe which workers have not connected; empty if all have, or none has.
 
     Args:
@@ -25,7 +23,7 @@ def explain(
     """
     place, port = formed.place, formed.generation.master_port
     if not os.path.isdir("/proc/self/net"):  # how many have connected is known, but not which
-        come = store.clients if isinstance(store, TCPStore) else 0
+        come = store.clients if store is not None else 0
         if not 0 < come < place.world_size:
             return ""
         return f"{come} of {place.world_size} workers have reached init_process_group"
@@ -35,7 +33,8 @@ def explain(
         for local_rank, pid in workers.pids.items()
         if pid not in here
     ]
-    come = store.clients if isinstance(store, TCPStore) and place.group_rank == 0 else len(here)
+    counts = store is not None and store.served and place.group_rank == 0
+    come = store.clients if store is not None and counts else len(here)
     if not 0 < come < place.world_size or not (late or place.group_rank == 0):
         return ""
     text = f"{come} of {place.world_size} workers have"

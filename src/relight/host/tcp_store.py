@@ -1,8 +1,8 @@
 """The server of torch's TCPStore protocol at MASTER_ADDR:MASTER_PORT, one for each generation.
 
-It is bound before its port is announced, so no other process can take the port, and it starts
-empty, so no worker reads addresses of an earlier generation. Every rank is a client
-(`TORCHELASTIC_USE_AGENT_STORE=True`).
+It starts empty, so no worker reads addresses of an earlier generation. Every rank is a client
+(`TORCHELASTIC_USE_AGENT_STORE=True`). This file is loaded when the first one connects
+(host/store_port).
 
 The protocol is that of torch 2.13 (torch/csrc/distributed/c10d/TCPStore.cpp, TCPStoreBackend.hpp,
 TCPStoreLibUvBackend.cpp). A client first sends VALIDATE and a magic number. A request is one byte
@@ -20,7 +20,6 @@ from collections.abc import Callable
 
 from relight.host import system
 from relight.host.loop import Loop
-from relight.host.ports import bind
 
 _MAGIC = struct.pack("=I", 0x3C85F7CE)
 _MAX_KEY = 8 * 1024
@@ -62,15 +61,10 @@ class TCPStore:
 
     Args:
         loop: the agent's loop.
-        host: the address to listen on; a name is resolved.
-        port: the port, 0 for any free one; the attribute `port` then has its number.
-
-    Raises:
-        UsageError: the port is taken, or the address does not belong to this machine.
-        MachineError: no socket can be opened.
+        listener: the socket that clients connect to; `close` closes it.
     """
 
-    def __init__(self, loop: Loop, host: str, port: int) -> None:
+    def __init__(self, loop: Loop, listener: socket.socket) -> None:
         self.values: dict[bytes, _Value] = {}
         self._queues: dict[bytes, deque[bytes]] = {}  # none is empty
         self._stored = 0
@@ -79,9 +73,8 @@ class TCPStore:
         files = system.open_files()
         self._max_clients = max(files - _SPARE_FILES, files // 2, 64)
         self._loop = loop
-        self._listener = bind(host, port, listen=True)
-        self.port: int = self._listener.getsockname()[1]
-        loop.on_readable(self._listener, self._accept)
+        self._listener = listener
+        loop.on_readable(listener, self._accept)
 
     @property
     def clients(self) -> int:
@@ -454,22 +447,3 @@ def _number(value: _Value) -> int:
 
 def _size(key: bytes, value: _Value) -> int:
     return _ENTRY + len(key) + len(value)
-
-
-class ReservedPort:
-    """Reserves a port of this machine for rank 0's worker, which serves the store itself.
-
-    The socket is bound but does not listen: the kernel assigns the port to no other process, while
-    a server that sets SO_REUSEADDR, as torch's does, may still bind and listen on it.
-
-    Args, Raises: as for `TCPStore`.
-    """
-
-    def __init__(self, loop: Loop, host: str, port: int) -> None:
-        del loop
-        self._socket = bind(host, port)
-        self.port: int = self._socket.getsockname()[1]
-
-    def close(self) -> None:
-        """Release the port."""
-        self._socket.close()
