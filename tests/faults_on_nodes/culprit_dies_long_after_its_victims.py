@@ -2,8 +2,19 @@ import os
 import signal
 import time
 
-if os.environ["RANK"] == "1":
-    signal.signal(signal.SIGTERM, lambda *_: None)
+rank = int(os.environ["RANK"])
+
+
+def meet():
+    """Return when all ranks are here."""
+    open(f"rank{rank}", "w").close()
+    while not all(os.path.exists(f"rank{other}") for other in range(4)):
+        time.sleep(0.01)
+
+
+signal.signal(signal.SIGTERM, lambda *_: None)
+meet()
+if rank == 1:
     time.sleep(1)
     raise ValueError("bad batch")
 raise ConnectionResetError(104, "Connection reset by peer")

@@ -4,7 +4,7 @@ import sys
 import time
 
 if os.environ["RANK"] == "2":
-    time.sleep(0.3)
+    time.sleep(60)
     raise IndexError("index 50257 is out of bounds")
 print(
     "[rank0]:[E] ProcessGroupNCCL.cpp:616] [Rank 0] Watchdog caught collective operation timeout: "

@@ -1,9 +1,23 @@
 import os
+import signal
 import time
 
-if os.environ["RANK"] == "1":
+rank = int(os.environ["RANK"])
+
+
+def meet():
+    """Return when all ranks are here."""
+    open(f"rank{rank}", "w").close()
+    while not all(os.path.exists(f"rank{other}") for other in range(4)):
+        time.sleep(0.01)
+
+
+if rank != 1:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+meet()
+if rank == 1:
     try:
         raise ValueError("bad batch")
     finally:
-        time.sleep(0.3)  # closes its connections, and then takes a while to end
+        time.sleep(60)  # closes its connections, and then takes a while to end
 raise ConnectionResetError(104, "Connection reset by peer")

@@ -444,9 +444,9 @@ def _in_rows(text: str) -> str:
 def _consequence(failure: Failure, *, many: bool) -> str:
     if not _was_stopped(failure):
         return what_happened(failure, many=many)
-    by_us = failure.exitcode in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL)
-    text = f"stopped by the agent ({signal_name(-failure.exitcode if by_us else failure.asked)})"
-    if not by_us:
+    # A worker that has no handler for the signal gets SIGKILL with it, and may end by either.
+    text = f"stopped by the agent ({signal_name(failure.asked)})"
+    if failure.exitcode not in (-failure.asked, -signal.SIGTERM, -signal.SIGKILL):
         text += f", ended with {shell_exit_code(failure.exitcode)}"
     return text
 
