@@ -40,13 +40,13 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.host.store_port import StorePort
     from relight.host.worker_memory import WorkerMemory
+    from relight.worker_watches import WorkerWatches
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
@@ -159,6 +159,8 @@ class WorkerGroup:
         supervisor.lease(lease_until())
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
+        from relight.worker_watches import WorkerWatches  # the workers need not wait for it
+
         watches = self.watches = WorkerWatches(
             loop, self._services.journal, job, self.formed, self._store, supervisor,
             self._report_first_failure,
