@@ -29,6 +29,7 @@ LAYERS = (
     ("failure_report", "missing", "node_job", "script"),
     ("health_check", "worker_watches"),
     ("prepare", "worker_group"),
+    ("sight",),
     ("agent",),
     ("cli", "__main__"),
 )

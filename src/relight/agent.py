@@ -35,6 +35,7 @@ In each of them the job may end (`_end`), or a signal may ask this agent to leav
 import os
 import signal
 import socket
+import time
 from collections.abc import Sequence
 
 from relight.core.messages import (
@@ -83,9 +84,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
+    from relight.sight.job_socket import JobSocket
 
 _IDLE_S = 1.0
 """How long a node waits for a generation before it imports modules meanwhile (--preload)."""
+_SHOWN_AFTER_S = 1.0
+"""When `relight status` and other commands can see the job: not while its workers start."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -123,6 +127,7 @@ class Agent:
         self._furthest = -1  # the highest step that a worker of this node has reported
         self._lease_until = FOR_EVER
         self._store: StorePort | None = None
+        self._shown: JobSocket | None = None
         self._unshown = UnshownOutput(self.loop, consoles, self.signals)
         if job.nproc > 8:  # raising it costs an import; few workers never need it
             raise_limit()
@@ -151,8 +156,11 @@ class Agent:
             if preload is not None:
                 preload.wait(lambda: bool(self.signals))
             self.link.open(self)
+            self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
+            if self._shown is not None:
+                self._shown.close(exit_code, reason)
             broken = False
             return exit_code
         finally:
@@ -333,6 +341,22 @@ class Agent:
             ours = workers is not None and workers.is_of(end.root)
             tell_parent(path, end.root, workers.logs if workers and ours else None)
         return end.exit_code, end.reason
+
+    def _show_job(self) -> None:
+        """Let commands of this user see the job, unless it is part of one that they know."""
+        if "RELIGHT_JOB_ID" in self.job.command.env.variables:
+            return
+        from relight.sight.job_socket import JobSocket, View
+
+        def look() -> View:
+            return View(self._state, self._workers, self._restart)
+
+        try:
+            began = time.time() - _SHOWN_AFTER_S
+            self._shown = JobSocket(self.loop, self.job, began, look)
+        except OSError as error:
+            if self.journal.verbose:
+                self.journal.say(f"relight status can't show this job: {error}")
 
     # Called by the link (`LinkOwner`).
 

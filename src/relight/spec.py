@@ -38,6 +38,7 @@ from relight.values import (
     parse_host,
     parse_interval,
     parse_keep_warm,
+    parse_name,
     parse_nodes,
     parse_notice,
     parse_nproc,
@@ -82,6 +83,7 @@ class RunSpec(NamedTuple):
     monitor_interval: float
     start_method: str
     role: str
+    name: str
     module: bool
     no_python: bool
     run_path: bool
@@ -204,6 +206,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("start-method", one_of("spawn", "fork", "forkserver"), "spawn", "NAME",
          "accepted for torchrun compatibility; no effect"),
     Flag("role", str, "default", "NAME", "role of the workers of this node"),
+    Flag("name", parse_name, "", "NAME",
+         "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
+         from_env=False, variable="RELIGHT_NAME"),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
     Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),

@@ -17,6 +17,8 @@ MOST_SECONDS = 2e6
 """23 days; epoll can't wait much longer."""
 MOST_NODES = 1_000_000
 KEEP_WARM_S = 1800.0
+MOST_NAME = 60
+"""Characters of the name of a job."""
 AUTO = "auto"
 """The modules of --preload are those that the script imports."""
 
@@ -296,6 +298,22 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
 CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0}
 """The checks by name, with the least bytes that are free; for a GPU this has no meaning."""
 _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def parse_name(text: str) -> str:
+    """Return the name of a job: letters, digits, `_`, `.` and `-`, as in file and host names.
+
+    Raises:
+        ValueError: it has other characters, or is too long.
+    """
+    plain = text.replace(".", "_").replace("-", "_")
+    if not (text.isascii() and f"_{plain}".isidentifier() and text[:1] not in ("", ".", "-")):
+        raise ValueError(
+            "expected letters, digits, '_', '.' and '-', the first none of the last two"
+        )
+    if len(text) > MOST_NAME:
+        raise ValueError(f"expected at most {MOST_NAME} characters")
+    return text
 
 
 def parse_health_check(text: str) -> HealthCheck | None:

@@ -30,7 +30,13 @@ def variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]
     for name in list(os.environ):
         if name.startswith(HIDDEN):
             monkeypatch.delenv(name)
-    return {"HOME": str(tmp_path / "home"), "RELIGHT_STATE_DIR": str(tmp_path / "state")}
+    runtime = tmp_path / "runtime"
+    runtime.mkdir()
+    return {
+        "HOME": str(tmp_path / "home"),
+        "RELIGHT_STATE_DIR": str(tmp_path / "state"),
+        "XDG_RUNTIME_DIR": str(runtime),
+    }
 
 
 @pytest.fixture

@@ -46,7 +46,11 @@ def main(argv: list[str]) -> int:
 def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"{found['handle']} {found['state']}"
     if found["app"] is None:
-        yield "  it was not submitted from here"
+        for text in (found["message"], found["url"]):
+            if text:
+                yield f"  {text}"
+        if not found["handle"].startswith("run:"):
+            yield "  it was not submitted from here"
         return
     git = found["git"]
     if git:

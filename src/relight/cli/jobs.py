@@ -116,6 +116,7 @@ def status_object(handle: Handle, found: AppStatus) -> dict[str, Any]:
                 "hostname": each.host,
                 "exitcode": each.exitcode,
                 "error": each.error,
+                "last_line": each.last_line,
             }
         )
     return {

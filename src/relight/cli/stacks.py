@@ -38,6 +38,8 @@ PAGE = Page(
     "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
 )  # fmt: skip
 
+RUN = "run"
+"""The scheduler of jobs of `relight run`, whose ids end with the pid of the agent."""
 _ALONE = -1
 """Stands for the rank of a process that is none."""
 Taken = Mapping[int, ProcessStack | str]
@@ -84,6 +86,8 @@ def _ranks_of_job(text: str) -> dict[int, int]:
     handle = handles.parse(text)
     if handle.role:
         raise UsageError(f"{text} is a part of a job", hint=f"relight stacks {handle}")
+    if handle.scheduler == RUN:
+        return _ranks_of_process(int(handle.app_id.rpartition("-")[2]))
     found = workers.of_job(str(handle))
     if found:
         return found

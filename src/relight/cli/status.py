@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 PAGE = Page(
     "status [flags] [JOB]",
     (
-        "Shows the state of a job and of its replicas. JOB is its handle, or its id alone.",
+        "Shows the state of a job and of its replicas. JOB is its handle, or its id alone; of",
+        "relight run on this machine also its name, or the pid of its agent.",
         "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
         "with its workers. PRELOADED is the part that preloaded modules take.",
     ),
@@ -91,13 +92,14 @@ def main(argv: list[str]) -> int:
             each.state.name,
             "" if each.exitcode is None else str(each.exitcode),
             each.host,
-            each.error,
+            each.error or printable(each.last_line),
         )
         for each in found.replicas
     ]
     if rows:
+        last = "LAST LINE" if any(each.last_line for each in found.replicas) else "ERROR"
         print()
-        print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", "ERROR"))))
+        print("\n".join(table(rows, ("REPLICA", "STATE", "EXIT", "HOST", last))))
     return EXIT_OK
 
 
@@ -109,14 +111,17 @@ def _print_agents(*, as_json: bool) -> int:
         for agent in agents.running()
     ]
     if as_json:
-        print_json([_as_object(agent) for agent in found])
+        names = _names()
+        print_json([{**_as_object(agent), "name": names.get(agent.pid)} for agent in found])
         return EXIT_OK
     if not found:
         say("you have no agents (relight run) on this machine")
         return EXIT_OK
+    names = _names()
     rows = [
         (
             str(agent.pid),
+            names.get(agent.pid, ""),
             printable(agent.run_id).replace("\n", " "),
             str(len(agent.workers)) if agent.workers else "none yet",
             duration(agent.seconds),
@@ -125,9 +130,20 @@ def _print_agents(*, as_json: bool) -> int:
         )
         for agent in found
     ]
-    heads = ("PID", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
+    heads = ("PID", "NAME", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
     print("\n".join(table(rows, heads)))
     return EXIT_OK
+
+
+def _names() -> dict[int, str]:
+    """Return the names of the jobs of agents, by pid."""
+    from relight import env
+    from relight.host.run_jobs import JobDirectory
+
+    try:
+        return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
+    except OSError:
+        return {}
 
 
 def _requested_run_id(agent: "Running") -> str:

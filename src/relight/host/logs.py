@@ -70,6 +70,7 @@ class Logs:
         self._spec = spec
         self._tails = FileTails(loop) if spec.tee.any() and directory else None
         self._pipes: list[tuple[PipeReader, int]] = []
+        self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
@@ -91,8 +92,7 @@ class Logs:
 
     def stderr_path(self, local_rank: int) -> str:
         """Return the path of a worker's stderr file, or an empty string."""
-        source = self._stderr.get(local_rank)
-        return source if isinstance(source, str) else ""
+        return self.path(local_rank, STDERR)
 
     def stderr_of(self, local_rank: int) -> str:
         """Return the end of what a worker wrote to stderr."""
@@ -105,6 +105,16 @@ class Logs:
         with open(source, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_SIZE))
             return file.read().decode(errors="replace")
+
+    def path(self, local_rank: int, stream: int) -> str:
+        """Return the path of the file of a worker's stream, or an empty string."""
+        source = self._streams(stream).get(local_rank)
+        return source if isinstance(source, str) else ""
+
+    def tail(self, local_rank: int, stream: int) -> bytes:
+        """Return the end of what a worker wrote to a stream that has no file."""
+        source = self._streams(stream).get(local_rank)
+        return bytes(source.tail) if isinstance(source, PipeReader) else b""
 
     def size(self) -> int:
         """Return how many bytes the workers have printed so far, as far as anybody sees them."""
@@ -188,8 +198,7 @@ class Logs:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             fd = os.open(path, flags, 0o666)
             self._files.append(path)
-            if stream == STDERR:
-                self._stderr[local_rank] = path
+            self._streams(stream)[local_rank] = path
             if to_console and self._tails is not None:
                 copy = self._filter(stream, prefix)
                 self._tails.add(FileTail(path, ConsoleStream(console, prefix), copy), path)
@@ -200,10 +209,12 @@ class Logs:
             pipe = PipeReader(self._loop, ours, ConsoleStream(console) if to_console else None)
             pipe.copy_window_size(console.fd)
             self._pipes.append((pipe, console.fd))
-            if stream == STDERR:
-                self._stderr[local_rank] = pipe
+            self._streams(stream)[local_rank] = pipe
         self._to_pass_on.append(fd)
         return fd
+
+    def _streams(self, stream: int) -> "dict[int, PipeReader | str]":
+        return self._stdout if stream == STDOUT else self._stderr
 
     def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
         file = self._filtered.get(stream)

@@ -15,7 +15,7 @@ from socket import socket
 
 from relight.core import fields
 from relight.events import Event, WarmProcessTaken, WarmProcessUnfit
-from relight.host import fit, linux, warm_sockets, warm_spawner
+from relight.host import fit, linux, user_sockets, warm_sockets, warm_spawner
 from relight.host.warm_sockets import Description, Directory
 from relight.host.warm_spawner import Origin, WorkerProgram
 from relight.typed import Any, NamedTuple
@@ -148,7 +148,7 @@ class _Questions:
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._until = time.monotonic() + ANSWER_S
-        self._open = {path: warm_sockets.connect(path, ANSWER_S) for path in paths}
+        self._open = {path: user_sockets.connect(path, ANSWER_S) for path in paths}
         self._texts = dict.fromkeys(paths, b"")
 
     def __bool__(self) -> bool:
@@ -161,7 +161,7 @@ class _Questions:
         poll, paths = select.poll(), dict[int, str]()
         for path, connection in self._open.items():
             if connection is not None:
-                if linux.is_stopped(warm_sockets.peer(connection).pid):
+                if linux.is_stopped(user_sockets.peer(connection).pid):
                     continue
                 connection.setblocking(False)
                 paths[connection.fileno()] = path

@@ -1,28 +1,21 @@
-"""The sockets on which warm processes listen, in a directory that only their user can enter, and
-what they say there.
+"""The sockets on which warm processes listen, in the directory of `user_sockets`, and what they say
+there.
 
-The directory is `$XDG_RUNTIME_DIR/relight`, or `/tmp/relight-UID` where no session has made one. A
-socket is named after the program whose workers its process can fork (`name`). Whoever finds one
-still asks the kernel whose process it is (SO_PEERCRED, unix(7)).
+A socket is named after the program whose workers its process can fork (`name`).
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import os
 import secrets
-import socket
-import stat
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from relight.core import fields
+from relight.host import user_sockets
 from relight.host.fit import Variables
 from relight.typed import NamedTuple
 
-_CREDENTIALS = struct.Struct("3i")
-_BACKLOG = 16
 _LOCK = "lock-"
 _RANDOM_BYTES = 6
 
@@ -61,13 +54,6 @@ class BeingMade(NamedTuple):
     script: str
 
 
-class Peer(NamedTuple):
-    """The process at the other end of a socket."""
-
-    pid: int
-    user: int
-
-
 class Directory:
     """The directory of this user's sockets.
 
@@ -79,18 +65,7 @@ class Directory:
     """
 
     def __init__(self, variables: Mapping[str, str]) -> None:
-        base = variables.get("XDG_RUNTIME_DIR", "")
-        if os.path.isabs(base) and os.path.isdir(base):
-            self.path = os.path.join(base, "relight")
-        else:
-            self.path = f"/tmp/relight-{os.getuid()}"  # noqa: S108  # checked below
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self.path, 0o700)
-        found = os.lstat(self.path)
-        if not stat.S_ISDIR(found.st_mode):
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), self.path)
-        if found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise PermissionError(errno.EPERM, "other users can enter it", self.path)
+        self.path = user_sockets.directory(variables)
 
     def sockets(self, of: str = "") -> list[str]:
         """Return the paths of the sockets with this name, or of all; the newest first."""
@@ -168,54 +143,3 @@ def name(*what: str) -> str:
     """Return the name of the sockets of all processes that can fork workers of the same program."""
     text = "\0".join(what).encode(errors="surrogateescape")
     return hashlib.sha256(text).hexdigest()[:24]
-
-
-def listen(path: str) -> socket.socket:
-    """Return a listening socket.
-
-    Raises:
-        OSError: it can't be made.
-    """
-    listener = socket.socket(socket.AF_UNIX)
-    with _short(path) as shorter:
-        listener.bind(shorter)
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
-
-
-def connect(path: str, timeout_s: float) -> socket.socket | None:
-    """Return a connection to the process that listens on a socket, with a time limit; None if there
-    is none. A socket that nobody listens on any more is removed.
-    """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(timeout_s)
-    try:
-        with _short(path) as shorter:
-            connection.connect(shorter)
-        if peer(connection).user == os.getuid():
-            return connection
-    except ConnectionRefusedError:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-    except OSError:
-        pass  # it has just been removed, or its process does not answer
-    connection.close()
-    return None
-
-
-def peer(connection: socket.socket) -> Peer:
-    """Return who has made the other end; the pid is 0 for a process in another container."""
-    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, user, _ = _CREDENTIALS.unpack(data)
-    return Peer(pid, user)
-
-
-@contextlib.contextmanager
-def _short(path: str) -> Iterator[str]:
-    """Give a path for the kernel, which takes at most 107 bytes for a socket."""
-    folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{folder}/{os.path.basename(path)}"
-    finally:
-        os.close(folder)

@@ -29,10 +29,11 @@ def parse(text: str) -> Handle:
     """Return the job that a handle or an id names, or the part of it if `/ROLE` or
     `/ROLE/REPLICA,…` follows.
 
-    A text without `://` starts with the id of a job in relight's own records.
+    A text without `://` starts with the id of a job in relight's own records, or with the id, name
+    or pid of a job of `relight run` on this machine.
 
     Raises:
-        UsageError: the text is no handle, or no job is recorded under this id.
+        UsageError: the text is no handle, or no such job is known.
     """
     match = re.fullmatch(_FORM, text)
     if match is not None:
@@ -43,6 +44,24 @@ def parse(text: str) -> Handle:
         raise UsageError(f"{text!r} is not the handle of a job", hint=_EXAMPLE)
     app_id, role, replicas = match.groups()
     return _part_of(_by_id(app_id), role, replicas)
+
+
+def _by_name(text: str) -> Handle | None:
+    """Return the job of `relight run` on this machine with this id, pid or name, the newest of
+    several; one that has ended counts only if none runs.
+    """
+    from relight import env
+    from relight.host.run_jobs import JobDirectory
+
+    try:
+        jobs = JobDirectory(env.read().variables)
+        for found in (jobs.running(), jobs.ended()):
+            for job in found:
+                if text in (job.id, job.name, str(job.pid)):
+                    return Handle("run", SESSION, job.id)
+    except OSError:
+        pass  # this user has no such directory
+    return None
 
 
 def is_whole(text: str) -> bool:
@@ -64,6 +83,9 @@ def _by_id(text: str) -> Handle:
     for record in every:
         if text in (record.get("id"), record.get("app_id")):
             return parse(record["handle"])
+    running = _by_name(text)
+    if running is not None:
+        return running
     ids = (str(record.get("id")) for record in every)
     hint = did_you_mean(text, ids, "relight list shows them")
     raise UsageError(f"there is no job {text}", hint=hint)

@@ -6,7 +6,9 @@ from relight.job.app import AppState
 
 
 class ReplicaStatus(NamedTuple):
-    """One replica. `exitcode` is None while unknown. `error` is its failure in one line."""
+    """One replica. `exitcode` is None while unknown. `error` is its failure in one line;
+    `last_line` is the last that it printed, where the scheduler knows it.
+    """
 
     role: str
     replica: int
@@ -14,6 +16,7 @@ class ReplicaStatus(NamedTuple):
     host: str = ""
     exitcode: int | None = None
     error: str = ""
+    last_line: str = ""
 
 
 class AppStatus(NamedTuple):

@@ -423,7 +423,8 @@ class Runner:
         record = submitted.record_of(job)
         if record is None:
             found = self.status(job)
-            return {"handle": str(job), "state": found.state.name, "app": None}
+            known = {"message": found.message, "url": found.url}
+            return {"handle": str(job), "state": found.state.name, "app": None, **known}
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
     # Parts of a dry run.

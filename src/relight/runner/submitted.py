@@ -90,8 +90,8 @@ def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
 def listed(
     find: Callable[[str], Scheduler], scheduler: str, session: str
 ) -> Iterator[tuple[str, str, AppState, str]]:
-    """Return handle, name, state and time of jobs, newest first: those recorded here and, if a
-    scheduler is given, all others that it knows.
+    """Return handle, name, state and time of jobs, newest first: those recorded here, those of
+    `relight run` on this machine and, if a scheduler is given, all others that it knows.
 
     Raises:
         RelightError: the given scheduler does not answer.
@@ -107,6 +107,8 @@ def listed(
         state = _state_in(record, states)
         record_state(record, state)
         lines.append((record["handle"], record["name"], state, record["submitted"]))
+    if not scheduler:
+        lines += _of_run(find, session)
     if scheduler:
         known = {handles.parse(record["handle"]).app_id for record in found}
         for each in find(scheduler).list():
@@ -114,6 +116,17 @@ def listed(
                 handle = str(Handle(scheduler, session, each.app_id))
                 lines.append((handle, each.name, each.state, each.submitted))
     yield from sorted(lines, key=lambda line: records.instant(line[3]), reverse=True)
+
+
+def _of_run(
+    find: Callable[[str], Scheduler], session: str
+) -> Iterator[tuple[str, str, AppState, str]]:
+    try:
+        for each in find("run").list():
+            handle = str(Handle("run", session, each.app_id))
+            yield handle, each.name, each.state, each.submitted
+    except RelightError:
+        pass  # this user has no directory for their sockets
 
 
 def _state_in(record: Record, states: Mapping[str, AppState]) -> AppState:

@@ -17,6 +17,7 @@ _MODULES = {
     "aws_batch": "relight.schedulers.aws_batch.scheduler",
     "ray": "relight.schedulers.ray.scheduler",
 }
+_NOT_FOR_SUBMISSION = {"run": "relight.schedulers.run.scheduler"}
 ALIASES = {"local_cwd": "local", "local_docker": "docker"}
 """TorchX's names."""
 
@@ -31,7 +32,7 @@ def find(name: str) -> Scheduler:
     Raises:
         UsageError: no scheduler has this name, or it does not load.
     """
-    module = _MODULES.get(ALIASES.get(name, name))
+    module = _MODULES.get(ALIASES.get(name, name)) or _NOT_FOR_SUBMISSION.get(name)
     if module is not None:
         return _make(import_module(module))
     for entry in _entries():

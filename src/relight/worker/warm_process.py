@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from relight.core import fields
-from relight.host import linux, warm_sockets
+from relight.host import linux, user_sockets
 from relight.host.warm_sockets import Description
 from relight.typed import NamedTuple
 from relight.worker.guard import Agent
@@ -87,7 +87,7 @@ class WarmProcess:
         *,
         is_ahead: bool,
     ) -> None:
-        self._listener = warm_sockets.listen(path)
+        self._listener = user_sockets.listen(path)
         self._path = path
         self._inode = os.lstat(path).st_ino
         self._idle_s = idle_s
@@ -156,7 +156,7 @@ class WarmProcess:
             connection, _ = self._listener.accept()
         except OSError:
             return  # the agent is gone, or no descriptor is left
-        known = warm_sockets.peer(connection)
+        known = user_sockets.peer(connection)
         if known.user != os.getuid() or len(self._connections) >= _MOST_CONNECTIONS:
             connection.close()
             return
@@ -194,7 +194,7 @@ class WarmProcess:
         if word == b"take\n" and not self._is_ending:
             del self._connections[fd]
             self._forget(fd)
-            return self._take(connection, warm_sockets.peer(connection).pid)
+            return self._take(connection, user_sockets.peer(connection).pid)
         self._close(fd)
         if word == b"stop\n":
             self._end()

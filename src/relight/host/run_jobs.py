@@ -1,0 +1,128 @@
+"""Jobs of `relight run` on this machine: the sockets of their agents, and what is left of ended
+ones.
+
+They are in a directory that only its user can enter: `$XDG_RUNTIME_DIR/relight/jobs`, or
+`/tmp/relight-UID/jobs`. Each agent that has run for a second has a socket there, `NAME-PID.sock`,
+and each of the last 100 that have ended a file, `NAME-PID.json`. An agent that was killed leaves
+its socket, which the next reader removes.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+from relight.core import fields
+from relight.core.snapshot import NodeSnapshot, Output
+from relight.host import files, user_sockets
+from relight.host.user_sockets import JOBS, OF_JOB
+
+_ENDED = ".json"
+_MOST_ENDED = 100
+_TIMEOUT_S = 3.0
+MOST_BYTES = 4 << 20
+"""Most bytes of an answer."""
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class JobDirectory:
+    """The directory of this user's jobs.
+
+    Args:
+        variables: the environment.
+
+    Raises:
+        OSError: it can't be made, or others can enter it.
+    """
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self.path = user_sockets.directory(variables, JOBS)
+
+    def running(self) -> list[NodeSnapshot]:
+        """Return what the agents say that answer, the newest first."""
+        found = filter(None, map(self.ask, self._names(OF_JOB)))
+        return sorted(found, key=lambda each: each.started, reverse=True)
+
+    def ended(self) -> list[NodeSnapshot]:
+        """Return the last snapshots of jobs that have ended, the newest first."""
+        found = filter(None, map(self._read, self._names(_ENDED)))
+        return sorted(found, key=lambda each: each.taken, reverse=True)
+
+    def find(self, job: str) -> NodeSnapshot | None:
+        """Return the snapshot of a job that runs, or else of one that has ended."""
+        return (self.ask(job) or self._read(job)) if is_id(job) else None
+
+    def ask(self, job: str) -> NodeSnapshot | None:
+        """Return what the agent of a job says; None if it does not answer, or says nonsense."""
+        return _snapshot(self._answer(job, b"\n"))
+
+    def output(self, job: str, question: Output) -> str:
+        """Return the end of what a worker has printed; empty if its agent does not answer."""
+        line = fields.to_json(question)
+        import json
+
+        return self._answer(job, json.dumps(line).encode() + b"\n").decode(errors="replace")
+
+    def keep(self, snapshot: NodeSnapshot) -> None:
+        """Keep the last snapshot of a job; remove the oldest of more than 100.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        import json
+
+        path = os.path.join(self.path, snapshot.id + _ENDED)
+        files.replace(path, json.dumps(fields.to_json(snapshot)))
+        paths = [os.path.join(self.path, name + _ENDED) for name in self._names(_ENDED)]
+        for old in sorted(paths, key=_age)[:-_MOST_ENDED]:
+            with contextlib.suppress(OSError):
+                os.unlink(old)
+
+    def forget(self, job: str) -> None:
+        """Remove what is left of a job."""
+        for ending in (OF_JOB, _ENDED):
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.path, job + ending))
+
+    def _names(self, ending: str) -> list[str]:
+        return [
+            name.removesuffix(ending) for name in os.listdir(self.path) if name.endswith(ending)
+        ]
+
+    def _answer(self, job: str, question: bytes) -> bytes:
+        connection = user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+        if connection is None:
+            return b""
+        data = bytearray()
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(question)
+            while (more := connection.recv(1 << 20)) and len(data) < MOST_BYTES:
+                data += more
+            return bytes(data)
+        return b""
+
+    def _read(self, job: str) -> NodeSnapshot | None:
+        try:
+            with files.opened(os.path.join(self.path, job + _ENDED)) as file:
+                return _snapshot(file.read(MOST_BYTES))
+        except OSError:
+            return None
+
+
+def is_id(text: str) -> bool:
+    """Return whether a text may be the id of a job: it is part of a path."""
+    return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
+
+
+def _snapshot(data: bytes) -> NodeSnapshot | None:
+    try:
+        found = fields.record(NodeSnapshot, fields.decode(data))
+    except fields.Malformed:
+        return None
+    return found if isinstance(found, NodeSnapshot) else None
+
+
+def _age(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,1 @@
+"""Jobs that `relight run` has started on this machine."""

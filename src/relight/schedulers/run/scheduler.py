@@ -1,0 +1,237 @@
+"""Jobs that `relight run` has started on this machine, for the commands on jobs: each agent is a
+job, and each of its workers a replica, numbered by its rank.
+
+Nothing is submitted here. A job is known once it has run for a second (`host/run_jobs`).
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from relight import env
+from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot
+from relight.core.waiting import duration
+from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
+from relight.host import files, system
+from relight.host.run_jobs import JobDirectory
+from relight.job.app import AppDef, AppState
+from relight.schedulers.api import (
+    AppStatus,
+    Capabilities,
+    Listed,
+    LogQuery,
+    Option,
+    ReplicaStatus,
+    Request,
+    no_replica,
+)
+
+NAME = "run"
+_POLL_S = 0.2
+_STOP_S = 90.0
+"""How long a job may take to stop: its workers have a grace time of 30 s by default."""
+_STOPPED = [EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)]
+
+
+def make() -> "Run":
+    """Return the scheduler.
+
+    Raises:
+        UsageError: this user's directory for sockets can't be used.
+    """
+    return Run()
+
+
+class Run:
+    """The jobs of `relight run` on this machine."""
+
+    name = NAME
+    options: Sequence[Option] = ()
+    capabilities = Capabilities()
+
+    def __init__(self) -> None:
+        try:
+            self._jobs = JobDirectory(env.read().variables)
+        except OSError as error:
+            raise UsageError(
+                f"jobs of relight run are not known: {error.filename}: {error.strerror}",
+                hint="XDG_RUNTIME_DIR names a directory that is yours alone",
+            ) from None
+
+    def affinity(self) -> int:
+        """Return that nothing can be submitted here."""
+        return 0
+
+    def render(self, app: AppDef, cfg: Mapping[str, Any], app_id: str) -> Request:
+        """Refuse to submit.
+
+        Raises:
+            UsageError: always.
+        """
+        del app, cfg, app_id
+        raise UsageError(
+            "-s run: these jobs are started by `relight run`", hint="relight submit -s local …"
+        )
+
+    def submit(self, request: Request) -> str:
+        """Refuse to submit, as `render` does."""
+        del request
+        raise UsageError("-s run: these jobs are started by `relight run`")
+
+    def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
+        """Return the statuses of those jobs that exist."""
+        found = {app_id: self._jobs.find(app_id) for app_id in app_ids}
+        return {app_id: _status(each) for app_id, each in found.items() if each is not None}
+
+    def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
+        """Return the lines of a worker: of its log files, or else the last that the agent has."""
+        job = self._job(app_id)
+        worker = _worker(job, query)
+        paths = [getattr(worker, stream) for stream in ("stdout", "stderr")]
+        if query.stream != "combined":
+            paths = [getattr(worker, query.stream)]
+        paths = [path for path in paths if path]
+        if paths:
+            return _lines(paths, lambda: query.follow and self._runs(app_id, worker))
+        if job.state == ENDED or query.follow:
+            raise UsageError(
+                f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
+                hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
+            )
+        text = self._jobs.output(app_id, Output(worker.local_rank, query.stream))
+        return iter(text.splitlines())
+
+    def cancel(self, app_id: str) -> None:
+        """Stop the agent, as ctrl-C does, and return when it has ended.
+
+        Raises:
+            MachineError: it does not end.
+        """
+        job = self._job(app_id)
+        if job.state == ENDED:
+            return
+        try:
+            system.signal_if(job.pid, signal.SIGTERM, lambda: self._jobs.ask(app_id) is not None)
+        except ProcessLookupError:
+            return
+        until = time.monotonic() + _STOP_S
+        while self._jobs.ask(app_id) is not None:
+            if time.monotonic() > until:
+                raise MachineError(
+                    f"{app_id} could not be stopped within {duration(_STOP_S)}: process {job.pid} "
+                    "did not exit",
+                    hint=f"relight stacks {job.pid} shows what its workers do",
+                )
+            time.sleep(_POLL_S)
+
+    def delete(self, app_id: str) -> None:
+        """Stop a job and forget it. Its log files stay: the user has said where they are."""
+        self.cancel(app_id)
+        self._jobs.forget(app_id)
+
+    def list(self) -> Sequence[Listed]:
+        """Return the jobs that run, and the last that have ended, the newest first."""
+        every = [*self._jobs.running(), *self._jobs.ended()]
+        return [Listed(each.id, _state(each), each.name, _time(each.started)) for each in every]
+
+    def close(self) -> None:
+        """Do nothing: jobs belong to their own commands."""
+
+    def _job(self, app_id: str) -> NodeSnapshot:
+        found = self._jobs.find(app_id)
+        if found is None:
+            raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+        return found
+
+    def _runs(self, app_id: str, worker: RankSnapshot) -> bool:
+        """Return whether a worker still writes, and not another one in its place."""
+        job = self._jobs.ask(app_id)
+        ranks = job.ranks if job is not None else ()
+        return any(each.pid == worker.pid and each.exitcode is None for each in ranks)
+
+
+def _status(job: NodeSnapshot) -> AppStatus:
+    replicas = tuple(
+        ReplicaStatus(
+            job.role, each.rank, _state_of(each, job), job.host, each.exitcode,
+            last_line=each.last_line,
+        )
+        for each in job.ranks
+    )  # fmt: skip
+    url = f"file:{job.run_directory}" if job.run_directory else ""
+    return AppStatus(_state(job), _message(job), replicas, job.restart, url)
+
+
+def _message(job: NodeSnapshot) -> str:
+    """Return what a person wants to know first."""
+    words = " ".join(job.command)
+    if job.state == ENDED:
+        return f"{words}: exit code {job.exit_code}: {job.reason}"
+    since = duration(job.taken - job.started)
+    if job.generation < 0:
+        return f"{words}: waiting for a group for {since} (pid {job.pid})"
+    text = f"{words}: {job.state} for {since} (pid {job.pid}), generation {job.generation}"
+    if job.nodes > 1:
+        text += f", node {job.node} of {job.nodes}"
+    if job.generation:
+        text += f": {job.cause}"
+    return text
+
+
+def _state(job: NodeSnapshot) -> AppState:
+    if job.exit_code is None:
+        return AppState.PENDING if job.state == WAITING and job.generation < 0 else AppState.RUNNING
+    if job.exit_code == EXIT_OK:
+        return AppState.SUCCEEDED
+    return AppState.CANCELLED if job.exit_code in _STOPPED else AppState.FAILED
+
+
+def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
+    if worker.exitcode is None:
+        return AppState.RUNNING if job.exit_code is None else AppState.UNKNOWN
+    if worker.asked:
+        return AppState.CANCELLED
+    return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
+
+
+def _worker(job: NodeSnapshot, query: LogQuery) -> RankSnapshot:
+    for each in job.ranks:
+        if (job.role, each.rank) == (query.role, query.replica):
+            return each
+    known = ", ".join(f"{job.role}/{each.rank}" for each in job.ranks)
+    raise no_replica(job.id, query, known or "no workers now")
+
+
+def _lines(paths: Sequence[str], follow: Callable[[], bool]) -> Iterator[str]:
+    """Return the lines of files, then those that are added while `follow` returns true."""
+    opened = []
+    try:
+        for path in paths:
+            try:
+                opened.append(files.opened(path))
+            except OSError as error:
+                raise MachineError(f"can't read {path}: {error.strerror}") from None
+        rests = [b""] * len(opened)
+        while True:
+            goes_on = follow()
+            for number, file in enumerate(opened):
+                while data := file.read(1 << 20):
+                    *lines, rests[number] = (rests[number] + data).split(b"\n")
+                    for line in lines:
+                        yield line.decode(errors="replace")
+            if not goes_on:
+                break
+            time.sleep(_POLL_S)
+        yield from (rest.decode(errors="replace") for rest in rests if rest)
+    finally:
+        for file in opened:
+            file.close()
+
+
+def _time(seconds: float) -> str:
+    try:
+        return datetime.fromtimestamp(seconds).astimezone().isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return ""

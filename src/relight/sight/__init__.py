@@ -1,0 +1,1 @@
+"""What a job shows of itself. It reads the agent's state and decides nothing."""

@@ -1,0 +1,158 @@
+"""The socket on which an agent says how its job is, to commands of the same user on this machine.
+
+A client sends a line: an empty one for the snapshot of the job, or an `Output` in JSON for the end
+of what a worker has printed. It gets the answer, and the end of the connection. The agent never
+waits for a client.
+
+The socket is made once the job has run for a second. It costs next to nothing then: what answers
+(sight/answers) is loaded when the first client comes.
+"""
+
+import os
+import socket
+from collections.abc import Callable
+
+from relight.core.messages import GenerationFormed, NodeReady
+from relight.host import user_sockets
+from relight.host.loop import Loop
+from relight.host.user_sockets import JOBS, OF_JOB
+from relight.node_job import NodeJob
+from relight.typed import NamedTuple
+from relight.values import MOST_NAME
+from relight.worker_group import WorkerGroup
+
+_MOST_QUESTION = 4096
+_MOST_CLIENTS = 16
+_BUFFER = 1 << 20
+"""Bytes of an answer that the kernel is asked to hold, so that most are sent at once."""
+_LIMIT_S = 5.0
+"""How long a client may take."""
+_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+class View(NamedTuple):
+    """The agent's state, its latest workers, and the number of the last restart."""
+
+    state: NodeReady | GenerationFormed | WorkerGroup | None
+    workers: WorkerGroup | None
+    restart: int
+
+
+class JobSocket:
+    """Serves the snapshot of one agent.
+
+    Args:
+        loop: the agent's loop.
+        job: what it runs.
+        began: when it began, in seconds since 1970.
+        look: returns the agent's view of the job.
+
+    Raises:
+        OSError: the directory or the socket can't be made.
+    """
+
+    def __init__(self, loop: Loop, job: NodeJob, began: float, look: Callable[[], View]) -> None:
+        self.job, self.began, self.look = job, began, look
+        self.name = job.command.spec.name or _name_of(job.command.spec.script)
+        self.id = f"{self.name}-{os.getpid()}"
+        self._loop = loop
+        self._clients: set[_Client] = set()
+        directory = user_sockets.directory(job.command.env.variables, JOBS)
+        self._path = os.path.join(directory, self.id + OF_JOB)
+        self._listener = user_sockets.listen(self._path)
+        loop.on_readable(self._listener, self._accept)
+
+    def close(self, exit_code: int, reason: str) -> None:
+        """Remove the socket, and keep the last snapshot of the job."""
+        from relight.sight import answers
+
+        self._loop.forget(self._listener)
+        self._listener.close()
+        for client in list(self._clients):
+            client.close()
+        try:
+            os.unlink(self._path)
+            answers.keep_last(self, exit_code, reason)
+        except OSError:
+            pass  # a full disk: the job itself is not concerned
+
+    def answer(self, question: bytes) -> bytes:
+        """Return the answer to a line of a client."""
+        from relight.sight import answers
+
+        return answers.answer(self, question)
+
+    def forget(self, client: "_Client") -> None:
+        """Forget a client that is served."""
+        self._clients.discard(client)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        own = user_sockets.peer(connection).user in (os.getuid(), 0)
+        if own and len(self._clients) < _MOST_CLIENTS:
+            self._clients.add(_Client(self._loop, self, connection))
+        else:
+            connection.close()
+
+
+class _Client:
+    """One connection: a line in, the answer out."""
+
+    def __init__(self, loop: Loop, server: JobSocket, connection: socket.socket) -> None:
+        self._loop, self._server, self._socket = loop, server, connection
+        self._question, self._answer = bytearray(), b""
+        self._limit = loop.call_after(_LIMIT_S, self.close)
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
+        loop.on_readable(connection, self._receive)
+
+    def close(self) -> None:
+        self._limit.cancel()
+        self._loop.forget(self._socket)
+        self._socket.close()
+        self._server.forget(self)
+
+    def _receive(self) -> None:
+        try:
+            data = self._socket.recv(_MOST_QUESTION)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._question += data
+        if not data or len(self._question) > _MOST_QUESTION:
+            self.close()
+        elif b"\n" in data:
+            self._loop.on_readable(self._socket, None)
+            if not self._loop.attempt(self._begin_answer, "a question about the job"):
+                self.close()
+
+    def _begin_answer(self) -> None:
+        self._answer = self._server.answer(bytes(self._question).partition(b"\n")[0])
+        self._loop.on_writable(self._socket, self._send)
+
+    def _send(self) -> None:
+        try:
+            sent = self._socket.send(self._answer)
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        self._answer = self._answer[sent:]
+        if not self._answer:
+            self.close()
+
+
+def _name_of(script: str) -> str:
+    """Return the name of a script without its ending, or the last part of that of a module."""
+    base = os.path.basename(script)
+    if "/" in script or base.endswith(".py"):
+        base = base.removesuffix(".py")
+    else:
+        base = base.rpartition(".")[2]
+    plain = "".join(each if each in _LETTERS else "-" for each in base)[:MOST_NAME].strip("-._")
+    return plain or "job"

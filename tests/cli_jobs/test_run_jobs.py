@@ -1,0 +1,234 @@
+"""Jobs of `relight run` on this machine: found by name, and handled as submitted ones are."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Start
+
+from relight.core.snapshot import NodeSnapshot
+from relight.host import user_sockets
+from relight.host.run_jobs import JobDirectory
+from relight.sight.job_socket import _name_of
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Find = Callable[..., NodeSnapshot]
+LIMIT_S = 60.0
+COUNTS = """\
+import os, time
+number = 0
+while True:
+    number += 1
+    print(f"step {number} of rank {os.environ['RANK']}", flush=True)
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("bad batch")
+    time.sleep(0.05)
+"""
+WAITS = "import time\ntime.sleep(600)\n"
+
+
+@pytest.fixture
+def jobs(variables: dict[str, str]) -> JobDirectory:
+    return JobDirectory(variables)
+
+
+@pytest.fixture
+def find(jobs: JobDirectory) -> Find:
+    """Wait until a job is as expected."""
+
+    def run(expected: Callable[[NodeSnapshot], bool] = lambda _: True) -> NodeSnapshot:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            for job in (*jobs.running(), *jobs.ended()):
+                if expected(job):
+                    return job
+            time.sleep(0.05)
+        raise AssertionError((jobs.running(), jobs.ended()))
+
+    return run
+
+
+def test_a_job_is_known_by_its_name_with_what_it_does(
+    start: Start,
+    relight: Command,
+    find: Find,
+    script: Callable[[str], Path],
+    variables: dict[str, str],
+) -> None:
+    path = script(COUNTS)
+    start("run", "--nproc-per-node=2", "--max-restarts=2", path, "--lr", "0.1",
+          "--token", "hunter2", variables=variables)  # fmt: skip
+    job = find(lambda job: job.restart == 1 and len(job.ranks) == 2)
+    assert job.name == "train"
+    assert job.id == f"train-{job.pid}"
+    listed = relight("list").stdout.splitlines()
+    assert listed[1].split()[:3] == [f"run://relight/{job.id}", "train", "RUNNING"]
+    agents = [line.split()[:2] for line in relight("status").stdout.splitlines()]
+    assert [str(job.pid), "train"] in agents
+    for name in ("train", job.id, str(job.pid), f"run://relight/{job.id}"):
+        text = relight("status", name).stdout
+        assert f"{path} --lr 0.1 --token <hidden>: running for " in text
+        assert "generation 1: rank 1 raised ValueError: bad batch at" in text
+        assert "restarted 1 time" in text
+    assert any("step " in line and "default/1" in line for line in text.splitlines())
+    found = json.loads(relight("status", "--json", "train").stdout)
+    assert (found["scheduler"], found["state"], found["num_restarts"]) == ("run", "RUNNING", 1)
+    assert "step " in found["roles"][0]["replicas"][1]["last_line"]
+    assert "rank" in relight("stacks", "train").stdout
+    output = relight("logs", "train/default/1").stdout
+    assert "step 1 of rank 1" in output
+    assert "rank 0" not in output
+
+
+def test_cancel_stops_it_and_its_end_is_kept(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path],
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    agent = start("run", "--name=mine", script(WAITS), variables=variables)
+    job = find()
+    assert job.name == "mine"
+    assert relight("cancel", "mine").stderr == f"relight: run://relight/{job.id} CANCELLED\n"
+    assert agent.wait(LIMIT_S) == 128 + signal.SIGTERM
+    assert "exit code 143: the agent got SIGTERM" in relight("status", "mine").stdout
+    assert relight("wait", "mine").returncode != 0
+    assert "(it had ended before)" in relight("cancel", "mine").stderr
+    assert relight("delete", "mine").returncode == 0
+    assert "there is no job mine" in relight("status", "mine").stderr
+    assert relight("list").stderr == "relight: there are no jobs\n"
+
+
+def test_wait_ends_with_the_exit_code_of_the_job(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path],
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    text = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\n"
+    path = script(f"{text}if os.environ['RANK'] == '1':\n    os._exit(7)\ntime.sleep(600)\n")
+    agent = start("run", "--nproc-per-node=2", path, cwd=path.parent, variables=variables)
+    find()
+    (path.parent / "go").touch()
+    assert relight("wait", "train").returncode == 7
+    assert agent.wait(LIMIT_S) == 7
+    states = [line.split()[1] for line in relight("status", "train").stdout.splitlines()[-2:]]
+    assert states == ["CANCELLED", "FAILED"]
+
+
+def test_log_files_are_followed_until_the_worker_ends(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path], tmp_path: Path,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    path = script(
+        "import os, time\nprint('first', flush=True)\nwhile not os.path.exists('go'):\n"
+        "    time.sleep(0.05)\nprint('last', flush=True)\n"
+    )
+    start(
+        "run",
+        f"--log-dir={tmp_path}/logs",
+        "--redirects=3",
+        path,
+        cwd=path.parent,
+        variables=variables,
+    )
+    job = find(lambda job: bool(job.ranks))
+    assert job.ranks[0].stdout.startswith(f"{tmp_path}/logs/")
+    assert relight("logs", "train").stdout == "first\n"
+    follower = start("logs", "-f", "train", variables=variables)
+    (path.parent / "go").touch()
+    assert follower.wait(LIMIT_S) == 0
+    assert relight("logs", "train", "--regex", "las").stdout == "last\n"
+
+
+def test_an_agent_that_was_killed_leaves_nothing(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    start("run", script(WAITS), variables=variables)
+    os.kill(find().pid, signal.SIGKILL)
+    deadline = time.monotonic() + LIMIT_S
+    while relight("list").stderr != "relight: there are no jobs\n":
+        assert time.monotonic() < deadline
+    assert not os.listdir(jobs.path)
+
+
+def test_strangers_and_nonsense_do_not_disturb_the_agent(
+    start: Start, relight: Command, find: Find, script: Callable[[str], Path], jobs: JobDirectory,
+    variables: dict[str, str],
+) -> None:  # fmt: skip
+    start("run", script(WAITS), variables=variables)
+    job = find()
+    assert stat.S_IMODE(os.stat(os.path.dirname(jobs.path)).st_mode) == 0o700
+
+    def connected() -> socket.socket:
+        client = user_sockets.connect(os.path.join(jobs.path, f"{job.id}.sock"), LIMIT_S)
+        assert client is not None
+        return client
+
+    for data in (
+        b"nonsense\n",
+        b"{}\n",
+        b'{"local_rank": 99, "stream": "stdout"}\n',
+        b"x" * 9000,
+        b"",
+    ):
+        with connected() as client:
+            client.sendall(data)
+            client.shutdown(socket.SHUT_WR)
+            try:
+                assert client.recv(100) == b""
+            except ConnectionResetError:
+                pass
+    silent = [connected() for _ in range(16)]
+    assert find(lambda each: each.id == job.id)
+    for client in silent:
+        client.close()
+    assert "RUNNING" in relight("status", job.id).stdout
+
+
+def test_agents_of_a_submitted_job_are_no_jobs_of_their_own(
+    submitted: Callable[..., str], relight: Command, script: Callable[[str], Path],
+    jobs: JobDirectory,
+) -> None:  # fmt: skip
+    handle = submitted("dist.ddp", "-j", "1x1", "--script", script("import time\ntime.sleep(2)\n"))
+    assert relight("wait", handle).returncode == 0
+    assert not os.listdir(jobs.path)
+
+
+@pytest.mark.parametrize("name", ["", "-x", ".x", "a b", "a/b", "ä", "x" * 61])
+def test_a_name_that_no_file_can_have_is_refused(relight: Command, name: str) -> None:
+    found = relight("run", f"--name={name}", "train.py")
+    assert found.returncode == 2
+    assert "--name" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("train.py", "train"), ("/srv/a b/train.v2.py", "train.v2"), ("package.train", "train"),
+        ("./run.sh", "run.sh"), ("bash", "bash"), ("größe.py", "gr--e"), ("...", "job"),
+        ("x" * 99, "x" * 60),
+    ],
+)  # fmt: skip
+def test_a_job_without_a_name_has_that_of_its_script(script: str, name: str) -> None:
+    assert _name_of(script) == name
+
+
+def test_the_last_hundred_ended_jobs_are_kept(jobs: JobDirectory) -> None:
+    one = NodeSnapshot(
+        "x-1", "x", 1, "vm", "id", ("x.py",), "/", "default", 0.0, 0.0, "ended", 0, 0, 0, "start",
+        0, 1, 1, 0, "", "", (),
+    )  # fmt: skip
+    for number in range(103):
+        jobs.keep(one._replace(id=f"x-{number}", taken=float(number)))
+        os.utime(os.path.join(jobs.path, f"x-{number}.json"), (number, number))
+    jobs.keep(one._replace(id="x-last", taken=1000.0))
+    kept = [job.id for job in jobs.ended()]
+    assert kept[0] == "x-last"
+    assert len(kept) == 100
+    assert "x-4" in kept
+    assert "x-3" not in kept
