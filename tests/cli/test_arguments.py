@@ -74,6 +74,7 @@ def notes_of(*argv: str) -> list[str]:
         (["--health-check=./a b"], "health_check", HealthCheck("./a b")),
         (["--restart-policy=smart"], "restart_policy", "smart"),
         (["--checkpoints=/ckpt/*.pt"], "checkpoints", "/ckpt/*.pt"),
+        (["--name=my.job-1"], "name", "my.job-1"),
         (["--failure-report=/tmp/f.json"], "failure_report", "/tmp/f.json"),
         (["--re=3"], "redirects", StreamChoice(3)),
     ],

@@ -244,6 +244,12 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
     ]
 
 
+def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_itself() -> None:
+    failure = end(3, report=error("shard 5: reset by object store", "ConnectionResetError"))
+    lines = diagnose([failure], (0, 1, 2)).render(formed_at=0, ended="now", verdict="over")
+    assert lines[0] == "rank 3 raised ConnectionResetError: shard 5: reset by object store"
+
+
 @pytest.mark.parametrize(
     ("failures", "succeeded_ranks", "expected"),
     [
@@ -258,6 +264,32 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
             (2, 1),
             "others still needed them: check that all ranks have as many batches",
         ),
+        (
+            [end(report=error("no such host", "ConnectionRefusedError"))],
+            (2, 1),
+            "if this was a connection to another rank: no worker here failed on its own",
+        ),
+        (
+            [
+                end(report=error("wait timeout after 2000ms", "DistStoreError")),
+                end(
+                    2,
+                    -TERM,
+                    asked=TERM,
+                    report=PRINTED,
+                    doing=Doing(" in wait (a.py:4)", (), False),
+                ),
+            ],
+            (),
+            "they were late, or waited for something that did not come; rank 2 had printed "
+            "ValueError: bad batch at /srv/job/train.py:12 in step",
+        ),
+        (
+            [end(exitcode=1)],
+            (),
+            "it printed nothing to stderr; @record tells relight of errors that go elsewhere",
+        ),
+        ([end(exitcode=3)], (), "it printed nothing to stderr"),
         ([end(exitcode=-SEGV)], (), "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"),
         ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),

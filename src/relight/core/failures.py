@@ -121,7 +121,7 @@ class Diagnosis(NamedTuple):
             return happened
         if late := self._late():
             return f"{_places(late)}, when {happened}"
-        if self.succeeded_ranks:
+        if self.succeeded_ranks and _is_of_torch(self.root):
             return f"{named_ranks(self.succeeded_ranks)} ended with 0; then {happened}"
         return happened
 
@@ -141,11 +141,15 @@ class Diagnosis(NamedTuple):
         if _MISMATCH.search(_text_of(root)):
             return "ranks pass tensors of different sizes to one collective"
         if classify(root) is Class.VICTIM:
-            if self._late():
-                return "they were late, or waited for something that did not come"
-            if self.succeeded_ranks:
+            if late := self._late():
+                printed = "".join(map(_had_printed, late))
+                return f"they were late, or waited for something that did not come{printed}"
+            if not _is_of_torch(root):
+                text = "if this was a connection to another rank: no worker here failed on its own"
+            elif self.succeeded_ranks:
                 return "others still needed them: check that all ranks have as many batches"
-            text = "a peer is gone or late, but no worker here failed on its own"
+            else:
+                text = "a peer is gone or late, but no worker here failed on its own"
             stopped = [failure for failure in self.consequences if _was_stopped(failure)]
             if any(f.doing and f.doing.place.startswith(_IN) for f in stopped):
                 return f"{text}; when it failed, {_places(stopped)}"
@@ -173,6 +177,10 @@ _VICTIM = re.compile(
     | (?:recv|send)Value\ failed | Failed\ to\ recv,\ got\ 0\ bytes""",
     re.VERBOSE | re.IGNORECASE,
 )
+_OF_PYTHON = re.compile(
+    r"\b(?:Connection(?:Reset|Aborted|Refused)Error|BrokenPipeError|EOFError)\b"
+)
+"""Errors of connections that the script itself may have opened, to a peer or to any server."""
 _TIMEOUT = re.compile(
     r"timed? ?-?out|failed to pass monitoredBarrier|reached monitoredBarrier", re.IGNORECASE
 )
@@ -215,6 +223,21 @@ def blames_peer(report: ErrorReport | None, last_lines: Sequence[str]) -> bool:
 
 def _text_of(failure: Failure) -> str:
     return _printed(failure.report, failure.last_lines)
+
+
+def _is_of_torch(failure: Failure) -> bool:
+    """Return whether the connection that was lost is one between ranks, as far as that is known."""
+    lines = failure.report.lines if failure.report is not None else ()
+    return not _OF_PYTHON.search(_text_of(failure)) or any("/torch/" in line for line in lines)
+
+
+def _had_printed(failure: Failure) -> str:
+    """Return which exception a worker had printed before, such as that of a thread, as a clause."""
+    report = failure.report
+    if report is None or not report.type:
+        return ""
+    at = f" at {report.where}" if report.where else ""
+    return f"; rank {failure.rank} had printed {report.type}: {_first_line(report)}{at}"
 
 
 def _is_late(failure: Failure) -> bool:
@@ -409,7 +432,9 @@ def _evidence(root: Failure, room: int) -> list[str]:
     if printed and left >= 3:
         lines += ["", "the last traceback that it printed:", *excerpt(printed, left)]
     if not (lines or root.evidence) and root.exitcode > 0:
-        lines = ["  it printed nothing to stderr"]
+        # An exception ends Python with 1.
+        hidden = "; @record tells relight of errors that go elsewhere" if root.exitcode == 1 else ""
+        lines = [f"  it printed nothing to stderr{hidden}"]
     return [*lines, ""]
 
 

@@ -32,11 +32,12 @@ INSTALLED, TRAVELS = "installed", "travels"
 ELSEWHERE = frozenset({"job", "pytest_plugin", "runner", "schedulers"})
 """Packages that `relight run` does not need."""
 FOR_SSH = frozenset({
-    "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/records.py",
+    "job/__init__.py", "job/app.py", "job/handles.py", "job/macros.py", "job/privacy.py",
+    "job/records.py",
     "schedulers/__init__.py", "schedulers/ssh/__init__.py", "schedulers/ssh/frames.py",
     "schedulers/ssh/hosts.py", "schedulers/ssh/orders.py", "schedulers/ssh/replica.py",
 })  # fmt: skip
-"""Modules of theirs with which a host runs a replica for ssh."""
+"""Modules of theirs with which a host runs a replica for ssh, and an agent hides secrets."""
 _CLI = frozenset({
     "__init__", "arguments", "coordinator", "doctor", "launch", "main", "mistakes", "run",
     "signals", "usage",
