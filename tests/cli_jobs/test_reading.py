@@ -66,7 +66,7 @@ def test_status_without_a_job_lists_the_agents_of_this_machine(
     found = relight("status")
     assert (found.returncode, found.stderr) == (0, "")
     heads, *rows = found.stdout.splitlines()
-    assert heads.split() == ["PID", "RUN", "ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED"]
+    assert heads.split() == ["PID", "NAME", "RUN", "ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED"]
     (row,) = [row.split() for row in rows if row.startswith(f"{job.pid} ")]
     assert (row[1:3], row.count("MiB")) == (["mine", "1"], 2)
     late = start("run", "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}",

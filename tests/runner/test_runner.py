@@ -385,7 +385,8 @@ def test_a_job_that_was_not_sent_from_here_can_be_watched_and_described(
     """It can be watched, and described as far as it is known."""
     scheduler.jobs["7"] = runner.dryrun(*ECHO).request
     handle = "scripted://other/7"
-    assert runner.describe(handle) == {"handle": handle, "state": "RUNNING", "app": None}
+    known = {"handle": handle, "state": "RUNNING", "app": None, "message": "", "url": ""}
+    assert runner.describe(handle) == known
     assert runner.replicas(handle) == [("echo", 0)]
     runner.delete(handle)
     assert ("delete", "7") in scheduler.asked
