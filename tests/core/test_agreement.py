@@ -76,6 +76,6 @@ def test_no_worker_has_passed_the_call_that_is_agreed(
             agreement.answer(node, agreement.limit, calls[node])
         agreed = agreement.conclude(1.0)
         if agreed is not None:
-            assert all(calls[each] < agreed for each in NODES)
+            assert all(calls[each] <= agreed for each in NODES)  # some wait in that call
             assert set(held.values()) == {agreed}
             return

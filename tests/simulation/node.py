@@ -318,6 +318,7 @@ class Store:
 
     port = 29500
     served = True
+    clients = 0
 
     def __init__(self, *_: object, served: bool) -> None:
         pass
