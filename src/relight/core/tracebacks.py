@@ -137,6 +137,17 @@ def from_stderr(text: str) -> ErrorReport | None:
     return printed if crash is None else crash[1]
 
 
+def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
+    """Return the lines that a worker printed up to the end of the exception that ended it, and how
+    many they are; no lines if there is no such exception.
+    """
+    lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
+    for chain in reversed(_chains(lines)):
+        if _report(lines, chain).kind is FailureKind.RAISED:
+            return lines[: chain[-1].end], chain[-1].end
+    return [], 0
+
+
 def from_error_file(text: str) -> ErrorReport | None:
     """Return the exception in a file written by torch's `@record`, or by the user; None if it can't
     be parsed.

@@ -6,7 +6,8 @@ from relight.core import stacks
 from relight.core.exits import Doing
 from relight.core.stacks import ProcessStack
 from relight.host.stacks import workers
-from relight.host.stacks.take import take_all
+from relight.host.stacks.memory import StackError
+from relight.host.stacks.take import take, take_all
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
@@ -25,3 +26,15 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
         )
         for rank, stack in found.items()
     }
+
+
+def is_ending(pid: int) -> bool | None:
+    """Return whether a worker's main thread no longer runs its program: Python prints the exception
+    that ends it, or shuts down. None if that can't be seen. It takes some milliseconds.
+    """
+    try:
+        stack = take(workers.python_of(pid), may_wait=False)
+    except StackError:
+        return None
+    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
+    return main is None or main.frames[-1].function != "<module>"

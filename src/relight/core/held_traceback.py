@@ -1,0 +1,144 @@
+"""Decides which output of a worker is held back on a terminal: the traceback with which it ends.
+
+The failure report shows that traceback, and often several workers end with the same one. So it is
+held back until the workers have ended, and then shown once (core/traceback_groups). Everything else
+that a worker prints, tracebacks that it has caught included, is shown at once.
+
+What tells them apart is the worker itself: while it prints an exception that it has caught, its
+main thread is in the middle of its program; while Python prints the exception that ends it, and
+shuts down after that, which takes torch seconds, the program is no longer on the stack. The agent
+looks at the stack from outside (host/stacks).
+
+    state     meaning                          events
+    PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
+    HELD      everything is held, from the     it runs on: show all, PASSING
+              beginning of the traceback on    it ends: look again in a moment
+                                               can't be seen, twice: show all, PASSING
+                                               held too long, or too much: show all, PASSING
+    ENDED     the worker has ended             output follows what is held; if nothing is, it passes
+
+Invariants: what was shown and what is held, one after the other, is what the worker has printed.
+Unless the worker has ended, something is held for `LONGEST_S` at most, and is looked at until then.
+
+A chunk of output that has no traceback costs three searches in its bytes. The worker is looked at
+four times a second at most, however many tracebacks it prints.
+"""
+
+_LONGEST_S = 5.0
+"""How long a traceback is held back while its worker has not ended."""
+_PAUSE_S = 0.25
+"""The time between two looks at the worker."""
+_MOST = 64 * 1024
+_HEADER = b"Traceback (most recent call last):"
+_GROUP = b"  + Exception Group "
+_FILE = b"  File "
+
+
+class HeldTraceback:
+    """The part of one worker's output that is held back. Times are in seconds, on one clock."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+        self._is_certain = True
+        """Whether a traceback begins there; if not, the line is too short to tell."""
+        self._began = 0.0
+        self._looked_at = float("-inf")
+        self._due: float | None = None
+        self._was_unknown = False
+        self._has_ended = False
+
+    @property
+    def held(self) -> bytes:
+        """What is held back."""
+        return bytes(self._held)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the worker has ended."""
+        return self._has_ended
+
+    def output(self, data: bytes, now: float) -> bytes:
+        """Take output of the worker; return what to show now."""
+        if self._held and self._is_certain:
+            self._held += data
+            return self.release() if len(self._held) > _MOST else b""
+        if self._has_ended and not self._held:
+            return data
+        if self._held:
+            data = self.release() + data
+        begin, self._is_certain = _beginning(data)
+        if begin == len(data):
+            return data
+        self._held += data[begin:]
+        self._began = now
+        self._was_unknown = False
+        if not self._has_ended:
+            first = now if self._is_certain else now + _PAUSE_S
+            self._due = max(first, self._looked_at + _PAUSE_S)
+        shown = data[:begin]
+        return shown + self.release() if len(self._held) > _MOST else shown
+
+    def deadline(self) -> float | None:
+        """Return when to look at the worker and to call `looked`; None for never."""
+        return self._due
+
+    def looked(self, ends: bool | None, now: float) -> bytes:
+        """Take what was seen of the worker; return what to show now.
+
+        Args:
+            ends: whether its main thread no longer runs its program; None if that can't be seen.
+            now: the time.
+        """
+        self._looked_at = now
+        if self._due is None:
+            return b""
+        is_late = now >= self._began + _LONGEST_S
+        if ends is False or is_late or (ends is None and self._was_unknown):
+            return self.release()
+        self._was_unknown = ends is None
+        self._due = min(now + _PAUSE_S, self._began + _LONGEST_S)
+        return b""
+
+    def worker_ended(self) -> None:
+        """Note that the worker has failed: nothing has to be decided about it any more."""
+        self._has_ended = True
+        self._due = None
+
+    def release(self) -> bytes:
+        """Return all that is held, to be shown now."""
+        held = bytes(self._held)
+        self._held.clear()
+        self._due = None
+        return held
+
+    def check(self) -> None:
+        """Check the invariants."""
+        assert (self._due is not None) == (bool(self._held) and not self._has_ended)
+        assert self._due is None or self._due <= self._began + _LONGEST_S
+        assert len(self._held) <= _MOST
+
+
+def _beginning(data: bytes) -> tuple[int, bool]:
+    """Return where a traceback begins, `len(data)` if none does, and whether that is certain.
+
+    A SyntaxError in the script itself has no header: it begins with a place that has no function.
+    """
+    end = found = data.find(_HEADER)
+    if found < 0:
+        end = len(data)
+    at = data.find(_FILE, 0, end)
+    while at >= 0:
+        line, newline, _ = data[at:end].partition(b"\n")
+        is_place = (at == 0 or data[at - 1 : at] == b"\n") and b" in " not in line
+        if is_place and b", line " in line and newline:
+            return at, True
+        if is_place and not newline and found < 0:
+            return at, False
+        at = data.find(_FILE, at + 1, end)
+    line_at = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
+    before = data[line_at:end]
+    if found < 0:
+        return (line_at, False) if before and _HEADER.startswith(before) else (end, True)
+    if before.startswith(b"[rank") and b"]: " in before:  # as torch prints it
+        before = before.partition(b"]: ")[2]
+    return (line_at if before in (b"", _GROUP) else found), True
