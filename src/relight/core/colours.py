@@ -59,7 +59,7 @@ def _coloured_place(match: "re.Match[str]") -> str:
 
 def _coloured_exception(match: "re.Match[str]") -> str:
     message = match["message"]
-    end = f": {_MAGENTA}{message}{_RESET}" if message else ""
+    end = f": {message and _MAGENTA + message + _RESET}" if message is not None else ""
     return f"{_BOLD_MAGENTA}{match['type']}{_RESET}{end}"
 
 

@@ -20,7 +20,7 @@ looks at the stack from outside (host/stacks).
 Invariants: what was shown and what is held, one after the other, is what the worker has printed.
 Unless the worker has ended, something is held for `LONGEST_S` at most, and is looked at until then.
 
-A chunk of output that has no traceback costs three searches in its bytes. The worker is looked at
+A chunk of output that has no traceback costs some searches in its bytes. The worker is looked at
 four times a second at most, however many tracebacks it prints.
 """
 
@@ -119,26 +119,45 @@ class HeldTraceback:
 
 
 def _beginning(data: bytes) -> tuple[int, bool]:
-    """Return where a traceback begins, `len(data)` if none does, and whether that is certain.
-
-    A SyntaxError in the script itself has no header: it begins with a place that has no function.
-    """
-    end = found = data.find(_HEADER)
-    if found < 0:
-        end = len(data)
-    at = data.find(_FILE, 0, end)
-    while at >= 0:
-        line, newline, _ = data[at:end].partition(b"\n")
-        is_place = (at == 0 or data[at - 1 : at] == b"\n") and b" in " not in line
-        if is_place and b", line " in line and newline:
-            return at, True
-        if is_place and not newline and found < 0:
-            return at, False
-        at = data.find(_FILE, at + 1, end)
+    """Return where a traceback begins, `len(data)` if none does, and whether that is certain."""
+    header = data.find(_HEADER)
+    end = len(data) if header < 0 else header
+    place, is_whole = _place_of_syntax_error(data[:end], is_cut=header < 0)
+    if place < end:
+        return place, is_whole
     line_at = max(data.rfind(b"\n", 0, end), data.rfind(b"\r", 0, end)) + 1
-    before = data[line_at:end]
-    if found < 0:
-        return (line_at, False) if before and _HEADER.startswith(before) else (end, True)
-    if before.startswith(b"[rank") and b"]: " in before:  # as torch prints it
-        before = before.partition(b"]: ")[2]
-    return (line_at if before in (b"", _GROUP) else found), True
+    line = data[line_at:end]
+    if header < 0:
+        return (line_at, False) if line and _may_begin(line) else (end, True)
+    return (line_at if _without_rank(line) in (b"", _GROUP) else header), True
+
+
+def _place_of_syntax_error(data: bytes, *, is_cut: bool) -> tuple[int, bool]:
+    """Return where a SyntaxError in the script itself begins, and whether its first line is whole.
+    It has no header: first comes a place that has no function.
+    """
+    at = data.find(_FILE)
+    while at >= 0:
+        line, newline, _ = data[at:].partition(b"\n")
+        if data[at - 1 : at] in (b"", b"\n") and b" in " not in line:
+            if newline and b", line " in line:
+                return at, True
+            if not newline and is_cut:
+                return at, False
+        at = data.find(_FILE, at + 1)
+    return len(data), True
+
+
+def _may_begin(line: bytes) -> bool:
+    """Return whether a traceback may begin with a line that has not ended."""
+    if b"[rank".startswith(line):
+        return True
+    line = _without_rank(line)
+    return any(each.startswith(line) for each in (_HEADER, _GROUP + _HEADER, _FILE))
+
+
+def _without_rank(line: bytes) -> bytes:
+    """Return a line without the rank that torch puts before it."""
+    if not line.startswith(b"[rank"):
+        return line
+    return line.partition(b": ")[2]

@@ -1,4 +1,6 @@
-"""What workers do before they are stopped: loaded only when a job hangs, or blames a peer."""
+"""What workers do before they are stopped or end. Loaded when a job hangs, when a worker blames a
+peer, or when one prints a traceback on a terminal.
+"""
 
 from collections.abc import Mapping
 
@@ -29,12 +31,10 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
 
 
 def is_ending(pid: int) -> bool | None:
-    """Return whether a worker's main thread no longer runs its program: Python prints the exception
-    that ends it, or shuts down. None if that can't be seen. It takes some milliseconds.
+    """Return whether a worker no longer runs its program: Python prints the exception that ends it,
+    or shuts down. None if that can't be seen. It takes some milliseconds, and never waits.
     """
     try:
-        stack = take(workers.python_of(pid), may_wait=False)
+        return not stacks.runs_program(take(workers.python_of(pid), may_wait=False))
     except StackError:
         return None
-    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
-    return main is None or main.frames[-1].function != "<module>"
