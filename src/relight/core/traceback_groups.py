@@ -23,7 +23,10 @@ def split(held: bytes) -> tuple[tuple[str, ...], bytes]:
     """
     raw = held.split(b"\n")
     lines, end = last_raised([line.decode(errors="replace") for line in raw])
-    return (tuple(lines), b"\n".join(raw[end:])) if lines else ((), held)
+    if not lines:
+        return (), held
+    rest = b"\n".join(raw[end:])
+    return tuple(lines), rest if rest.strip() else b""  # an empty line ends the message
 
 
 def grouped(tracebacks: Mapping[int, Sequence[str]], report: str) -> list[str]:
