@@ -134,6 +134,16 @@ def test_a_worker_that_cannot_be_seen_has_its_traceback_shown_after_a_moment() -
     assert play.now - began <= 0.25
 
 
+def test_a_worker_that_was_seen_to_end_need_not_be_seen_again() -> None:
+    """At last the system takes its memory away."""
+    play = Play()
+    play.prints(TRACEBACK)
+    assert play.look(None) == b""
+    assert play.look_when_due(True) == b""
+    assert play.look_when_due(None) == b""
+    assert play.look_when_due(None) == b""
+
+
 def test_a_worker_that_does_not_come_to_its_end_has_its_traceback_shown() -> None:
     """A process may hang while it shuts down."""
     play = Play()

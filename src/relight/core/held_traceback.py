@@ -13,12 +13,12 @@ looks at the stack from outside (host/stacks).
     PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
     HELD      everything is held, from the     it runs on: show all, PASSING
               beginning of the traceback on    it ends: look again in a moment
-                                               can't be seen, twice: show all, PASSING
+                                               can't be seen at first, twice: show all, PASSING
                                                held too long, or too much: show all, PASSING
     ENDED     the worker has ended             output follows what is held; if nothing is, it passes
 
 Invariants: what was shown and what is held, one after the other, is what the worker has printed.
-Unless the worker has ended, something is held for `LONGEST_S` at most, and is looked at until then.
+Unless the worker has ended, something is held for five seconds at most, and is looked at until then.
 
 A chunk of output that has no traceback costs some searches in its bytes. The worker is looked at
 four times a second at most, however many tracebacks it prints.
@@ -44,7 +44,8 @@ class HeldTraceback:
         self._began = 0.0
         self._looked_at = float("-inf")
         self._due: float | None = None
-        self._was_unknown = False
+        self._seen: list[bool | None] = []
+        """What the looks at the worker have told since then."""
         self._has_ended = False
 
     @property
@@ -71,7 +72,7 @@ class HeldTraceback:
             return data
         self._held += data[begin:]
         self._began = now
-        self._was_unknown = False
+        self._seen = []
         if not self._has_ended:
             first = now if self._is_certain else now + _PAUSE_S
             self._due = max(first, self._looked_at + _PAUSE_S)
@@ -92,10 +93,10 @@ class HeldTraceback:
         self._looked_at = now
         if self._due is None:
             return b""
+        self._seen.append(ends)
         is_late = now >= self._began + _LONGEST_S
-        if ends is False or is_late or (ends is None and self._was_unknown):
+        if ends is False or is_late or self._seen == [None, None]:
             return self.release()
-        self._was_unknown = ends is None
         self._due = min(now + _PAUSE_S, self._began + _LONGEST_S)
         return b""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from relight.core import stacks
 from relight.core.exits import Doing
 from relight.core.stacks import ProcessStack
-from relight.host.stacks import workers
+from relight.host.stacks import elf, workers
 from relight.host.stacks.memory import StackError
 from relight.host.stacks.take import take, take_all
 
@@ -37,4 +37,4 @@ def is_ending(pid: int) -> bool | None:
     try:
         return not stacks.runs_program(take(workers.python_of(pid), may_wait=False))
     except StackError:
-        return None
+        return True if elf.has_left(pid) else None
