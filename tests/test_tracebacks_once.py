@@ -16,6 +16,12 @@ def load(path):
     raise ValueError(f"no file {path}")
 load("data.bin")
 """
+CHAIN = """
+try:
+    {}["a"]
+except KeyError:
+    raise ValueError("no a")
+"""
 TWO = """
 import os
 if int(os.environ["RANK"]) % 2:
@@ -54,6 +60,21 @@ def test_an_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: st
     output = shown(text, "--nproc-per-node=4")
     assert output.startswith("relight: ranks 0-3 raised ")
     assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("version", ["3.12.1", "3.13.0", "3.14.0"])
+def test_other_versions_of_python_are_known_too(shown: Callable[..., str], version: str) -> None:
+    """From 3.13 on, Python colours what it prints on a terminal."""
+    python = Path.home() / ".pyenv" / "versions" / version / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is not installed")
+    variables = {"PYTHON_EXEC": str(python), "NO_COLOR": "", "TERM": "xterm"}
+    output = shown(CHAIN, "--nproc-per-node=3", **variables)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    assert plain.startswith("relight: ranks 0-2 raised ValueError: no a\n")
+    assert plain.count("\nKeyError: 'a'\n") == plain.count("\nValueError: no a\n") == 1
+    assert plain.count("\nDuring handling of the above exception") == 1
+    assert "\x1b[35m" in output
 
 
 def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:

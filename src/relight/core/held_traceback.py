@@ -18,7 +18,7 @@ looks at the stack from outside (host/stacks).
     ENDED     the worker has ended             output follows what is held; if nothing is, it passes
 
 Invariants: what was shown and what is held, one after the other, is what the worker has printed.
-Unless the worker has ended, something is held for five seconds at most, and is looked at until then.
+Until the worker has ended, something is held for five seconds at most, and it is looked at.
 
 A chunk of output that has no traceback costs some searches in its bytes. The worker is looked at
 four times a second at most, however many tracebacks it prints.
