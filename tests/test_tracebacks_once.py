@@ -2,6 +2,7 @@
 
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -191,6 +192,18 @@ def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
     assert after[len(before) :] == b"goes on\r\n"
     assert after.count(HEADER) == 1
     assert agent.returncode == 0
+
+
+def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
+    start: Start, terminal: Terminal, tmp_path: Path
+) -> None:
+    program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 100"
+    agent = start("run", "--nproc-per-node=1", "--no-python", "sh", "-c", program,
+                  variables={"NO_COLOR": "1"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n", limit_s=4)
+    assert output.count(HEADER) == 1
+    assert agent.poll() is None
 
 
 def test_a_traceback_before_a_good_end_is_shown(shown: Callable[..., str]) -> None:

@@ -191,13 +191,13 @@ class WorkerGroup:
             return
         from relight.core import traceback_groups
 
-        tracebacks = {}
-        for local_rank, stream in held.items():
-            lines, rest = traceback_groups.split(stream.held)
-            stream.replace(rest)
-            if lines:
-                tracebacks[supervisor.workers.ranks[local_rank]] = lines
-        for text in traceback_groups.grouped(tracebacks, report):
+        rank_of = supervisor.workers.ranks
+        parts = {each: traceback_groups.split(stream.held) for each, stream in held.items()}
+        tracebacks = {rank_of[each]: lines for each, (lines, _) in parts.items() if lines}
+        texts = traceback_groups.grouped(tracebacks, report)
+        for each, stream in held.items():
+            stream.replace(parts[each][1])
+        for text in texts:
             self._services.journal.say_with_traceback(text, self._job.command.env)
 
     def outcome(self) -> Outcome:

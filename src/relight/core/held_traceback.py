@@ -13,7 +13,7 @@ looks at the stack from outside (host/stacks).
     PASSING   nothing is held                  a traceback begins: HELD, and look at the worker
     HELD      everything is held, from the     it runs on: show all, PASSING
               beginning of the traceback on    it ends: look again in a moment
-                                               can't be seen at first, twice: show all, PASSING
+                                               can't be seen, twice: show all, PASSING
                                                held too long, or too much: show all, PASSING
     ENDED     the worker has ended             output follows what is held; if nothing is, it passes
 
@@ -95,7 +95,7 @@ class HeldTraceback:
             return b""
         self._seen.append(ends)
         is_late = now >= self._began + _LONGEST_S
-        if ends is False or is_late or self._seen == [None, None]:
+        if ends is False or is_late or self._seen[-2:] == [None, None]:
             return self.release()
         self._due = min(now + _PAUSE_S, self._began + _LONGEST_S)
         return b""
