@@ -238,12 +238,24 @@ def test_what_a_worker_prints_after_its_last_traceback_is_shown(shown: Callable[
     ],
     ids=["exit function", "thread"],
 )
-def test_a_worker_that_hangs_at_its_end_has_its_traceback_shown(
-    start: Start, terminal: Terminal, script: Script, waits: str
+def test_workers_that_hang_at_their_end_have_their_traceback_shown(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path, waits: str
 ) -> None:
-    agent = start("run", "--nproc-per-node=1", script(f"{waits}\nraise ValueError('hangs')"),
+    """Once, too."""
+    train = script(
+        f"{waits}\n"
+        "import os\n"
+        "from pathlib import Path\n"
+        "Path('up' + os.environ['RANK']).touch()\n"
+        "while len(list(Path().glob('up?'))) < 2:\n"
+        "    time.sleep(0.01)\n"
+        "raise ValueError('hangs')\n"
+    )
+    agent = start("run", "--nproc-per-node=2", train, variables={"NO_COLOR": "1"},
                   stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
-    assert HEADER in terminal.read_until(b"ValueError: hangs\r\n", limit_s=30)
+    output = terminal.read_until(b"ValueError: hangs\r\n", limit_s=30)
+    assert b"relight: traceback of rank 0; rank 1: the same\r\n" in output
+    assert output.count(HEADER) == 1
     assert agent.poll() is None
 
 
@@ -322,13 +334,35 @@ for batch in range(10**6):
 """
 
 
+RECORD = """
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    raise ValueError("recorded")
+main()
+"""
+
+
 @pytest.mark.slow
 def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_once(
     shown: Callable[..., str],
 ) -> None:
-    """Python takes a second or two to shut down with torch: the traceback is held until then."""
+    """Python takes a second or two to shut down with torch: the traceback is held until then.
+    If it takes more than five, the traceback is shown before the report, too.
+    """
     output = shown(DDP, "--nproc-per-node=3")
-    assert output.count("\nValueError: loss is not finite\n") == 1
+    is_late = "relight: traceback of rank 1" in output
+    assert output.count("\nValueError: loss is not finite\n") == 1 + is_late
     assert output.count("\nRuntimeError: ") <= 1
     assert "[rank1]: Traceback" not in output
     assert "relight: rank 1 raised ValueError: loss is not finite\n" in output
+
+
+@pytest.mark.slow
+def test_an_exception_that_torch_records_is_shown_once(shown: Callable[..., str]) -> None:
+    """Its error file has other frames than what Python prints."""
+    output = shown(RECORD, "--nproc-per-node=2")
+    is_late = "relight: traceback of rank 0; rank 1: the same" in output
+    assert output.count("\nValueError: recorded\n") == 1 + is_late
+    assert "in wrapper" in output
+    assert "in <module>" in output

@@ -136,7 +136,7 @@ class WorkerGroup:
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
-            self.logs.is_ending = self._is_ending
+            self.logs.is_ending, self.logs.on_late = self._is_ending, self.show_tracebacks
             self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
@@ -182,8 +182,8 @@ class WorkerGroup:
             self.memory.close()  # workers may have made its files, beside the logs that stay
 
     def show_tracebacks(self, report: str = "") -> None:
-        """Show the tracebacks with which workers have ended: each once, with its ranks, except for
-        those that `report` has.
+        """Show the tracebacks with which workers have ended, or end: each once, with its ranks,
+        except for those that `report` has.
         """
         held = self.logs.held()
         supervisor = self.supervisor

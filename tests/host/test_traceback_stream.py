@@ -19,7 +19,11 @@ class Worker:
     def __init__(self, screen: Screen, is_ending: bool | None) -> None:
         self.is_ending = is_ending
         self.looks = 0
-        self.stream = TracebackStream(screen.console, self._look)
+        self.late = 0
+        self.stream = TracebackStream(screen.console, self._look, self._on_late)
+
+    def _on_late(self) -> None:
+        self.late += 1
 
     def _look(self) -> bool | None:
         self.looks += 1
@@ -40,7 +44,7 @@ def test_the_last_traceback_is_held_until_somebody_asks_for_it(
     ends.stream.feed(b"step 1\n" + TRACEBACK)
     other.feed(b"other\n")
     loop.sleep(1)
-    assert ends.stream.held == b""  # the worker has not ended
+    assert ends.stream.held == TRACEBACK
     ends.stream.worker_ended(failed=True)
     ends.stream.end()
     loop.sleep(100)
@@ -91,3 +95,27 @@ def test_a_worker_that_ends_well_has_its_traceback_shown(
     ends.stream.feed(TRACEBACK)
     ends.stream.worker_ended(failed=False)
     assert screen.read() == TRACEBACK
+
+
+def test_who_is_told_that_a_worker_takes_long_to_end_may_show_its_traceback(
+    loop: FastLoop, screen: Screen, worker: Callable[..., Worker]
+) -> None:
+    """Those of other workers, too: equal ones are shown together."""
+    first, second, goes_on = worker(True), worker(True), worker(None)
+
+    def show_together() -> None:
+        assert first.stream.held == second.stream.held == TRACEBACK
+        for each in (first, second):
+            each.stream.replace(b"")
+        screen.console.say("both")
+
+    first.stream._on_late = show_together
+    first.stream.feed(TRACEBACK)
+    loop.sleep(3)
+    second.stream.feed(TRACEBACK)
+    goes_on.stream.feed(TRACEBACK)
+    assert goes_on.stream.held == b""
+    for _ in range(12):
+        loop.sleep(0.25)
+    assert screen.read() == TRACEBACK + b"both\n"
+    assert second.late == 0

@@ -54,9 +54,13 @@ class HeldTraceback:
         return bytes(self._held)
 
     @property
-    def has_ended(self) -> bool:
-        """Whether the worker has ended."""
-        return self._has_ended
+    def ends(self) -> bool:
+        """Whether the worker has ended, or was seen to end."""
+        return self._has_ended or True in self._seen
+
+    def is_late(self, now: float) -> bool:
+        """Return whether something is held that must be shown now."""
+        return self._due is not None and now >= self._began + _LONGEST_S
 
     def output(self, data: bytes, now: float) -> bytes:
         """Take output of the worker; return what to show now."""
@@ -94,8 +98,7 @@ class HeldTraceback:
         if self._due is None:
             return b""
         self._seen.append(ends)
-        is_late = now >= self._began + _LONGEST_S
-        if ends is False or is_late or self._seen[-2:] == [None, None]:
+        if ends is False or self.is_late(now) or self._seen[-2:] == [None, None]:
             return self.release()
         self._due = min(now + _PAUSE_S, self._began + _LONGEST_S)
         return b""

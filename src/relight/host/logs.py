@@ -71,6 +71,8 @@ class Logs:
     def __init__(self, loop: Loop, consoles: Consoles, spec: RunSpec, directory: str) -> None:
         self.is_ending: Callable[[int], bool | None] = lambda _: None
         """Returns whether a worker no longer runs its program; None if that can't be seen."""
+        self.on_late: Callable[[], None] = lambda: None
+        """Called when a worker whose traceback is `held` takes long to end; set it before `open`."""
         self._directory = directory
         self._loop = loop
         self._consoles = consoles
@@ -156,7 +158,7 @@ class Logs:
         return bool(stream.held)
 
     def held(self) -> "dict[int, TracebackStream]":
-        """Return the streams that hold back how their workers have ended, by local rank."""
+        """Return the streams that hold back how their workers have ended, or end, by local rank."""
         return {rank: stream for rank, stream in self._terminals.items() if stream.held}
 
     def release(self) -> None:
@@ -241,7 +243,7 @@ class Logs:
     def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
         from relight.host.traceback_stream import TracebackStream
 
-        stream = TracebackStream(console, lambda: self.is_ending(local_rank))
+        stream = TracebackStream(console, lambda: self.is_ending(local_rank), self.on_late)
         self._terminals[local_rank] = stream
         return stream
 

@@ -20,18 +20,26 @@ class TracebackStream(ConsoleStream):
         console: the terminal.
         is_ending: returns whether the worker no longer runs its program; None if that can't be
             seen.
+        on_late: called when a worker takes long to end; may `replace` what is held, which is shown
+            then.
     """
 
-    def __init__(self, console: Console, is_ending: Callable[[], bool | None]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        is_ending: Callable[[], bool | None],
+        on_late: Callable[[], None],
+    ) -> None:
         super().__init__(console)
         self._core = HeldTraceback()
         self._is_ending = is_ending
+        self._on_late = on_late
         self._look = Alarm(console.loop, self._decide)
 
     @property
     def held(self) -> bytes:
-        """What is held back although the worker has ended."""
-        return self._core.held if self._core.has_ended else b""
+        """What is held back of a worker that has ended, or was seen to end."""
+        return self._core.held if self._core.ends else b""
 
     def feed(self, data: bytes) -> None:
         """Take output of the worker."""
@@ -60,7 +68,10 @@ class TracebackStream(ConsoleStream):
 
     def _decide(self) -> None:
         now = self._console.loop.now()
-        self._show(self._core.looked(self._is_ending(), now))
+        ends = self._is_ending()
+        if ends and self._core.is_late(now):
+            self._on_late()
+        self._show(self._core.looked(ends, now))
 
     def _show(self, data: bytes) -> None:
         self._look.set(self._core.deadline())
