@@ -72,7 +72,7 @@ class Logs:
         self.is_ending: Callable[[int], bool | None] = lambda _: None
         """Returns whether a worker no longer runs its program; None if that can't be seen."""
         self.on_late: Callable[[], None] = lambda: None
-        """Called when a worker whose traceback is `held` takes long to end; set it before `open`."""
+        """Called when a worker takes long to end whose traceback is held; set before `open`."""
         self._directory = directory
         self._loop = loop
         self._consoles = consoles
