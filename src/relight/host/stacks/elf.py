@@ -88,12 +88,12 @@ def is_python(pid: int) -> bool:
 
 def has_left(pid: int) -> bool:
     """Return whether a process has ended, or is past its last instruction: the system takes its
-    memory away.
+    memory away. Where there is no /proc, that is not known: False.
     """
     try:
         os.readlink(f"/proc/{pid}/exe")
     except OSError as error:
-        return error.errno in (errno.ENOENT, errno.ESRCH)
+        return error.errno in (errno.ENOENT, errno.ESRCH) and os.path.lexists("/proc/self/exe")
     return False
 
 
