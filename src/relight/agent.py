@@ -168,6 +168,8 @@ class Agent:
             self.link.close(lambda: broken or bool(self.signals or self._preempted))
             if preload is not None:
                 preload.close()
+            if self._workers is not None:
+                self._workers.logs.release()  # nothing is lost, whatever has happened
             self._unshown.show()
             self._services.scratch.remove()
             self.loop.close()  # last: from here on, signals have their default effect
@@ -251,6 +253,7 @@ class Agent:
 
     def _run_generation(self, formed: GenerationFormed) -> tuple[WorkerGroup, Outcome]:
         """Run the workers until they and all processes that they started have exited."""
+        self._show_tracebacks()
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
             self._services, self.job, formed, self._store, self.link.join.host, self.link.send
@@ -274,6 +277,7 @@ class Agent:
     # The end.
 
     def _leave(self, number: int) -> tuple[int, str]:
+        self._show_tracebacks()
         reason = f"agent got {signal_name(number)}"
         self.link.send(NodeLeaving(f"its {reason}"))
         return exit_code_of_signal(number), f"the {reason}"
@@ -318,6 +322,11 @@ class Agent:
         ended = verdict.GenerationEnd(ends, outcome.succeeded_ranks, "", workers.began)
         return self._finish(verdict.end(ended, f"no restart: {verdict_reason}", now))
 
+    def _show_tracebacks(self, report: str = "") -> None:
+        """Show how workers of the latest generation have ended, unless `report` will do that."""
+        if self._workers is not None:
+            self._workers.show_tracebacks(report)
+
     def _finish(self, end: JobEnded) -> tuple[int, str]:
         env, path = self.job.command.env, self.job.command.spec.failure_report
         ready = self._state if isinstance(self._state, NodeReady) else None
@@ -330,9 +339,11 @@ class Agent:
             if why:
                 self.journal.say(why)
         if end.exit_code:
-            from relight.postmortem import report
+            from relight import postmortem
 
-            self.journal.say(report(end, ready, env))
+            report = postmortem.report(end, ready, env)
+            self._show_tracebacks(report)
+            self.journal.say_with_traceback(report, env)
         path = env.get("TORCHELASTIC_ERROR_FILE")
         if path and end.root is not None:  # set by a program that runs this agent as its worker
             from relight.postmortem import tell_parent

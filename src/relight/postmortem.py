@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from relight.core import failures, tracebacks
 from relight.core.commands import Command
-from relight.core.exits import Failure
+from relight.core.exits import ErrorReport, Failure
 from relight.core.messages import JobEnded, NodeReady
 from relight.core.supervision import WorkerEnd as WorkerEnd
 from relight.env import Environment
@@ -91,7 +91,7 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         stderr = logs.stderr_of(end.local_rank)
     except OSError:
         stderr = ""  # the file was removed
-    report = reports.read(logs.error_file(end.local_rank)) or tracebacks.from_stderr(stderr)
+    report = _reported(logs.error_file(end.local_rank), stderr)
     log = logs.stderr_path(end.local_rank)
     evidence = workers.evidence.get(end.local_rank, "") or _of_memory(end, stderr, workers)
     if report is not None and report.type == "ModuleNotFoundError" and not command.spec.no_python:
@@ -111,6 +111,17 @@ def _failure(end: WorkerEnd, logs: Logs, workers: Workers, command: Command, hos
         when=time.strftime("%F %T%z"),
         doing=workers.doing.get(end.local_rank),
     )
+
+
+def _reported(error_file: str, stderr: str) -> ErrorReport | None:
+    """Return the exception of a worker, with its whole traceback: torch's `@record` writes only the
+    frames below itself.
+    """
+    recorded, printed = reports.read(error_file), tracebacks.from_stderr(stderr)
+    if recorded is None or printed is None:
+        return recorded or printed
+    same = printed._replace(kind=recorded.kind, lines=recorded.lines) == recorded
+    return recorded._replace(lines=printed.lines) if same else recorded
 
 
 def _of_disk(end: WorkerEnd, log: str) -> str:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 _AFTER_ERROR = (1, -signal.SIGABRT)
 """How a worker ends that blames a peer: by an exception, or by the watchdog of NCCL."""
+_HELD_S = 5.0
+"""How long a traceback is held back, on a terminal, after its worker has ended."""
 
 
 class AgentServices(NamedTuple):
@@ -134,6 +136,7 @@ class WorkerGroup:
                 job.command.spec,
                 directory and attempt_directory(directory, generation.restart, generation.number),
             )
+            self.logs.is_ending, self.logs.on_late = self._is_ending, self.show_tracebacks
             self._plans.extend(self._plan(each) for each in ranks.assign(formed.place))
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
@@ -179,6 +182,25 @@ class WorkerGroup:
             self._saved = checkpoints.newest(pattern) > newest
         if self._memory is not None or job.run_directory:
             self.memory.close()  # workers may have made its files, beside the logs that stay
+
+    def show_tracebacks(self, report: str = "") -> None:
+        """Show the tracebacks with which workers have ended, or end: each once, with its ranks,
+        except for those that `report` has.
+        """
+        held = self.logs.held()
+        supervisor = self.supervisor
+        if not held or supervisor is None:
+            return
+        from relight.core import traceback_groups
+
+        rank_of = supervisor.workers.ranks
+        parts = {each: traceback_groups.split(stream.held) for each, stream in held.items()}
+        tracebacks = {rank_of[each]: lines for each, (lines, _) in parts.items() if lines}
+        texts = traceback_groups.grouped(tracebacks, report)
+        for each, stream in held.items():
+            stream.replace(parts[each][1])
+        for text in texts:
+            self._services.journal.say_with_traceback(text, self._job.command.env)
 
     def outcome(self) -> Outcome:
         """Return how the workers ended."""
@@ -364,7 +386,20 @@ class WorkerGroup:
                 else "the coordinator answers again: workers run"
             )
         elif isinstance(event, WorkerExited):
+            if self.logs.worker_ended(event.local_rank, failed=bool(event.exitcode)):
+                self._services.loop.call_after(_HELD_S, self.show_tracebacks)
             self._report_first_failure(event)
+
+    def _is_ending(self, local_rank: int) -> bool | None:
+        """Return whether a worker no longer runs its program; None if that can't be seen."""
+        supervisor = self.supervisor
+        if supervisor is None or local_rank not in supervisor.workers.pids:
+            return None
+        if local_rank not in supervisor.alive:
+            return True
+        from relight.host.stacks.doing import is_ending
+
+        return is_ending(supervisor.workers.pids[local_rank])
 
     def _report_first_failure(self, event: WorkerExited) -> None:
         supervisor = self.supervisor

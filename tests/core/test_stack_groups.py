@@ -11,6 +11,7 @@ from relight.core.stacks import (
     groups,
     place,
     render,
+    runs_program,
     traceback_lines,
 )
 
@@ -202,3 +203,25 @@ def test_frames_are_shown_as_in_a_traceback_innermost_last() -> None:
         'File "/home/u/train.py", line ?, in <module>',
         'File "/home/u/data.py", line 41, in Loader.read',
     ]
+
+
+@pytest.mark.parametrize(
+    ("frames", "runs"),
+    [
+        (REDUCE, True),
+        ((MODULE, Frame("<frozen runpy>", 198, "_run_module_as_main")), True),
+        ((), False),
+        ((Frame(f"{LIB}/threading.py", 1583, "_shutdown"),), False),
+        (
+            (Frame(f"{LIB}/weakref.py", 1, "finalize.__call__"), Frame("w.py", 2, "_exitfunc")),
+            False,
+        ),
+        ((Frame(f"{TORCH}/distributed/distributed_c10d.py", 1, "_distributed_excepthook"),), False),
+    ],
+)
+def test_a_program_that_python_has_left_does_not_run(frames: tuple[Frame, ...], runs: bool) -> None:
+    """While Python prints the last exception, or shuts down, other threads may still run."""
+    loader = ThreadStack(2, "loader", "futex", False, REDUCE)
+    stack = process(*frames)
+    assert runs_program(stack) is runs
+    assert runs_program(stack._replace(threads=(*stack.threads, loader))) is runs

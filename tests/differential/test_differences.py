@@ -10,6 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import RELIGHT as OURS
+from conftest import TORCHRUN as THEIRS
+from conftest import Start
+from test_logs_console import Terminal
 
 from differential.cases import CASES, Case, two
 from differential.differences import DIFFERENCES, SHOWN, shows
@@ -343,3 +347,20 @@ def test_a_closed_console_does_not_stop_the_job(closed: list[int], tmp_path: Pat
     assert found.exit_code == 0
     assert list(found.workers) == ["0.0"]
     assert found.left == []
+
+
+@shows("last-traceback")
+def test_equal_tracebacks_are_on_a_terminal_once(start: Start, tmp_path: Path) -> None:
+    """Under torchrun each worker writes its own; its box of failures has none."""
+    (tmp_path / "train.py").write_text("raise ValueError('bad')\n")
+    shown = {}
+    for command in (THEIRS, OURS):
+        terminal = Terminal(columns=200)
+        run = ("run",) if command == OURS else ()
+        agent = start(
+            *run, "--nproc-per-node=3", "train.py", command=command, variables={"NO_COLOR": "1"},
+            stdout=terminal.agents_end, stderr=terminal.agents_end,
+        )  # fmt: skip
+        shown[command] = terminal.read_to_end(agent).count(b"\nValueError: bad\r\n")
+        terminal.close()
+    assert shown == {THEIRS: 3, OURS: 1}

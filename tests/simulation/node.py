@@ -302,6 +302,15 @@ class Logs:
     def size(self) -> int:
         return 0
 
+    def worker_ended(self, *_: object, **__: object) -> bool:
+        return False
+
+    def held(self) -> dict[int, Any]:
+        return {}
+
+    def release(self) -> None:
+        pass
+
     def finish(self) -> None:
         pass
 
@@ -330,6 +339,7 @@ class Store:
 class Console:
     """As `relight.host.console.Console`."""
 
+    fd = -1
     full = False
     unwritten = 0
 

@@ -5,7 +5,7 @@ first lines of a message, earlier tracebacks of a chain, then the user's frames,
 The user's innermost frame and the exceptions stay.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from relight.core.tracebacks import (
     frame_of,
@@ -28,14 +28,14 @@ _BESIDE = 3
 
 def excerpt(lines: Sequence[str], rows: int) -> list[str]:
     """Return a traceback shortened to `rows` rows, or to 3 if that is more."""
-    lines = _without_starters(lines)
+    lines = without_starters(lines)
     last = max((number for number, line in enumerate(lines) if is_exception(line)), default=-1)
     sizes = {last: WIDTH * max(_LINE, rows - _BESIDE)}
     lines = [_cut_line(line, sizes.get(n, WIDTH * _LINE)) for n, line in enumerate(lines)]
     order = _least_telling(lines)
 
     def kept(dropped: int) -> list[str]:
-        return _with_gaps(lines, {number for part in order[:dropped] for number in part})
+        return with_gaps(lines, order[:dropped])
 
     low, high = 0, len(order)
     while low < high:
@@ -82,7 +82,8 @@ def _cut_line(line: str, size: int) -> str:
     return cut(line, size)
 
 
-def _without_starters(lines: Sequence[str]) -> list[str]:
+def without_starters(lines: Sequence[str]) -> list[str]:
+    """Return a traceback without the frames that only start the user's program."""
     kept = []
     inside = False
     for line in lines:
@@ -94,6 +95,23 @@ def _without_starters(lines: Sequence[str]) -> list[str]:
         if not inside:
             kept.append(line)
     return kept
+
+
+def frames_of_torch(lines: Sequence[str]) -> list[list[int]]:
+    """Return the numbers of the lines of each frame in torch's own files."""
+    frames: list[list[int]] = []
+    inside = False
+    for number, line in enumerate(lines):
+        found = frame_of(line)
+        if found is not None:
+            inside = found.library == "torch"
+            if inside:
+                frames.append([number])
+        elif inside and in_box(line).startswith(" "):
+            frames[-1].append(number)
+        else:
+            inside = False
+    return frames
 
 
 def _least_telling(lines: Sequence[str]) -> list[list[int]]:
@@ -137,7 +155,9 @@ def _least_telling(lines: Sequence[str]) -> list[list[int]]:
     ]
 
 
-def _with_gaps(lines: Sequence[str], dropped: set[int]) -> list[str]:
+def with_gaps(lines: Sequence[str], parts: Iterable[Sequence[int]]) -> list[str]:
+    """Return the lines without those with the numbers in `parts`; what is left out is named."""
+    dropped = {number for part in parts for number in part}
     kept: list[str] = []
     gap: list[str] = []
     for number, line in enumerate(lines):

@@ -404,17 +404,19 @@ def _symptoms(failure: Failure) -> tuple[object, ...] | None:
     if failure.is_explained and failure.report is not None:
         if _was_stopped(failure):
             return None
-        first_line = _without_numbers(_first_line(failure.report))
+        first_line = without_numbers(_first_line(failure.report))
         return failure.report.type, first_line, failure.report.where
     by_request = failure.exitcode in (-failure.asked, -signal.SIGKILL)
     speaks = bool(failure.evidence or failure.last_lines)
     if failure.asked and (by_request or not speaks):
         return None
-    return failure.exitcode, failure.evidence, *map(_without_numbers, failure.last_lines)
+    return failure.exitcode, failure.evidence, *map(without_numbers, failure.last_lines)
 
 
-def _without_numbers(text: str) -> str:
-    # Addresses, ranks and sizes differ between ranks that fail in the same way.
+def without_numbers(text: str) -> str:
+    """Return a text without what differs between ranks that fail in the same way: addresses, ranks
+    and sizes.
+    """
     return re.sub(r"0x[0-9a-fA-F]+|\d+", "#", text)
 
 
@@ -442,7 +444,7 @@ def _consequences(failures: Sequence[Failure], root_at: float, most_rows: int) -
     """Return the consequences, up to `most_rows` rows for all workers that ended alike."""
     groups: dict[str, list[Failure]] = {}
     for failure in failures:
-        groups.setdefault(_without_numbers(_consequence(failure, many=False)), []).append(failure)
+        groups.setdefault(without_numbers(_consequence(failure, many=False)), []).append(failure)
     rows = []
     for first, *others in groups.values():
         later = first.at - root_at

@@ -33,6 +33,8 @@ _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
 _IDLE_CALLS = ("futex", "restart_syscall")
 """System calls that say nothing: whoever waits for the GIL or a lock is in futex."""
+_OUTERMOST = ("<module>", "_run_module_as_main")
+"""The outermost function of a script, and of `python -m` (Lib/runpy.py)."""
 _STATES = {
     "T": " is stopped (SIGSTOP)",
     "t": " is stopped by a debugger",
@@ -94,6 +96,14 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     """Return the main thread of a process, or else the first that has frames."""
     main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
     return main or next((thread for thread in stack.threads if thread.frames), None)
+
+
+def runs_program(stack: ProcessStack) -> bool:
+    """Return whether the main thread of a process is in its program. It is not while Python starts,
+    prints the exception that ends it, or shuts down.
+    """
+    main = next((thread for thread in stack.threads if thread.is_main and thread.frames), None)
+    return main is not None and main.frames[-1].function in _OUTERMOST
 
 
 def place(frames: Sequence[Frame]) -> Place:

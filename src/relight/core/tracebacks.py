@@ -137,6 +137,17 @@ def from_stderr(text: str) -> ErrorReport | None:
     return printed if crash is None else crash[1]
 
 
+def last_raised(printed: Sequence[str]) -> tuple[list[str], int]:
+    """Return the lines that a worker printed up to the end of the exception that ended it, and how
+    many they are; no lines if there is no such exception.
+    """
+    lines = [_RANK.sub("", clean(line.rstrip("\r"))).rpartition("\n")[2] for line in printed]
+    for chain in reversed(_chains(lines)):
+        if _report(lines, chain).kind is FailureKind.RAISED:
+            return lines[: chain[-1].end], chain[-1].end
+    return [], 0
+
+
 def from_error_file(text: str) -> ErrorReport | None:
     """Return the exception in a file written by torch's `@record`, or by the user; None if it can't
     be parsed.
@@ -298,11 +309,19 @@ def _boxed(lines: Sequence[str], start: int) -> tuple[_Traceback | None, int]:
     """Return the traceback of an ExceptionGroup, as `_traceback` does."""
     exception = None
     end = start + 1
-    while end < len(lines) and _BOX.match(lines[end]) and not _GROUP.match(lines[end]):
+    while end < len(lines) and _is_in_box(lines[end : end + _FOREIGN]):
         if exception is None and is_exception(lines[end]):
             exception = end
         end += 1
     return (None if exception is None else _Traceback(start, exception, end)), end
+
+
+def _is_in_box(lines: Sequence[str]) -> bool:
+    """Return whether the first line belongs to the box of the lines before it. Python draws no box
+    around the second and later lines of a message.
+    """
+    box = next((line for line in lines if _BOX.match(line)), None)
+    return box is not None and not _GROUP.match(box)
 
 
 def _end_of_message(lines: Sequence[str], exception: int) -> int:

@@ -1,5 +1,8 @@
 """The agent's own output: lines on stderr for people, events for programs."""
 
+import os
+
+from relight.env import Environment
 from relight.events import Event, describe, is_news
 from relight.host.console import Consoles
 from relight.host.files import EventLog
@@ -27,6 +30,16 @@ class Journal:
         """Write a message to stderr."""
         self._said = message
         self._stderr.say(f"relight: {message}")
+
+    def say_with_traceback(self, message: str, env: Environment) -> None:
+        """Write a message to stderr, with its traceback in colour if that is a terminal and the
+        environment allows it.
+        """
+        if os.isatty(self._stderr.fd):
+            from relight.core import colours
+
+            message = colours.coloured(message) if colours.are_wanted(env.get) else message
+        self.say(message)
 
     def say_once(self, message: str) -> None:
         """Write a message to stderr, unless it was the last one."""

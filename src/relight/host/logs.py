@@ -3,8 +3,9 @@
 If a stream has a file, the worker writes to it directly, so nothing is lost when a process is
 killed, and no console can block the worker; a tee'd stream is read back from its file. A stream
 without a file reaches the console through a pipe, or through a pseudo-terminal where the console is
-a terminal, so that progress bars and colours are as usual. The end of each worker's stderr is kept
-for the failure report.
+a terminal, so that progress bars and colours are as usual. There the traceback with which a worker
+ends is held back (host/traceback_stream). The end of each worker's stderr is kept for the failure
+report.
 
 The layout is torchrun's: `<run directory>/attempt_<n>/<local rank>/{stdout.log, stderr.log,
 error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
@@ -13,12 +14,16 @@ error.json}` and `<run directory>/attempt_<n>/filtered_{stdout,stderr}.log`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.host.console import Consoles, ConsoleStream
+from relight.host.console import Console, Consoles, ConsoleStream
 from relight.host.loop import Loop, Timer
 from relight.host.readers import TAIL_SIZE, FileTail, FileTails, PipeReader, channel
 from relight.spec import RunSpec
 from relight.typed import NamedTuple
 from relight.values import STDERR, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.host.traceback_stream import TracebackStream
 
 _NAMES = {STDOUT: "stdout", STDERR: "stderr"}
 _MOST_UNSHOWN = 3
@@ -64,6 +69,10 @@ class Logs:
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: RunSpec, directory: str) -> None:
+        self.is_ending: Callable[[int], bool | None] = lambda _: None
+        """Returns whether a worker no longer runs its program; None if that can't be seen."""
+        self.on_late: Callable[[], None] = lambda: None
+        """Called when a worker takes long to end whose traceback is held; set before `open`."""
         self._directory = directory
         self._loop = loop
         self._consoles = consoles
@@ -72,6 +81,7 @@ class Logs:
         self._pipes: list[tuple[PipeReader, int]] = []
         self._stdout: dict[int, PipeReader | str] = {}
         self._stderr: dict[int, PipeReader | str] = {}
+        self._terminals: dict[int, TracebackStream] = {}
         self._files: list[str] = []
         self._to_pass_on: list[int] = []
         self._filtered: dict[int, _FilteredFile] = {}
@@ -135,15 +145,36 @@ class Logs:
         """
         if self._directory and self._spec.keeps_logs():
             os.mkdir(os.path.join(self._directory, str(local_rank)))
-        stdout = self._open_stream(local_rank, STDOUT, prefix)
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
             destination(self._spec, local_rank, stream) == raw for stream in _NAMES
         ):
             # One channel keeps the order of what the worker writes to stdout and stderr.
-            self._stderr[local_rank] = self._pipes[-1][0]
-            return stdout, stdout
-        return stdout, self._open_stream(local_rank, STDERR, prefix)
+            both = self._open_stream(local_rank, STDERR, prefix)
+            return both, both
+        return (
+            self._open_stream(local_rank, STDOUT, prefix),
+            self._open_stream(local_rank, STDERR, prefix),
+        )
+
+    def worker_ended(self, local_rank: int, *, failed: bool) -> bool:
+        """Note the end of a worker; return whether its traceback is held back."""
+        stream = self._terminals.get(local_rank)
+        reader = self._stderr.get(local_rank)
+        if stream is None or not isinstance(reader, PipeReader):
+            return False
+        reader.read()
+        stream.worker_ended(failed=failed)
+        return bool(stream.held)
+
+    def held(self) -> "dict[int, TracebackStream]":
+        """Return the streams that hold back how their workers have ended, or end, by local rank."""
+        return {rank: stream for rank, stream in self._terminals.items() if stream.held}
+
+    def release(self) -> None:
+        """Show what is held back."""
+        for stream in self._terminals.values():
+            stream.release()
 
     def passed_on(self) -> None:
         """Close our copies of the workers' descriptors, now that they have theirs."""
@@ -206,7 +237,11 @@ class Logs:
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:  # stderr is read even if it is not shown: it tells why a worker failed
             ours, fd = channel(console.fd if to_console else -1)
-            pipe = PipeReader(self._loop, ours, ConsoleStream(console) if to_console else None)
+            if to_console and stream == STDERR and os.isatty(ours):
+                shown: ConsoleStream | None = self._without_traceback(local_rank, console)
+            else:
+                shown = ConsoleStream(console) if to_console else None
+            pipe = PipeReader(self._loop, ours, shown)
             pipe.copy_window_size(console.fd)
             self._pipes.append((pipe, console.fd))
             self._streams(stream)[local_rank] = pipe
@@ -215,6 +250,13 @@ class Logs:
 
     def _streams(self, stream: int) -> "dict[int, PipeReader | str]":
         return self._stdout if stream == STDOUT else self._stderr
+
+    def _without_traceback(self, local_rank: int, console: Console) -> "TracebackStream":
+        from relight.host.traceback_stream import TracebackStream
+
+        stream = TracebackStream(console, lambda: self.is_ending(local_rank), self.on_late)
+        self._terminals[local_rank] = stream
+        return stream
 
     def _filter(self, stream: int, prefix: bytes) -> Callable[[bytes], None] | None:
         file = self._filtered.get(stream)

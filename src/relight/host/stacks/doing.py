@@ -1,12 +1,15 @@
-"""What workers do before they are stopped: loaded only when a job hangs, or blames a peer."""
+"""What workers do before they are stopped or end. Loaded when a job hangs, when a worker blames a
+peer, or when one prints a traceback on a terminal.
+"""
 
 from collections.abc import Mapping
 
 from relight.core import stacks
 from relight.core.exits import Doing
 from relight.core.stacks import ProcessStack
-from relight.host.stacks import workers
-from relight.host.stacks.take import take_all
+from relight.host.stacks import elf, workers
+from relight.host.stacks.memory import StackError
+from relight.host.stacks.take import take, take_all
 
 
 def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
@@ -25,3 +28,13 @@ def doing(pids: Mapping[int, int], *, are_frozen: bool) -> dict[int, Doing]:
         )
         for rank, stack in found.items()
     }
+
+
+def is_ending(pid: int) -> bool | None:
+    """Return whether a worker no longer runs its program: Python prints the exception that ends it,
+    or shuts down. None if that can't be seen. It takes some milliseconds, and never waits.
+    """
+    try:
+        return not stacks.runs_program(take(workers.python_of(pid), may_wait=False))
+    except StackError:
+        return True if elf.has_left(pid) else None

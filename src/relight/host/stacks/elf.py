@@ -5,6 +5,7 @@ need them, so always; a stripped file has no `.symtab`. Python 3.13 also has a s
 (Include/internal/pycore_runtime.h), which begins with `_PyRuntime`.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -83,6 +84,17 @@ def is_python(pid: int) -> bool:
         return any(_may_be_python(mapping.path) for mapping in _mappings(pid))
     except OSError:
         return False
+
+
+def has_left(pid: int) -> bool:
+    """Return whether a process has ended, or is past its last instruction: the system takes its
+    memory away. Where there is no /proc, that is not known: False.
+    """
+    try:
+        os.readlink(f"/proc/{pid}/exe")
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ESRCH) and os.path.lexists("/proc/self/exe")
+    return False
 
 
 def _may_be_python(path: str) -> bool:

@@ -1,0 +1,79 @@
+"""Shows a worker's output on a terminal, without the traceback with which the worker ends.
+
+core/held_traceback decides what is held back. Loaded only where stderr is a terminal.
+"""
+
+from collections.abc import Callable
+
+from relight.core.held_traceback import HeldTraceback
+from relight.host.console import Console, ConsoleStream
+from relight.host.loop import Alarm
+
+
+class TracebackStream(ConsoleStream):
+    """The output of one worker on its way to a terminal.
+
+    If the agent is killed, what is held back is lost: the last words of a worker that has ended,
+    or is about to.
+
+    Args:
+        console: the terminal.
+        is_ending: returns whether the worker no longer runs its program; None if that can't be
+            seen.
+        on_late: called when a worker takes long to end; may `replace` what is held, which is shown
+            then.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        is_ending: Callable[[], bool | None],
+        on_late: Callable[[], None],
+    ) -> None:
+        super().__init__(console)
+        self._core = HeldTraceback()
+        self._is_ending = is_ending
+        self._on_late = on_late
+        self._look = Alarm(console.loop, self._decide)
+
+    @property
+    def held(self) -> bytes:
+        """What is held back of a worker that has ended, or was seen to end."""
+        return self._core.held if self._core.ends else b""
+
+    def feed(self, data: bytes) -> None:
+        """Take output of the worker."""
+        now = self._console.loop.now()
+        self._show(self._core.output(data, now))
+        due = self._core.deadline()
+        if due is not None and due <= now:
+            self._decide()
+
+    def worker_ended(self, *, failed: bool) -> None:
+        """Note the end of the worker, whose last output was read."""
+        if failed:
+            self._core.worker_ended()
+        else:
+            self._show(self._core.release())
+        self._look.set(self._core.deadline())
+
+    def replace(self, data: bytes) -> None:
+        """Show these bytes instead of those that are held."""
+        self._core.release()
+        self._show(data)
+
+    def release(self) -> None:
+        """Show what is held."""
+        self._show(self._core.release())
+
+    def _decide(self) -> None:
+        now = self._console.loop.now()
+        ends = self._is_ending()
+        if ends and self._core.is_late(now):
+            self._on_late()
+        self._show(self._core.looked(ends, now))
+
+    def _show(self, data: bytes) -> None:
+        self._look.set(self._core.deadline())
+        if data:
+            super().feed(data)

@@ -1,0 +1,59 @@
+"""Tracebacks in colour, as Python 3.13 prints them, and when they are wanted."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from relight.core.colours import are_wanted, coloured
+from relight.core.tracebacks import clean
+
+SAMPLES = Path(__file__).parent / "samples"
+
+
+def test_a_traceback_has_the_colours_of_python() -> None:
+    """The sample is what Python 3.13 prints."""
+    sample = (SAMPLES / "colour-3.13.txt").read_text()
+    assert coloured(clean(sample)) == sample
+
+
+def test_only_tracebacks_are_coloured() -> None:
+    report = "rank 0 raised ValueError: x\n  train.py:9 in step\n    raise ValueError(x)\n\n"
+    sample = (SAMPLES / "colour-3.13.txt").read_text()
+    followed = "what followed:\n  rank 1: stopped\nKilled\nexit code 1; why"
+    assert coloured(report + clean(sample) + followed) == report + sample + followed
+
+
+@pytest.mark.parametrize("path", sorted(SAMPLES.glob("*.txt")), ids=lambda path: path.stem)
+def test_colours_change_no_character(path: Path) -> None:
+    text = clean(path.read_text())
+    assert clean(coloured(text)) == text
+
+
+@given(st.text(alphabet=" ~^|+-aE:\n", max_size=60))
+def test_colours_change_no_character_of_any_text(text: str) -> None:
+    text = f"Traceback (most recent call last):\n{text}"
+    assert clean(coloured(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({}, True),
+        ({"TERM": "xterm"}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "dumb", "FORCE_COLOR": "1"}, True),
+        ({"NO_COLOR": "1"}, False),
+        ({"NO_COLOR": ""}, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, False),
+        ({"PYTHON_COLORS": "0", "FORCE_COLOR": "1"}, False),
+        ({"PYTHON_COLORS": "1", "NO_COLOR": "1"}, True),
+        ({"PYTHON_COLORS": "yes", "NO_COLOR": "1"}, False),
+    ],
+)
+def test_colours_are_wanted_where_python_wants_them(
+    variables: dict[str, str], wanted: bool
+) -> None:
+    """can_colorize of Lib/_colorize.py in CPython 3.13."""
+    assert are_wanted(lambda name: variables.get(name, "")) is wanted

@@ -1,0 +1,368 @@
+"""On a terminal, the traceback with which workers end is shown once; elsewhere every byte stays."""
+
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Start
+from test_logs_console import Terminal, wait_for
+
+Script = Callable[[str], Path]
+HEADER = b"Traceback (most recent call last):"
+SAME = """
+def load(path):
+    raise ValueError(f"no file {path}")
+load("data.bin")
+"""
+CHAIN = """
+try:
+    {}["a"]
+except KeyError:
+    raise ValueError("no a")
+"""
+TWO = """
+import os
+if int(os.environ["RANK"]) % 2:
+    {}["key"]
+raise ValueError("no file")
+"""
+
+
+@pytest.fixture
+def terminal() -> Iterator[Terminal]:
+    terminal = Terminal(columns=200)
+    yield terminal
+    terminal.close()
+
+
+@pytest.fixture
+def shown(start: Start, terminal: Terminal, script: Script) -> Callable[..., str]:
+    """Run a script on a terminal; return what is there in the end."""
+
+    def run(text: str, *flags: str, **variables: str) -> str:
+        agent = start(
+            "run", *flags, script(text), stdout=terminal.agents_end, stderr=terminal.agents_end,
+            variables={"NO_COLOR": "1", "OMP_NUM_THREADS": "1", **variables},
+        )  # fmt: skip
+        return terminal.read_to_end(agent).decode().replace("\r\n", "\n")
+
+    return run
+
+
+# Once
+
+
+@pytest.mark.parametrize("text", [SAME, "if x\n"], ids=["exception", "syntax error"])
+def test_an_error_of_all_ranks_is_shown_once(shown: Callable[..., str], text: str) -> None:
+    """The report has it, and the workers' own copies are not shown."""
+    output = shown(text, "--nproc-per-node=4")
+    assert output.startswith("relight: ranks 0-3 raised ")
+    assert len(re.findall(r"^\w+Error: ", output, re.MULTILINE)) == 1
+
+
+@pytest.mark.parametrize("version", ["3.12.1", "3.13.0", "3.14.0"])
+def test_other_versions_of_python_are_known_too(shown: Callable[..., str], version: str) -> None:
+    """From 3.13 on, Python colours what it prints on a terminal."""
+    python = Path.home() / ".pyenv" / "versions" / version / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"{python} is not installed")
+    variables = {"PYTHON_EXEC": str(python), "NO_COLOR": "", "TERM": "xterm"}
+    output = shown(CHAIN, "--nproc-per-node=3", **variables)
+    plain = re.sub(r"\x1b\[[\d;]*m", "", output)
+    assert plain.startswith("relight: ranks 0-2 raised ValueError: no a\n")
+    assert plain.count("\nKeyError: 'a'\n") == plain.count("\nValueError: no a\n") == 1
+    assert plain.count("\nDuring handling of the above exception") == 1
+    assert "\x1b[35m" in output
+
+
+def test_two_errors_are_shown_once_each(shown: Callable[..., str]) -> None:
+    """The one that is not in the report comes before it, with its ranks."""
+    output = shown(TWO, "--nproc-per-node=4")
+    (title,) = re.findall(r"^relight: traceback of (.*)$", output, re.MULTILINE)
+    assert title in ("rank 0; rank 2: the same", "rank 1; rank 3: the same")
+    assert output.index(title) < output.index("raised")
+    assert output.count("Traceback (most recent call last):") == 2
+    assert output.count("\nKeyError: 'key'") == 1
+    assert output.count("\nValueError: no file") == 1
+
+
+def test_each_attempt_has_its_traceback(shown: Callable[..., str]) -> None:
+    """That of a failed attempt stands before the notice of the restart; the last in the report."""
+    output = shown(SAME, "--nproc-per-node=2", "--max-restarts=1")
+    assert output.startswith("relight: traceback of rank 0; rank 1: the same\nTraceback")
+    assert output.index("ValueError: no file data.bin\n") < output.index("restart 1 of 1")
+    assert output.count("Traceback (most recent call last):") == 2
+
+
+def test_a_traceback_that_the_report_shortens_is_shown_in_full(shown: Callable[..., str]) -> None:
+    reason = "".join(f"reason {letter}\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+    output = shown(f"raise ValueError({reason!r})", "--nproc-per-node=2")
+    assert "relight: traceback of rank 0; rank 1: the same\n" in output
+    assert output.count(reason) == 1
+    assert output.count("\nValueError: reason a\n") == 2
+
+
+def test_an_interrupt_is_shown_once(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path
+) -> None:
+    train = script(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "Path('up' + os.environ['RANK']).touch()\n"
+        "time.sleep(100)\n"
+    )
+    agent = start("run", "--nproc-per-node=3", train,
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    wait_for(lambda: len(list(tmp_path.glob("up?"))) == 3)
+    agent.send_signal(signal.SIGINT)
+    output = terminal.read_to_end(agent)
+    assert agent.returncode == 128 + signal.SIGINT
+    assert len(re.findall(rb"^\S*KeyboardInterrupt", output, re.MULTILINE)) == 1
+    assert b"relight: traceback of rank 0; ranks 1-2: the same\r\n" in output
+
+
+def test_each_console_of_a_job_shows_what_the_report_does_not(
+    start: Start, script: Script, tmp_path: Path
+) -> None:
+    """The report is on the consoles of both nodes, and each shows its own ranks besides."""
+    train = script(
+        "import os, time\n"
+        "from pathlib import Path\n"
+        "rank = os.environ['RANK']\n"
+        "Path(f'up{rank}').touch()\n"
+        "while not (Path('up0').exists() and Path('up1').exists()):\n"
+        "    time.sleep(0.01)\n"
+        "raise (ValueError if rank == '0' else ConnectionResetError)(f'bad {rank}')\n"
+    )
+    terminals = [Terminal(columns=200) for _ in range(2)]
+    try:
+        agents = [
+            start("run", "--nnodes=2", "--rdzv-backend=file", f"--rdzv-endpoint={tmp_path}/meet",
+                  "--rdzv-id=job", train, variables={"NO_COLOR": "1"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)
+            for terminal in terminals
+        ]  # fmt: skip
+        outputs = [t.read_to_end(agent) for t, agent in zip(terminals, agents, strict=True)]
+    finally:
+        for terminal in terminals:
+            terminal.close()
+    for output in outputs:
+        assert output.count(b"\nValueError: bad 0") == 1
+        assert b"relight: rank 0 raised ValueError: bad 0" in output
+    assert sorted(output.count(b"\nConnectionResetError: bad 1") for output in outputs) in (
+        [0, 1],
+        [0, 0],  # it was stopped before it got that far
+    )
+
+
+# At once
+
+
+GOES_ON = """
+import logging, os, sys, time, traceback
+from pathlib import Path
+def work():
+    raise ValueError("caught")
+try:
+    work()
+except ValueError:
+    {print}
+while not Path("seen").exists():
+    time.sleep(0.01)
+print("goes on", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("printing", ["logging.exception('it failed')", "traceback.print_exc()"])
+@pytest.mark.parametrize("runs", [(), ("-m",)], ids=["script", "module"])
+def test_a_caught_traceback_is_shown_while_the_worker_goes_on(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path, printing: str,
+    runs: tuple[str, ...],
+) -> None:  # fmt: skip
+    """The worker waits until it is on the terminal."""
+    path = script(GOES_ON.replace("{print}", printing))
+    agent = start("run", "--nproc-per-node=1", *runs, "train" if runs else path,
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    before = terminal.read_until(b"ValueError: caught\r\n", limit_s=4)
+    (tmp_path / "seen").touch()
+    after = terminal.read_to_end(agent)
+    assert after[len(before) :] == b"goes on\r\n"
+    assert after.count(HEADER) == 1
+    assert agent.returncode == 0
+
+
+def test_a_shell_script_that_goes_on_has_the_traceback_of_its_program_shown(
+    start: Start, terminal: Terminal, tmp_path: Path
+) -> None:
+    program = f"{sys.executable} -c 'raise ValueError(1)'; echo again; sleep 100"
+    agent = start("run", "--nproc-per-node=1", "--no-python", "sh", "-c", program,
+                  variables={"NO_COLOR": "1"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    output = terminal.read_until(b"ValueError: 1\r\nagain\r\n", limit_s=4)
+    assert output.count(HEADER) == 1
+    assert agent.poll() is None
+
+
+def test_a_traceback_before_a_good_end_is_shown(shown: Callable[..., str]) -> None:
+    text = "import sys, traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n" \
+           "    traceback.print_exc()\nsys.exit(0)\n"  # fmt: skip
+    output = shown(text, "--nproc-per-node=1")
+    assert output.endswith("\nZeroDivisionError: division by zero\n")
+
+
+def test_what_a_worker_prints_after_its_last_traceback_is_shown(shown: Callable[..., str]) -> None:
+    """Exit functions may print, and finalizers may fail."""
+    text = (
+        "import atexit, sys\n"
+        "def clean():\n"
+        "    sys.stderr.write('\\x1b[1mWARNING: not closed\\x1b[0m\\nmore\\n')\n"
+        "    raise KeyError('clean')\n"
+        "atexit.register(clean)\n"
+        "raise ValueError('last')\n"
+    )
+    output = shown(text, "--nproc-per-node=1")
+    assert output.startswith("\x1b[1mWARNING: not closed\x1b[0m\nmore\nException ignored in")
+    assert output.count("\nKeyError: 'clean'\n") == 1
+    assert output.count("\nValueError: last\n") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "waits",
+    [
+        "import atexit, time\natexit.register(time.sleep, 100)",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(100,)).start()",
+    ],
+    ids=["exit function", "thread"],
+)
+def test_workers_that_hang_at_their_end_have_their_traceback_shown(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path, waits: str
+) -> None:
+    """Once, too."""
+    train = script(
+        f"{waits}\n"
+        "import os\n"
+        "from pathlib import Path\n"
+        "Path('up' + os.environ['RANK']).touch()\n"
+        "while len(list(Path().glob('up?'))) < 2:\n"
+        "    time.sleep(0.01)\n"
+        "raise ValueError('hangs')\n"
+    )
+    agent = start("run", "--nproc-per-node=2", train, variables={"NO_COLOR": "1"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    output = terminal.read_until(b"ValueError: hangs\r\n", limit_s=30)
+    assert b"relight: traceback of rank 0; rank 1: the same\r\n" in output
+    assert output.count(HEADER) == 1
+    assert agent.poll() is None
+
+
+@pytest.mark.slow
+def test_a_traceback_does_not_wait_for_workers_that_take_long_to_stop(
+    start: Start, terminal: Terminal, script: Script, tmp_path: Path
+) -> None:
+    """Others may save a checkpoint for half a minute."""
+    train = script(
+        "import os, signal, time\n"
+        "from pathlib import Path\n"
+        "if os.environ['RANK'] == '0':\n"
+        "    signal.signal(signal.SIGTERM, lambda *_: Path('asked').touch())\n"
+        "    Path('ready').touch()\n"
+        "    while True:\n"
+        "        time.sleep(0.1)\n"
+        "while not Path('ready').exists():\n"
+        "    time.sleep(0.01)\n"
+        "raise ValueError('first')\n"
+    )
+    agent = start("run", "--nproc-per-node=2", "--shutdown-timeout=60", train,
+                  variables={"NO_COLOR": "1"},
+                  stdout=terminal.agents_end, stderr=terminal.agents_end)  # fmt: skip
+    wait_for((tmp_path / "asked").exists)
+    assert b"relight: traceback of rank 1\r\n" in terminal.read_until(b"ValueError: first\r\n", 30)
+    assert agent.poll() is None
+
+
+# Elsewhere
+
+
+@pytest.mark.parametrize("flags", [("-t2", "--log-dir=logs"), ("-t3", "--log-dir=logs")])
+def test_with_a_file_every_byte_is_in_the_file_and_on_the_terminal(
+    shown: Callable[..., str], tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    output = shown(SAME, "--nproc-per-node=2", *flags)
+    for rank in range(2):
+        assert f"[default{rank}]:Traceback (most recent call last):\n" in output
+        assert f"[default{rank}]:ValueError: no file data.bin\n" in output
+    for log in (tmp_path / "logs").rglob("stderr.log"):
+        assert log.read_text().endswith("\nValueError: no file data.bin\n")
+
+
+def test_a_pipe_has_the_tracebacks_of_all_workers(start: Start, script: Script) -> None:
+    """Without colours, also if they are forced."""
+    agent = start("run", "--nproc-per-node=3", script(SAME), variables={"FORCE_COLOR": "1"})
+    _, errors = agent.communicate(timeout=60)
+    plain = re.sub(rb"\x1b\[[\d;]*m", b"", errors.partition(b"relight: ranks")[0])
+    assert plain.count(HEADER) == 3
+    assert b"\x1b" not in errors.partition(b"relight: ranks")[2]
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_coloured"), [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False)]
+)
+def test_a_terminal_has_colours_where_they_are_wanted(
+    shown: Callable[..., str], variables: dict[str, str], is_coloured: bool
+) -> None:
+    output = shown(SAME, "--nproc-per-node=2", NO_COLOR="", **variables)
+    assert ("\x1b[1;35mValueError\x1b[0m: \x1b[35mno file data.bin" in output) == is_coloured
+    assert ("\x1b" in output) == is_coloured
+
+
+# Torch
+
+
+DDP = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+for batch in range(10**6):
+    loss = model(torch.ones(1, 4)).sum()
+    if batch == 3 and dist.get_rank() == 1:
+        raise ValueError("loss is not finite")
+    loss.backward()
+"""
+
+
+RECORD = """
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    raise ValueError("recorded")
+main()
+"""
+
+
+@pytest.mark.slow
+def test_the_culprit_of_a_job_of_torch_is_shown_once_and_each_victim_at_most_once(
+    shown: Callable[..., str],
+) -> None:
+    """Python takes a second or two to shut down with torch: the traceback is held until then.
+    If it takes more than five, the traceback is shown before the report, too.
+    """
+    output = shown(DDP, "--nproc-per-node=3")
+    is_late = "relight: traceback of rank 1" in output
+    assert output.count("\nValueError: loss is not finite\n") == 1 + is_late
+    assert output.count("\nRuntimeError: ") <= 1
+    assert "[rank1]: Traceback" not in output
+    assert "relight: rank 1 raised ValueError: loss is not finite\n" in output
+
+
+@pytest.mark.slow
+def test_an_exception_that_torch_records_is_shown_once(shown: Callable[..., str]) -> None:
+    """Its error file has other frames than what Python prints."""
+    output = shown(RECORD, "--nproc-per-node=2")
+    is_late = "relight: traceback of rank 0; rank 1: the same" in output
+    assert output.count("\nValueError: recorded\n") == 1 + is_late
+    assert "in wrapper" in output
+    assert "in <module>" in output
