@@ -267,7 +267,7 @@ def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_its
         (
             [end(report=error("no such host", "ConnectionRefusedError"))],
             (2, 1),
-            "if this was a connection to another rank: no worker here failed on its own",
+            "if the peer is another rank, it is gone or late: no worker here failed on its own",
         ),
         (
             [
