@@ -145,7 +145,10 @@ class Diagnosis(NamedTuple):
                 printed = "".join(map(_had_printed, late))
                 return f"they were late, or waited for something that did not come{printed}"
             if not _is_of_torch(root):
-                text = "if the peer is another rank, it is gone or late: no worker here failed on its own"
+                text = (
+                    "if the peer is another rank, it is gone or late: "
+                    "no worker here failed on its own"
+                )
             elif self.succeeded_ranks:
                 return "others still needed them: check that all ranks have as many batches"
             else:
