@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment
 
-FOLDER = Path(__file__).parents[2] / "docs" / "submit" / "dryrun"
+FOLDER = Path(__file__).parents[2] / "docs" / "clusters" / "dryrun"
 COMMANDS = {
     "local": "-s local dist.ddp -j 1x4 --script train.py",
     "ssh": "-s ssh -cfg hosts=node1;node2 dist.ddp -j 2x8 --script train.py",
