@@ -88,10 +88,10 @@ def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
 
 
 def listed(
-    find: Callable[[str], Scheduler], scheduler: str, session: str
+    find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, AppState, str]]:
     """Return handle, name, state and time of jobs, newest first: those recorded here and, if a
-    scheduler is given, all others that it knows.
+    scheduler is given, all others that it knows, with its options `cfg` of the settings.
 
     Raises:
         RelightError: the given scheduler does not answer.
@@ -109,7 +109,7 @@ def listed(
         lines.append((record["handle"], record["name"], state, record["submitted"]))
     if scheduler:
         known = {handles.parse(record["handle"]).app_id for record in found}
-        for each in find(scheduler).list():
+        for each in find(scheduler).list(cfg):
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))
                 lines.append((handle, each.name, each.state, each.submitted))

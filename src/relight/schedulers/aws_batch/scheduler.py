@@ -25,7 +25,7 @@ from typing import Any
 from relight import env
 from relight.errors import RelightError, UsageError, did_you_mean
 from relight.job import launcher_file, privacy
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -164,7 +164,7 @@ class AwsBatch:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
             batch.deregister_job_definition(jobDefinition=job["jobDefinition"])
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return this user's jobs in all queues, newest first."""
         found = []
         with self._aws.client("batch") as batch:

@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from relight.errors import MachineError, UsageError
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -175,12 +175,13 @@ class Kubernetes:
             if not _remove(client, job):
                 raise _unknown(app_id)
 
-    def list(self) -> Sequence[Listed]:
-        """Return this user's jobs in the current namespace, newest first."""
-        namespace = cluster.current_namespace("")
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+        """Return this user's jobs in the namespace of the settings or the context, newest first."""
+        context = str(cfg.get("context") or "")
+        namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         selector = f"{pods.USER}={names.label_value(user_name())}"
         listed: list[Listed] = []
-        with self._client(JobId("", namespace, "")) as client:
+        with self._client(JobId(context, namespace, "")) as client:
             its = replicas.of_app(store.listed(client, store.PODS, namespace, selector))
             for kind in KINDS.values():
                 found: dict[str, list[Object]] = {}
@@ -188,7 +189,7 @@ class Kubernetes:
                     found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
                 listed += [
                     Listed(
-                        f"{namespace}:{name}",
+                        str(JobId(context, namespace, name)),
                         replicas.status(kind, objects, its.get(name, ())).state,
                         objects[0]["metadata"]["labels"].get("app.kubernetes.io/name", name),
                         _local(objects[0]["metadata"].get("creationTimestamp")),

@@ -23,7 +23,7 @@ from typing import Any
 
 from relight.errors import MachineError, UsageError
 from relight.job import privacy
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -158,9 +158,9 @@ class Ray:
         if job is not None:
             cluster.delete(name)
 
-    def list(self) -> Sequence[Listed]:
-        """Return this user's jobs on the cluster that the variables name, newest first."""
-        url, user = dashboard.url_of(None), user_name()
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+        """Return this user's jobs on the cluster that settings or variables name, newest first."""
+        url, user = dashboard.url_of(cfg.get("dashboard_address")), user_name()
         found = [
             (job, job["metadata"])
             for job in Dashboard(url).jobs()
