@@ -45,7 +45,7 @@ PLUG_INS_MAY_IMPORT = (
     "relight.__version__", "relight.env", "relight.errors", "relight.job.app",
     "relight.job.launcher_file", "relight.job.macros", "relight.job.privacy", "relight.job.user",
     "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.causes",
-    "relight.schedulers.needs",
+    "relight.schedulers.needs", "relight.schedulers.unbroken",
 )  # fmt: skip
 """What docs/clusters/your-own.md promises to schedulers of other packages."""
 LIKE_PLUG_INS = ("kubernetes", "aws_batch", "ray")

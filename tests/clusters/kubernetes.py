@@ -82,6 +82,8 @@ class ApiServer:
         """The kinds that this cluster knows; of the others it answers 404."""
         self.dry_runs: list[str] = []
         """The plurals of objects that were only checked."""
+        self.selectors: list[str] = []
+        """Those of all lists that were asked for."""
         self.drops = 0
         """How many connections for logs are dropped after their first data."""
         self.waiting: dict[str, str] = {}
@@ -210,6 +212,7 @@ class ApiServer:
             return 200, self.objects[key]
 
     def _list(self, namespace: str, plural: str, selector: str) -> Object:
+        self.selectors.append(selector)
         wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
         items = [
             each

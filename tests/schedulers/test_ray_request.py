@@ -163,7 +163,7 @@ def test_the_launcher_is_not_sent_where_nothing_needs_it() -> None:
 def test_the_dry_run_needs_no_cluster_and_shows_no_secret() -> None:
     app = ddp(env={"HF_TOKEN": "hf_mine"})
     made = ray.make().render(app, {"dashboard_address": "nowhere.example:1"}, "train-x7")
-    assert made.body["app_id"] == "nowhere.example:1:train-x7"
+    assert made.app_id == "nowhere.example:1:train-x7"
     token = made.body["order"]["token"]
     assert token not in made.text
     assert "hf_mine" not in made.text

@@ -321,7 +321,12 @@ class Runner:
         record = submitted.record_of(job)
         if record is None:
             self.status(job)
-        self.scheduler(job.scheduler).delete(job.app_id)
+        scheduler = self.scheduler(job.scheduler)
+        try:
+            scheduler.delete(job.app_id)
+        except UsageError:
+            if record is None or scheduler.status([job.app_id]):
+                raise  # else it is only the record that is left
         if record is not None:
             records.remove(record["id"])
 

@@ -54,7 +54,8 @@ def current_handle(job: Handle) -> Handle:
     Raises:
         MachineError: that takes too long.
     """
-    records.wait_until_submitted(job.app_id)
+    record = record_of(job)
+    records.wait_until_submitted(job.app_id if record is None else record["id"])
     record = record_of(job)
     if record is None or record["app_id"] == job.app_id:
         return job
@@ -156,11 +157,12 @@ def _record(job: "Prepared", env: Environment) -> Record:
     from relight.job.user import user_name
     from relight.job.workspaces import git_state, projects
 
+    app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
     return {
         "id": job.app_id,
-        "app_id": job.app_id,
-        "handle": str(Handle(job.scheduler, job.session, job.app_id)),
+        "app_id": app_id,
+        "handle": str(Handle(job.scheduler, job.session, app_id)),
         "scheduler": job.scheduler,
         "session": job.session,
         "name": job.app.name,

@@ -52,7 +52,9 @@ class Capabilities(NamedTuple):
 
 class Request(NamedTuple):
     """A request to the scheduler: `body` can be written as JSON and is complete; `text` is for
-    people (a script, a list of commands); `notes` list the app's parts that have no effect here.
+    people (a script, a list of commands); `notes` list the app's parts that have no effect here;
+    `app_id` is the id that `submit` will return, if it is known before: a job whose submission was
+    killed is found by it.
     """
 
     scheduler: str
@@ -61,6 +63,7 @@ class Request(NamedTuple):
     body: Mapping[str, Any]
     text: str
     notes: tuple[str, ...] = ()
+    app_id: str = ""
 
 
 class Listed(NamedTuple):

@@ -94,9 +94,10 @@ class AwsBatch:
         definition = request.definition(app, cfg, name, secrets.token_hex(16))
         request.check_size(definition)
         job = request.job(app, cfg, name)
-        body = {"app_id": f"{cfg['queue']}:{name}", "definition": definition, "job": job}
+        whole = f"{cfg['queue']}:{name}"
+        body = {"app_id": whole, "definition": definition, "job": job}
         shown = {**body, "definition": request.definition(_without_secrets(app), cfg, name, "")}
-        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)))
+        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
         """Register the definition and submit the job; return the id of the app."""

@@ -95,7 +95,7 @@ class Ray:
             "workspace": cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None),
         }
         shown = request.text(url, {**body, "order": _without_secrets(body["order"])})
-        return Request(self.name, app, cfg, body, shown, tuple(_notes(app)))
+        return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
         """Upload the package and submit the job; return the id of the app. What was uploaded for a

@@ -73,7 +73,8 @@ class Pool:
         }
         brings = any(map(launcher_file.needed, app.roles))
         body = {"place": place, "job": job, "launcher": brings}
-        return Request(self.name, app, cfg, body, _text(place, job), tuple(_notes(app)))
+        notes = tuple(_notes(app))
+        return Request(self.name, app, cfg, body, _text(place, job), notes, _id(place))
 
     def submit(self, request: Request) -> str:
         """Write the files of a job; no host sees it before all of them are there."""
