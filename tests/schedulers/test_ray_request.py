@@ -184,6 +184,8 @@ def test_what_has_no_effect_is_noted() -> None:
         ({"cluster_config_file": "c.yaml"}, "has no meaning here", "ray dashboard"),
         ({"cluster_name": "mine"}, "has no meaning here", "dashboard_address=HOST:8265"),
         ({"dashboard_address": "ftp://x"}, "is no address of a dashboard", "HOST:8265"),
+        ({"dashboard_address": "[::1"}, "is no address of a dashboard", "HOST:8265"),
+        ({"workspace": "/nowhere"}, "the workspace /nowhere is not a directory", ""),
         ({"dashboard_address": "host:port"}, "is no address of a dashboard", "HOST:8265"),
         ({"resources": {"spot": "many"}}, "expected a number above 0", "NAME:1"),
         ({"requirements": "/no/such"}, "No such file", ""),

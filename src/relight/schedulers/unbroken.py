@@ -12,7 +12,7 @@ T = TypeVar("T")
 _LIMIT_S = 10.0
 
 
-def finished(request: Callable[..., T], *arguments: Any) -> T:
+def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Return what a request returns. If a signal raises an exception meanwhile, that is raised when
     the request is over, at most 10 s later; a second one is raised at once.
     """
@@ -22,13 +22,13 @@ def finished(request: Callable[..., T], *arguments: Any) -> T:
 
     def run() -> None:
         try:
-            results.append(request(*arguments))
+            results.append(request(*arguments, **named))
         except BaseException as error:  # raised below
             errors.append(error)
         over.set()
 
-    threading.Thread(target=run, daemon=True).start()
     try:
+        threading.Thread(target=run, daemon=True).start()
         over.wait()  # not join: in Python 3.11, one that was interrupted takes the thread for ended
     except BaseException:
         over.wait(_LIMIT_S)

@@ -39,6 +39,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.aws_batch import request, states
 from relight.schedulers.aws_batch.client import Aws
+from relight.schedulers.unbroken import finished
 
 _POLL_S = 2.0
 _PAGE = 100
@@ -114,11 +115,17 @@ class AwsBatch:
         try:
             # What is sent again after a lost answer is there twice.
             with self._aws.client("batch", once=True) as batch:
-                arn = batch.register_job_definition(**definition)["jobDefinitionArn"]
-                batch.submit_job(**body["job"], jobDefinition=arn)
-        except BaseException:
+                arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
+                finished(batch.submit_job, **body["job"], jobDefinition=arn)
+        except BaseException as error:
             if arn:
                 self._undo(body["job"], arn)
+            elif not isinstance(error, UsageError):  # it may be there, and nobody has its number
+                with (
+                    contextlib.suppress(RelightError),
+                    self._aws.client("batch", once=True) as batch,
+                ):
+                    _deregister(batch, request_.app_id)
             raise
         return str(body["app_id"])
 

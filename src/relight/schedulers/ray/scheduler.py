@@ -92,7 +92,7 @@ class Ray:
             "app_id": whole,
             "job": request.job(app, cfg, name),
             "order": request.order(app, cfg, name, secrets.token_hex(16)),
-            "workspace": cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None),
+            "workspace": _workspace(cfg),
         }
         shown = request.text(url, {**body, "order": _without_secrets(body["order"])})
         return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
@@ -270,6 +270,19 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _workspace(cfg: Mapping[str, Any]) -> str | None:
+    """Return the directories to copy, if any.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    if cfg.get("workspace"):
+        from relight.job import workspaces
+
+        return workspaces.absolute(cfg["workspace"])
+    return os.getcwd() if cfg.get("sync") else None
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:
