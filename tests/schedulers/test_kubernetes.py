@@ -194,6 +194,15 @@ def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
     assert list(lines) == ["last"]
 
 
+@every_kind
+def test_logs_of_a_role_are_found_by_its_own_name(jobs: Jobs, kind: str) -> None:
+    """Which may be no value of a label."""
+    app = AppDef("job", [Role("My Role", "img", entrypoint="echo", args=["hello"])])
+    app_id = jobs.submit(app, kind=kind)
+    assert jobs.wait(app_id).state is SUCCEEDED
+    assert jobs.lines(app_id, "My Role") == ["hello"]
+
+
 def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
     """No line is lost, and none comes twice."""
     jobs.server.drops = 2

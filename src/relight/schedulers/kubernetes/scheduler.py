@@ -148,6 +148,7 @@ class Kubernetes:
         place; both streams are one.
         """
         job = names.read_id(app_id)
+        query = query._replace(role=names.label_value(query.role))
         with self._client(job) as client:
             kind, objects = _makers(client, job)
         if not objects:
