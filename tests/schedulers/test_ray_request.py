@@ -241,18 +241,24 @@ def test_an_id_without_a_dashboard_is_refused(app_id: str) -> None:
 
 
 class Server:
-    """A stand-in for a dashboard: the answers by paths, and the headers that it has seen."""
+    """A stand-in for a dashboard: the answers by paths (code 0: the connection is lost), and the
+    headers and paths that it has seen.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {}
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 server.headers.append(dict(self.headers))
+                server.paths.append(self.path)
                 code, text = server.answers.get(self.path, (404, "nothing"))
+                if not code:
+                    return
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(text.encode())
@@ -333,6 +339,32 @@ def test_why_ray_refuses_a_job_is_one_line(
     }
     with pytest.raises(error, match=expected):
         scheduler.submit(rendered)
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_job_whose_submission_got_no_answer_is_stopped(
+    server: Server, monkeypatch: pytest.MonkeyPatch, interrupt: bool
+) -> None:
+    """It may have begun. The interrupt is raised when the request that has begun is over."""
+
+    def interrupted(call: Any, job: Any) -> None:
+        call(job)
+        raise KeyboardInterrupt
+
+    if interrupt:
+        monkeypatch.setattr("relight.schedulers.ray.scheduler.finished", interrupted)
+    scheduler = ray.make()
+    rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
+    name, _ = request.package(rendered.body["order"], None)
+    server.answers |= {
+        "/api/version": (200, '{"ray_version": "2.60.0"}'),
+        f"/api/packages/gcs/{name}": (200, ""),
+        "/api/jobs/": (200, "{}") if interrupt else (0, ""),
+        "/api/jobs/train-x7/stop": (200, "{}"),
+    }
+    with pytest.raises(KeyboardInterrupt if interrupt else MachineError):
+        scheduler.submit(rendered)
+    assert server.paths[-1] == "/api/jobs/train-x7/stop"
 
 
 def test_the_token_is_the_one_that_ray_would_send(

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.errors import MachineError, UsageError
+from relight.errors import MachineError, RelightError, UsageError
 from relight.job import privacy
 from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
@@ -37,6 +37,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
+from relight.schedulers.unbroken import finished
 
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
@@ -108,7 +109,14 @@ class Ray:
         cluster.upload(name, data)
         job = dict(body["job"])
         job["runtime_env"] = {**job["runtime_env"], "working_dir": f"gcs://{name}"}
-        cluster.submit(job)
+        try:
+            finished(cluster.submit, job)
+        except UsageError:
+            raise
+        except BaseException:  # a lost answer, or a signal: the job may run
+            with contextlib.suppress(RelightError):
+                cluster.stop(job["submission_id"])
+            raise
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
