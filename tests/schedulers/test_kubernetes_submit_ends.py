@@ -78,8 +78,8 @@ def test_what_a_killed_submit_has_made_can_be_deleted(
     assert stopped_half_way(server, variables, signal.SIGKILL).returncode == -signal.SIGKILL
     (name,) = records(variables)
     assert server.objects
-    listed = launch("list", **variables)
-    assert name in listed.stdout
+    assert name in launch("list", **variables).stdout
+    assert "relight submit ended before it was done" in launch("status", name, **variables).stdout
     result = launch("delete", name, **variables)
     assert result.returncode == 0, result.stderr
     assert not server.objects

@@ -241,12 +241,12 @@ class Runner:
         record = submitted.record_of(job)
         if found is None and record is not None and record.get("state"):
             state = AppState[record["state"]]
-            found = AppStatus(
-                state if state.is_over else AppState.UNKNOWN,
-                "it is being submitted"
-                if records.is_being_submitted(record["id"])
-                else "its scheduler no longer knows it",
-            )
+            why = "its scheduler no longer knows it"
+            if records.is_being_submitted(record["id"]):
+                why = "it is being submitted"
+            elif state is AppState.UNSUBMITTED:
+                why = "relight submit ended before it was done; relight delete removes what is left"
+            found = AppStatus(state if state.is_over else AppState.UNKNOWN, why)
         if found is None:
             raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
         submitted.record_state(record, found.state)
