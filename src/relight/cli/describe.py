@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
         found = runner.describe(parsed.command[0])
-        images = found["app"] is None or _has_images(runner, found["scheduler"])
+        images = _has_images(runner, str(found.get("scheduler")))
     if parsed.values["json"]:
         print_json(found)
     else:
