@@ -120,11 +120,11 @@ def test_a_wrong_option_of_a_plug_in_leaves_nothing(
 
 
 def test_a_dry_run_of_a_plug_in_leaves_nothing_and_hides_secrets(place: Place) -> None:
-    words = ("dist.ddp", "-j", "2x1", "--env", "MY_TOKEN=abc", "--script", "train.py")
+    words = ("dist.ddp", "-j", "2x1", "--env", "MY_TOKEN=xyzzy", "--script", "train.py")
     result = place("submit", "-s", "pool", "-cfg", f"directory={place.pool}", "--dryrun", *words)
     assert result.returncode == 0, result.stderr
     assert "export MY_TOKEN='<hidden>'" in result.stdout
-    assert "abc" not in result.stdout
+    assert "xyzzy" not in result.stdout
     assert place.is_empty()
 
 
@@ -182,7 +182,7 @@ def test_a_plug_ins_job_is_followed_cancelled_and_deleted(place: Place, hosts: l
 def test_the_exit_code_and_the_retries_of_a_plug_ins_job(place: Place, hosts: list[str]) -> None:
     """A replica learns how often it was started again."""
     script(place, "print('try', os.environ['RELIGHT_REQUEUES'])\nsys.exit(7)")
-    handle = place.submit("dist.ddp", "--max_retries", "1", "--script", "train.py")
+    handle = place.submit("dist.ddp", "-j", "1x1", "--max_retries", "1", "--script", "train.py")
     assert place("wait", handle).returncode == 7
     logs = place("logs", handle).stdout
     tries = [line[-5:] for line in logs.splitlines() if "[0]:try" in line]

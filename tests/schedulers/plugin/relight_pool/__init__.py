@@ -9,6 +9,7 @@ directory below it:
     ROLE.N.taken        one that a host has; holds its name
     ROLE.N.done         one that has ended; holds its exit code
     ROLE.N.log          its output
+    torchelastic        the logs of single workers
     rank0               the address of the first replica's host
     cancelled, failed   marks: hosts stop its replicas
 """

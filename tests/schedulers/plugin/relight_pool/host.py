@@ -94,6 +94,7 @@ class Host:
             RANK0_ENV: first,
             "TORCHX_RANK0_HOST": first,
             "RELIGHT_REQUEUES": str(starts),
+            "PET_LOG_DIR": os.path.join(place, "torchelastic"),
             **env,
         }
         argv = [word.replace(REPLICA, str(number)) for word in role["argv"]]
