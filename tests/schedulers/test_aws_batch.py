@@ -242,6 +242,7 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}, "no region is known"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials were found"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS does not answer"),
+        ({"AWS_ENDPOINT_URL": "nothing"}, "Invalid endpoint: nothing"),
         ({"AWS_REGION": "eu_central_1"}, "eu_central_1"),  # it precedes the other one
         ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),
     ],

@@ -88,11 +88,17 @@ class Aws:
 
 def _made(boto3: Any, service: str, once: bool) -> Any:
     from botocore.config import Config
+    from botocore.exceptions import InvalidRegionError
 
     said: dict[str, Any] = {"retries": {"total_max_attempts": 1}} if once else {}
     if service == "s3":  # without it, addresses for some regions are signed as S3 no longer accepts
         said["signature_version"] = "s3v4"
-    return _session(boto3).client(service, config=Config(**said))
+    try:
+        return _session(boto3).client(service, config=Config(**said))
+    except InvalidRegionError:
+        raise
+    except ValueError as error:  # AWS_ENDPOINT_URL is no URL
+        raise UsageError(f"AWS: {_line(error)}", hint="AWS_ENDPOINT_URL=https://HOST") from None
 
 
 def _session(boto3: Any) -> Any:
