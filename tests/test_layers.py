@@ -42,6 +42,15 @@ RANK_OF_A_TEST = ROOT / "pytest_plugin" / "rank.py"
 DRIVER_ON_RAY = ROOT / "schedulers" / "ray" / "driver.py"
 """Runs on a cluster, without relight."""
 SHARED_BY_SCHEDULERS = "relight.schedulers.processes"
+PLUG_INS_MAY_IMPORT = (
+    "relight.__version__", "relight.env", "relight.errors", "relight.job.app",
+    "relight.job.launcher_file", "relight.job.macros", "relight.job.privacy", "relight.job.user",
+    "relight.job.workspaces", "relight.schedulers.api", "relight.schedulers.causes",
+    "relight.schedulers.needs", "relight.schedulers.unbroken",
+)  # fmt: skip
+"""What docs/clusters/your-own.md promises to schedulers of other packages."""
+LIKE_PLUG_INS = ("kubernetes", "aws_batch", "ray")
+PLUG_IN = Path(__file__).parent / "schedulers" / "plugin" / "relight_pool"
 PURE_MAY_IMPORT = {
     "collections",
     "enum",
@@ -155,6 +164,19 @@ def test_no_module_imports_from_the_folder_of_another_scheduler(path: Path) -> N
         if package.startswith("relight.schedulers.") and package != own:
             assert package == SHARED_BY_SCHEDULERS, f"{path.name} imports {name}"
             assert own.startswith("relight.schedulers."), f"{path.name} imports {name}"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [*(ROOT / "schedulers" / name for name in LIKE_PLUG_INS), PLUG_IN],
+    ids=lambda folder: folder.name,
+)
+def test_a_scheduler_needs_nothing_that_another_package_may_not_use(folder: Path) -> None:
+    for path in folder.glob("*.py"):
+        for name in imports(path):
+            is_theirs = name.split(".")[0] != TOP or folder.name in name.split(".")
+            is_of_users = name.rpartition(".")[0] == "relight.job" and not file_of(name)
+            assert is_theirs or is_of_users or name in PLUG_INS_MAY_IMPORT, f"{path}: {name}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "core").glob("*.py")), ids=lambda p: p.name)

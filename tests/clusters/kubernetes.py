@@ -21,6 +21,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -32,6 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from etcd_server import Certificates
 from netlab import Lab
 
 Object = dict[str, Any]
@@ -67,7 +69,7 @@ class ApiServer:
         unschedulable: indexes of pods that find no node.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, certificates: Certificates | None = None) -> None:
         self.directory = directory
         self.objects: dict[tuple[str, str, str], Object] = {}
         self.refuse: Callable[[str, str, Object], tuple[int, str] | None] = lambda *_: None
@@ -80,10 +82,14 @@ class ApiServer:
         """The kinds that this cluster knows; of the others it answers 404."""
         self.dry_runs: list[str] = []
         """The plurals of objects that were only checked."""
+        self.selectors: list[str] = []
+        """Those of all lists that were asked for."""
         self.drops = 0
         """How many connections for logs are dropped after their first data."""
         self.waiting: dict[str, str] = {}
         """What each container waits for: reason and message."""
+        self.token = ""
+        """What clients have to prove themselves with; empty if they need not."""
         self._lock = threading.RLock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._version = 0
@@ -104,7 +110,14 @@ class ApiServer:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.port = int(self._server.server_address[1])
+        self.url = f"http{'s' if certificates else ''}://127.0.0.1:{self.port}"
+        if certificates is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificates.server, certificates.server_key)
+            self._server.socket = tls.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
         self.kubeconfig = directory / "kubeconfig"
 
     def __enter__(self) -> "ApiServer":
@@ -159,6 +172,8 @@ class ApiServer:
         method = handler.command
         if plural not in self.installed:
             self._send(handler, 404, {"message": "the server could not find the resource"})
+        elif self.token and handler.headers.get("Authorization") != f"bearer {self.token}":
+            self._send(handler, 401, {"kind": "Status", "message": "Unauthorized"})
         elif method == "PATCH" and (why := _bad_patch(handler, plural, body)):
             self._send(handler, 415, {"message": why})
         elif refused := self.refuse(method, plural, body):
@@ -197,6 +212,7 @@ class ApiServer:
             return 200, self.objects[key]
 
     def _list(self, namespace: str, plural: str, selector: str) -> Object:
+        self.selectors.append(selector)
         wanted = dict(pair.split("=", 1) for pair in selector.split(",") if pair)
         items = [
             each

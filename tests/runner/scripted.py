@@ -25,7 +25,7 @@ class Scripted:
         Option("queue", str, "main", "the queue"),
         Option("secret", str, None, "for the queue"),
     )
-    capabilities = Capabilities(survives_caller=True, since=True)
+    capabilities = Capabilities(survives_caller=True, since=True, files=True)
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -79,7 +79,8 @@ class Scripted:
         self.asked.append(("delete", app_id))
         self.jobs.pop(app_id, None)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
+        self.asked.append(("list", dict(cfg)))
         return self.others
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import clean_environment
 
-FOLDER = Path(__file__).parents[2] / "docs" / "submit" / "dryrun"
+FOLDER = Path(__file__).parents[2] / "docs" / "clusters" / "dryrun"
 COMMANDS = {
     "local": "-s local dist.ddp -j 1x4 --script train.py",
     "ssh": "-s ssh -cfg hosts=node1;node2 dist.ddp -j 2x8 --script train.py",
@@ -66,3 +66,13 @@ def test_the_documented_request_is_the_one_that_is_made(name: str, tmp_path: Pat
     assert path.read_text() == text
     page = FOLDER.parent / f"{name.replace('_', '-')}.md"
     assert f"dryrun/{path.name}" in page.read_text(), f"{page} does not refer to it"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_page_says_what_is_needed_sent_made_and_looked_at(name: str) -> None:
+    page = (FOLDER.parent / f"{name.replace('_', '-')}.md").read_text()
+    heads = [line for line in page.splitlines() if line.startswith("## ")]
+    assert heads[:3] == ["## What it needs", "## The command", "## What it creates"]
+    assert "## How it fails, and what to look at" in heads
+    command = page.partition("## The command")[2].partition("## What it creates")[0]
+    assert f"relight submit {'' if name == 'local' else f'-s {name}'}" in command

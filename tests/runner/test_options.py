@@ -179,5 +179,6 @@ def test_a_tilde_in_an_option_is_the_home_directory(monkeypatch: pytest.MonkeyPa
     assert resolved("log_dir=~/logs")["log_dir"] == "/h/logs"
     assert resolved("", {"log_dir": "~/logs"})["log_dir"] == "/h/logs"
     assert resolved("log_dir=a~/b")["log_dir"] == "a~/b"
-    values, _ = options.resolve("s", [Option("cwd", str, None, "there")], {"cwd": "~/a"})
+    remote = Option("cwd", str, None, "there", is_remote=True)
+    values, _ = options.resolve("s", [remote], {"cwd": "~/a"})
     assert values == {"cwd": "~/a"}  # on another machine

@@ -19,7 +19,7 @@ from relight.errors import MachineError, UsageError
 from relight.job import AppState, records
 from relight.runner import Runner
 from relight.runner.settings import ConfigFile
-from relight.schedulers.api import Listed, LogQuery, Request
+from relight.schedulers.api import AppStatus, Listed, LogQuery, Option, Request
 
 from . import scripted
 
@@ -437,6 +437,8 @@ def test_settings_give_what_was_not_said(scheduler: scripted.Scripted) -> None:
         assert "in the settings: scripted has no option nope" in job.notes
         job = runner.dryrun("utils.echo", scheduler="scripted", cfg="queue=said")
         assert (job.request.cfg["queue"], job.app.roles[0].args) == ("said", ("file",))
+        assert runner.list("scripted") == []
+        assert scheduler.asked[-1] == ("list", {"queue": "file", "secret": None})
 
 
 def test_a_workspace_is_noted_where_the_scheduler_takes_none(runner: Runner, place: Path) -> None:
@@ -487,6 +489,47 @@ def test_an_exception_of_a_plug_in_is_one_line_that_names_it(
     scheduler.lines = None  # type: ignore[assignment]
     with pytest.raises(MachineError, match="scripted failed in logs: TypeError"):
         list(runner.log_lines(handle))
+
+
+@pytest.mark.parametrize(
+    ("part", "found", "expected"),
+    [
+        ("options", [("x", str)], "a sequence of Option"),
+        ("options", [Option("x", set, None, "")], "a sequence of Option"),
+        ("render", lambda *_: None, "a Request"),
+        ("submit", lambda _: None, "a word without slash"),
+        ("submit", lambda _: "ns/job", "a word without slash"),
+        ("submit", lambda _: "ns job", "a word without slash"),
+        ("submit", lambda _: "job:", "a word without slash"),
+        ("status", lambda _: None, "a mapping of ids to AppStatus"),
+        ("status", lambda _: {"1": AppStatus("RUNNING")}, "a mapping of ids to AppStatus"),
+        ("logs", lambda *_: None, "an iterator of lines"),
+        ("logs", lambda *_: [b"line"], "a str"),
+        ("list", lambda _: None, "a sequence of Listed"),
+        ("list", lambda _: [{"app_id": "1"}], "a sequence of Listed"),
+    ],
+)
+def test_what_a_plug_in_has_of_another_form_is_an_error_that_names_it(
+    runner: Runner, scheduler: scripted.Scripted, part: str, found: Any, expected: str
+) -> None:
+    """It is an error of that package, not a mistake of relight."""
+    handle = runner.submit(*ECHO)
+    setattr(scheduler, part, found)
+    with pytest.raises(MachineError, match=f"^the scheduler scripted has .*: expected {expected}"):
+        runner.submit(*ECHO)
+        runner.status(handle)
+        list(runner.log_lines(handle))
+        runner.list("scripted")
+
+
+def test_a_plug_in_that_lacks_a_part_is_refused_before_anything_starts(
+    runner: Runner, scheduler: scripted.Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(scripted.Scripted, "close")
+    with pytest.raises(MachineError, match=r"^the scheduler scripted lacks close\n"):
+        runner.submit(*ECHO)
+    assert not scheduler.jobs
+    monkeypatch.undo()
 
 
 def test_who_waits_for_a_job_learns_that_it_was_deleted(

@@ -115,6 +115,31 @@ def test_a_definition_whose_job_is_refused_is_removed(
     assert definitions(aws) == []
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_submit_that_is_interrupted_leaves_neither_definition_nor_job(
+    aws: Aws, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The interrupt is raised when the request that has begun is over."""
+    requests = []
+
+    def interrupted(request: Any, **arguments: Any) -> Any:
+        answer = request(**arguments)
+        requests.append(answer)
+        if len(requests) == number:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr("relight.schedulers.aws_batch.scheduler.finished", interrupted)
+    scheduler = aws_batch.make()
+    with pytest.raises(KeyboardInterrupt):
+        submit(scheduler, sh("sleep 1000"), "job-x1")
+    assert len(requests) == number
+    batch = aws.client("batch")
+    assert not batch.describe_job_definitions(status="ACTIVE")["jobDefinitions"]
+    status = scheduler.status(["gpu:job-x1"])
+    assert not status or status["gpu:job-x1"].state.is_over
+
+
 def test_a_job_whose_answer_was_lost_does_not_run(
     aws: Aws, scheduler: aws_batch.AwsBatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +242,9 @@ def run_and_read(scheduler: aws_batch.AwsBatch) -> None:
         ({"AWS_REGION": "", "AWS_DEFAULT_REGION": ""}, "no region is known"),
         ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "no credentials were found"),
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "AWS does not answer"),
-        ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": "eu_central_1"}, "eu_central_1"),
+        ({"AWS_ENDPOINT_URL": "nothing"}, "Invalid endpoint: nothing"),
+        ({"AWS_REGION": "eu_central_1"}, "eu_central_1"),  # it precedes the other one
+        ({"AWS_REGION": "eu_central_1", "AWS_DEFAULT_REGION": ""}, "eu_central_1"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(

@@ -194,6 +194,15 @@ def test_logs_are_followed_to_the_end(jobs: Jobs, tmp_path: Path) -> None:
     assert list(lines) == ["last"]
 
 
+@every_kind
+def test_logs_of_a_role_are_found_by_its_own_name(jobs: Jobs, kind: str) -> None:
+    """Which may be no value of a label."""
+    app = AppDef("job", [Role("My Role", "img", entrypoint="echo", args=["hello"])])
+    app_id = jobs.submit(app, kind=kind)
+    assert jobs.wait(app_id).state is SUCCEEDED
+    assert jobs.lines(app_id, "My Role") == ["hello"]
+
+
 def test_logs_are_followed_over_lost_connections(jobs: Jobs, tmp_path: Path) -> None:
     """No line is lost, and none comes twice."""
     jobs.server.drops = 2
@@ -416,3 +425,52 @@ def test_without_a_configuration_nothing_is_asked(
     assert scheduler.affinity() == 0
     with pytest.raises(UsageError, match="no Kubernetes cluster is configured"):
         scheduler.status(["ns:x"])
+
+
+def _config(
+    server: object = "http://127.0.0.1:1", context: object = "x", **user: object
+) -> dict[str, Any]:
+    return {
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": context,
+    }
+
+
+def _asks(program: str) -> dict[str, Any]:
+    """A user whose credentials a program prints, as those of clouds do."""
+    version = "client.authentication.k8s.io/v1"
+    return {"apiVersion": version, "command": program, "interactiveMode": "Never"}
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (_config("garbage"), "the server is garbage: expected https://HOST:PORT"),
+        (_config("http://127.0.0.1:99999"), "Port out of range"),
+        (_config(context="y"), "Expected object with name y"),
+        (_config(exec=_asks("no-such-program")), "No such file or directory: 'no-such-program'"),
+        (_config(exec=_asks("false")), "exec: process returned 1"),
+        (_config(exec=_asks("true")), "exec: failed to decode process output"),
+        (["a"], "the configuration of the Kubernetes cluster can't be used"),
+        ({"contexts": 3}, "its contexts are no list"),
+        ({"contexts": [3]}, "its contexts are no list"),
+    ],
+)
+def test_a_broken_configuration_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    config: Any,
+    said: str,
+) -> None:
+    """Nothing is asked of a server, and nothing logged."""
+    path = tmp_path / "config"
+    path.write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(UsageError) as caught:
+        kubernetes.make().list()
+    assert said in caught.value.message
+    assert "\n" not in caught.value.message
+    assert capfd.readouterr().err == ""

@@ -459,3 +459,12 @@ def test_a_job_knows_its_own_id(context: str, expected: str) -> None:
     found = variables(objects(app, "job-x1", context=context))
     assert found["RELIGHT_JOB_ID"] == f"kubernetes://relight/{expected}"
     assert found["TORCHX_JOB_ID"] == "kubernetes://torchx/job-x1"
+
+
+def test_an_option_of_another_kind_is_noted() -> None:
+    def notes(**cfg: Any) -> str:
+        app = ddp(memMB=65536, cpu=8, h=None)
+        return "; ".join(kubernetes.make().render(app, {"namespace": "ns", **cfg}, "x-x1").notes)
+
+    assert "runtime has no effect without kind=trainjob" in notes(runtime="mine")
+    assert "runtime" not in notes(runtime="mine", kind="trainjob")

@@ -163,7 +163,7 @@ def test_the_launcher_is_not_sent_where_nothing_needs_it() -> None:
 def test_the_dry_run_needs_no_cluster_and_shows_no_secret() -> None:
     app = ddp(env={"HF_TOKEN": "hf_mine"})
     made = ray.make().render(app, {"dashboard_address": "nowhere.example:1"}, "train-x7")
-    assert made.body["app_id"] == "nowhere.example:1:train-x7"
+    assert made.app_id == "nowhere.example:1:train-x7"
     token = made.body["order"]["token"]
     assert token not in made.text
     assert "hf_mine" not in made.text
@@ -184,6 +184,8 @@ def test_what_has_no_effect_is_noted() -> None:
         ({"cluster_config_file": "c.yaml"}, "has no meaning here", "ray dashboard"),
         ({"cluster_name": "mine"}, "has no meaning here", "dashboard_address=HOST:8265"),
         ({"dashboard_address": "ftp://x"}, "is no address of a dashboard", "HOST:8265"),
+        ({"dashboard_address": "[::1"}, "is no address of a dashboard", "HOST:8265"),
+        ({"workspace": "/nowhere"}, "the workspace /nowhere is not a directory", ""),
         ({"dashboard_address": "host:port"}, "is no address of a dashboard", "HOST:8265"),
         ({"resources": {"spot": "many"}}, "expected a number above 0", "NAME:1"),
         ({"requirements": "/no/such"}, "No such file", ""),
@@ -239,18 +241,24 @@ def test_an_id_without_a_dashboard_is_refused(app_id: str) -> None:
 
 
 class Server:
-    """A stand-in for a dashboard: the answers by paths, and the headers that it has seen."""
+    """A stand-in for a dashboard: the answers by paths (code 0: the connection is lost), and the
+    headers and paths that it has seen.
+    """
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, str]] = {}
         self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 server.headers.append(dict(self.headers))
+                server.paths.append(self.path)
                 code, text = server.answers.get(self.path, (404, "nothing"))
+                if not code:
+                    return
                 self.send_response(code)
                 self.end_headers()
                 self.wfile.write(text.encode())
@@ -331,6 +339,32 @@ def test_why_ray_refuses_a_job_is_one_line(
     }
     with pytest.raises(error, match=expected):
         scheduler.submit(rendered)
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_job_whose_submission_got_no_answer_is_stopped(
+    server: Server, monkeypatch: pytest.MonkeyPatch, interrupt: bool
+) -> None:
+    """It may have begun. The interrupt is raised when the request that has begun is over."""
+
+    def interrupted(call: Any, job: Any) -> None:
+        call(job)
+        raise KeyboardInterrupt
+
+    if interrupt:
+        monkeypatch.setattr("relight.schedulers.ray.scheduler.finished", interrupted)
+    scheduler = ray.make()
+    rendered = scheduler.render(ddp(), {"dashboard_address": server.address}, "train-x7")
+    name, _ = request.package(rendered.body["order"], None)
+    server.answers |= {
+        "/api/version": (200, '{"ray_version": "2.60.0"}'),
+        f"/api/packages/gcs/{name}": (200, ""),
+        "/api/jobs/": (200, "{}") if interrupt else (0, ""),
+        "/api/jobs/train-x7/stop": (200, "{}"),
+    }
+    with pytest.raises(KeyboardInterrupt if interrupt else MachineError):
+        scheduler.submit(rendered)
+    assert server.paths[-1] == "/api/jobs/train-x7/stop"
 
 
 def test_the_token_is_the_one_that_ray_would_send(

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments, shown_time
-from relight.errors import EXIT_OK, MachineError, many
+from relight.errors import EXIT_OK, MachineError, RelightError, many
 from relight.runner.runner import Runner
 
 PAGE = Page(
@@ -31,11 +31,12 @@ def main(argv: list[str]) -> int:
     parsed = read_arguments(argv, PAGE, 1, 1, "one job")
     with Runner() as runner:
         found = runner.describe(parsed.command[0])
+        images = _has_images(runner, str(found.get("scheduler")))
     if parsed.values["json"]:
         print_json(found)
     else:
         try:
-            lines = list(_lines(found))
+            lines = list(_lines(found, images))
         except (KeyError, TypeError, AttributeError):
             where = f"the record of {found['handle']} is broken"
             raise MachineError(where, hint="--json prints the raw record") from None
@@ -43,7 +44,15 @@ def main(argv: list[str]) -> int:
     return EXIT_OK
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
+def _has_images(runner: Runner, scheduler: str) -> bool:
+    """Return whether a job's image means something to its scheduler."""
+    try:
+        return runner.scheduler(scheduler).capabilities.images
+    except RelightError:  # it is not installed any more
+        return True
+
+
+def _lines(found: dict[str, Any], images: bool) -> Iterator[str]:
     yield f"{found['handle']} {found['state']}"
     if found["app"] is None:
         for text in (found["message"], found["url"]):
@@ -60,7 +69,11 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     yield f"  submitted  {shown_time(found['submitted'])} by {found['user']} on {found['host']}"
     yield f"  directory  {found['directory']}"
     yield f"  command    {shlex.join(found['command'])}"
-    said = {name: value for name, value in found["cfg"].items() if value not in (None, False)}
+    said = {
+        name: value
+        for name, value in found["cfg"].items()
+        if value is not None and value is not False
+    }
     if said:
         yield "  options    " + ", ".join(f"{name}={value}" for name, value in said.items())
     versions = found["versions"]
@@ -70,15 +83,15 @@ def _lines(found: dict[str, Any]) -> Iterator[str]:
     )
     for role in found["app"]["roles"]:
         yield ""
-        yield from _role(role)
+        yield from _role(role, images)
 
 
-def _role(role: dict[str, Any]) -> Iterator[str]:
+def _role(role: dict[str, Any], images: bool) -> Iterator[str]:
     resource = role["resource"]
     yield f"role {role['name']}: {many(role['num_replicas'], 'replica')}"
     if role["min_replicas"] not in (None, role["num_replicas"]):
         yield f"  at least   {role['min_replicas']}"
-    if role["image"] not in ("", "<NONE>"):
+    if images and role["image"] not in ("", "<NONE>"):
         yield f"  image      {role['image']}"
     yield f"  runs       {shlex.join([role['entrypoint'], *role['args']])}"
     sizes = {"cpu": "core", "gpu": "GPU"}

@@ -1,5 +1,6 @@
 """`relight schedulers`: lists the schedulers and their options."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from relight.cli.jobs import HELP, JSON, Page, print_json, read_arguments, table
@@ -35,26 +36,28 @@ def main(argv: list[str]) -> int:
         else:
             print("\n".join(option_lines(found)))
         return EXIT_OK
-    loaded: dict[str, Scheduler | str] = {}
-    for name in registry.names():
-        try:
-            loaded[name] = guarded(name, registry.find(name))
-        except (RelightError, ImportError) as error:
-            loaded[name] = str(error)
     if parsed.values["json"]:
-        print_json(
-            [
-                {"name": name, "error": each} if isinstance(each, str) else _object(name, each)
-                for name, each in loaded.items()
-            ]
-        )
+        print_json(list(_each(_object, lambda name, why: {"name": name, "error": why})))
         return EXIT_OK
-    rows = [
-        (name, each, "") if isinstance(each, str) else (name, _usable(each), _can(each))
-        for name, each in loaded.items()
-    ]
+    rows = _each(_row, lambda name, why: (name, why, ""))
     print("\n".join(table(rows, ("SCHEDULER", "HERE", "CAN"))))
     return EXIT_OK
+
+
+def _each(
+    shown: Callable[[str, Scheduler], Any], unusable: Callable[[str, str], Any]
+) -> Iterator[Any]:
+    """Yield what is shown of each scheduler; for one of another package it may be its error."""
+    for name in registry.names():
+        try:
+            yield shown(name, guarded(name, registry.find(name)))
+        except (RelightError, ImportError) as error:
+            yield unusable(name, str(error))
+
+
+def _row(name: str, scheduler: Scheduler) -> tuple[str, str, str]:
+    able = [word for word, value in scheduler.capabilities._asdict().items() if value]
+    return name, _usable(scheduler), ", ".join(able)
 
 
 def _usable(scheduler: Scheduler) -> str:
@@ -63,10 +66,6 @@ def _usable(scheduler: Scheduler) -> str:
     except RelightError:  # of another package, perhaps
         return "no"
     return "no" if affinity <= 0 else "inside" if affinity >= 50 else "yes"
-
-
-def _can(scheduler: Scheduler) -> str:
-    return ", ".join(name for name, value in scheduler.capabilities._asdict().items() if value)
 
 
 def _object(name: str, scheduler: Scheduler) -> dict[str, Any]:

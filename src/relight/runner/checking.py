@@ -72,7 +72,7 @@ def missing_script(job: "Prepared", scheduler: Scheduler) -> str:
     """
     cfg = job.request.cfg
     script = job.script
-    if not script or "${" in script or scheduler.capabilities.images or not cfg.get("sync", True):
+    if not script or "${" in script or not (scheduler.capabilities.files or cfg.get("sync")):
         return ""
     copied = job.workspace or cfg.get("workspace")
     bases = (cfg.get("job_dir"), os.getcwd())

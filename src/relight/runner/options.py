@@ -11,8 +11,6 @@ from relight.schedulers.api import Option
 
 _TRUE, _FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 FIXME = "#FIXME"
-_THERE = ("cwd", "python")
-"""Options that are paths on other machines: `~` is expanded there."""
 _EXPECTED = {
     int: "a whole number", float: "a number", bool: "true or false", str: "a text",
     list: "a;b", dict: "k:v;k2:v2",
@@ -95,7 +93,7 @@ def _value(option: Option, value: Any) -> Any:
         raise UsageError(
             f"{option.name}={value}: expected {_EXPECTED[option.kind]}", hint=option.help
         ) from None
-    if isinstance(found, str) and found.startswith("~/") and option.name not in _THERE:
+    if isinstance(found, str) and found.startswith("~/") and not option.is_remote:
         found = os.path.expanduser(found)  # the shell does not expand it inside a word
     if option.choices and found not in option.choices:
         raise UsageError(

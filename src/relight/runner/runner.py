@@ -241,12 +241,12 @@ class Runner:
         record = submitted.record_of(job)
         if found is None and record is not None and record.get("state"):
             state = AppState[record["state"]]
-            found = AppStatus(
-                state if state.is_over else AppState.UNKNOWN,
-                "it is being submitted"
-                if records.is_being_submitted(record["id"])
-                else "its scheduler no longer knows it",
-            )
+            why = "its scheduler no longer knows it"
+            if records.is_being_submitted(record["id"]):
+                why = "it is being submitted"
+            elif state is AppState.UNSUBMITTED:
+                why = "relight submit ended before it was done; relight delete removes what is left"
+            found = AppStatus(state if state.is_over else AppState.UNKNOWN, why)
         if found is None:
             raise UsageError(f"there is no job {job}", hint="relight list shows what there is")
         submitted.record_state(record, found.state)
@@ -321,7 +321,12 @@ class Runner:
         record = submitted.record_of(job)
         if record is None:
             self.status(job)
-        self.scheduler(job.scheduler).delete(job.app_id)
+        scheduler = self.scheduler(job.scheduler)
+        try:
+            scheduler.delete(job.app_id)
+        except UsageError:
+            if record is None or scheduler.status([job.app_id]):
+                raise  # else it is only the record that is left
         if record is not None:
             records.remove(record["id"])
 
@@ -408,7 +413,9 @@ class Runner:
         """
         from relight.runner import submitted
 
-        return [Job(*each) for each in submitted.listed(self.scheduler, scheduler, self.session)]
+        cfg = self._cfg_of_settings(scheduler) if scheduler else {}
+        found = submitted.listed(self.scheduler, scheduler, self.session, cfg)
+        return [Job(*each) for each in found]
 
     def describe(self, handle: str | Handle) -> dict[str, Any]:
         """Return the record of a job: what was submitted, where and when, without secrets, and its
@@ -427,15 +434,24 @@ class Runner:
             return {"handle": str(job), "state": found.state.name, "app": None, **known}
         return {**record, "state": submitted.state_now(self.scheduler, record).name}
 
+    def _cfg_of_settings(self, name: str) -> dict[str, Any]:
+        found = self.scheduler(name)
+        optional = [each._replace(required=False) for each in found.options]
+        return options.resolve(name, optional, {}, *self._settings_of(name, found))[0]
+
+    def _settings_of(self, name: str, found: Scheduler) -> tuple[dict[str, str], str]:
+        """Return the options of a scheduler in the settings files, and these files for messages."""
+        where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
+        return {**self.settings.section(found.name), **self.settings.section(name)}, where
+
     # Parts of a dry run.
 
     def _cfg(
         self, name: str, found: Scheduler, cfg: Mapping[str, Any] | str, workspace: str
     ) -> tuple[dict[str, Any], Sequence[str]]:
         given = dict(options.parse(cfg) if isinstance(cfg, str) else cfg)
-        file = {**self.settings.section(found.name), **self.settings.section(name)}
-        where = f"the settings ({', '.join(self.settings.files)})" if self.settings.files else ""
-        values, notes = options.resolve(name, found.options, given, file, where)
+        settings = self._settings_of(name, found)
+        values, notes = options.resolve(name, found.options, given, *settings)
         if workspace:
             from relight.job import workspaces
 

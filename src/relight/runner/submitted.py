@@ -54,7 +54,8 @@ def current_handle(job: Handle) -> Handle:
     Raises:
         MachineError: that takes too long.
     """
-    records.wait_until_submitted(job.app_id)
+    record = record_of(job)
+    records.wait_until_submitted(job.app_id if record is None else record["id"])
     record = record_of(job)
     if record is None or record["app_id"] == job.app_id:
         return job
@@ -88,10 +89,11 @@ def state_now(find: Callable[[str], Scheduler], record: Record) -> AppState:
 
 
 def listed(
-    find: Callable[[str], Scheduler], scheduler: str, session: str
+    find: Callable[[str], Scheduler], scheduler: str, session: str, cfg: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, AppState, str]]:
     """Return handle, name, state and time of jobs, newest first: those recorded here, those of
-    `relight run` on this machine and, if a scheduler is given, all others that it knows.
+    `relight run` on this machine and, if a scheduler is given, all others that it knows, with its
+    options `cfg` of the settings.
 
     Raises:
         RelightError: the given scheduler does not answer.
@@ -111,7 +113,7 @@ def listed(
         lines += _of_run(find, session)
     if scheduler:
         known = {handles.parse(record["handle"]).app_id for record in found}
-        for each in find(scheduler).list():
+        for each in find(scheduler).list(cfg):
             if each.app_id not in known:
                 handle = str(Handle(scheduler, session, each.app_id))
                 lines.append((handle, each.name, each.state, each.submitted))
@@ -122,7 +124,7 @@ def _of_run(
     find: Callable[[str], Scheduler], session: str
 ) -> Iterator[tuple[str, str, AppState, str]]:
     try:
-        for each in find("run").list():
+        for each in find("run").list({}):
             handle = str(Handle("run", session, each.app_id))
             yield handle, each.name, each.state, each.submitted
     except RelightError:
@@ -169,11 +171,12 @@ def _record(job: "Prepared", env: Environment) -> Record:
     from relight.job.user import user_name
     from relight.job.workspaces import git_state, projects
 
+    app_id = job.request.app_id or job.app_id
     folder = projects(job.workspace)[0].directory if job.workspace else os.getcwd()
     return {
         "id": job.app_id,
-        "app_id": job.app_id,
-        "handle": str(Handle(job.scheduler, job.session, job.app_id)),
+        "app_id": app_id,
+        "handle": str(Handle(job.scheduler, job.session, app_id)),
         "scheduler": job.scheduler,
         "session": job.session,
         "name": job.app.name,

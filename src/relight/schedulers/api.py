@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from relight.errors import UsageError
-from relight.job.app import AppDef, AppState
+from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.status import AppStatus as AppStatus
 from relight.job.status import ReplicaStatus as ReplicaStatus
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 
 class Option(NamedTuple):
     """One run option, `-cfg name=value`. `kind` is one of str, int, float, bool, list, dict; a list
-    is written `a;b`, a dict `k:v;k:v`. `choices` are the valid values, empty for any.
+    is written `a;b`, a dict `k:v;k:v`. `choices` are the valid values, empty for any. `is_remote`
+    says that it is a path on another machine, whose home directory `~` means.
+
+    Three names have a meaning to relight: `workspace` (`--workspace`: directories to copy for the
+    job), `sync` (the working directory is copied), `job_dir` (where a job runs if not here).
     """
 
     name: str
@@ -27,11 +31,13 @@ class Option(NamedTuple):
     help: str
     required: bool = False
     choices: tuple[str, ...] = ()
+    is_remote: bool = False
 
 
 class Capabilities(NamedTuple):
     """Which parts of an app a scheduler supports. Unsupported parts are refused or noted before
-    submission, never ignored silently.
+    submission, never ignored silently. With `files`, replicas see the files of this machine, and a
+    script that is not here is refused.
     """
 
     retries: bool = False
@@ -41,11 +47,14 @@ class Capabilities(NamedTuple):
     images: bool = False
     survives_caller: bool = True
     since: bool = False
+    files: bool = False
 
 
 class Request(NamedTuple):
     """A request to the scheduler: `body` can be written as JSON and is complete; `text` is for
-    people (a script, a list of commands); `notes` list the app's parts that have no effect here.
+    people (a script, a list of commands); `notes` list the app's parts that have no effect here;
+    `app_id` is the id that `submit` will return, if it is known before: a job whose submission was
+    killed is found by it.
     """
 
     scheduler: str
@@ -54,6 +63,7 @@ class Request(NamedTuple):
     body: Mapping[str, Any]
     text: str
     notes: tuple[str, ...] = ()
+    app_id: str = ""
 
 
 class Listed(NamedTuple):
@@ -106,7 +116,9 @@ class Scheduler(Protocol):
         """
 
     def submit(self, request: Request) -> str:
-        """Send a request; return this scheduler's id of the app."""
+        """Send a request; return this scheduler's id of the app, a word without slash that does not
+        end with a colon. Later calls know nothing but the id.
+        """
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist, with one query for all."""
@@ -120,8 +132,10 @@ class Scheduler(Protocol):
     def delete(self, app_id: str) -> None:
         """Stop a job and remove all of it, including logs."""
 
-    def list(self) -> Sequence[Listed]:
-        """Return this user's jobs, newest first."""
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+        """Return this user's jobs, newest first; `cfg` are the values of `options` in the settings
+        files, complete with defaults.
+        """
 
     def close(self) -> None:
         """Close connections. Jobs continue, unless `survives_caller` is false."""

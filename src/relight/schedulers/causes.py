@@ -26,6 +26,11 @@ def cause(error_file: str, stderr: str, exitcode: int | None) -> str:
         text = f"{report.type}: {report.message}" if report.type else report.message
     else:
         text = last_words(_lines(stderr), exitcode)
+    return in_a_line(text)
+
+
+def in_a_line(text: str) -> str:
+    """Return a text as one line that is not too long for an error of a replica."""
     return cut(" ".join(text.split()), _LIMIT)
 
 

@@ -49,8 +49,8 @@ def find(name: str) -> Scheduler:
         raise UsageError(
             f"the scheduler {name} ({theirs[name].value}) is written for TorchX, whose schedulers "
             "have other verbs than relight's",
-            hint=f"torchx run -s {name} sends jobs to it; CONTRIBUTING.md says how a scheduler of "
-            "relight is made (entry point group relight.schedulers)",
+            hint=f"torchx run -s {name} sends jobs to it; docs/clusters/your-own.md says how "
+            "a scheduler of relight is made (entry point group relight.schedulers)",
         )
     known = names()
     hint = did_you_mean(name, [*known, *ALIASES], f"known: {', '.join(known)}")

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from relight import env
 from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _ACTION = re.compile(r"not authorized to perform: (\S+)")
@@ -87,16 +88,29 @@ class Aws:
 
 def _made(boto3: Any, service: str, once: bool) -> Any:
     from botocore.config import Config
+    from botocore.exceptions import InvalidRegionError
 
     said: dict[str, Any] = {"retries": {"total_max_attempts": 1}} if once else {}
     if service == "s3":  # without it, addresses for some regions are signed as S3 no longer accepts
         said["signature_version"] = "s3v4"
-    return boto3.session.Session().client(service, config=Config(**said))
+    try:
+        return _session(boto3).client(service, config=Config(**said))
+    except InvalidRegionError:
+        raise
+    except ValueError as error:  # AWS_ENDPOINT_URL is no URL
+        raise UsageError(f"AWS: {_line(error)}", hint="AWS_ENDPOINT_URL=https://HOST") from None
+
+
+def _session(boto3: Any) -> Any:
+    """Return a session in the region of AWS_REGION, which the command `aws` reads, and boto3 does
+    not.
+    """
+    return boto3.session.Session(region_name=env.read().get("AWS_REGION") or None)
 
 
 def _region_hint(boto3: Any) -> str:
     """Return which region may be meant, if boto3 does not know the one that is set."""
-    session = boto3.session.Session()
+    session = _session(boto3)
     known = session.get_available_regions("batch")
     region = session.region_name or ""
     return "" if region in known else did_you_mean(region, known, f"the region is {region}")

@@ -25,7 +25,7 @@ from typing import Any
 from relight import env
 from relight.errors import RelightError, UsageError, did_you_mean
 from relight.job import launcher_file, privacy
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -39,6 +39,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.aws_batch import request, states
 from relight.schedulers.aws_batch.client import Aws
+from relight.schedulers.unbroken import finished
 
 _POLL_S = 2.0
 _PAGE = 100
@@ -94,9 +95,10 @@ class AwsBatch:
         definition = request.definition(app, cfg, name, secrets.token_hex(16))
         request.check_size(definition)
         job = request.job(app, cfg, name)
-        body = {"app_id": f"{cfg['queue']}:{name}", "definition": definition, "job": job}
+        whole = f"{cfg['queue']}:{name}"
+        body = {"app_id": whole, "definition": definition, "job": job}
         shown = {**body, "definition": request.definition(_without_secrets(app), cfg, name, "")}
-        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)))
+        return Request(self.name, app, cfg, body, _text(shown), tuple(_notes(app, cfg)), whole)
 
     def submit(self, request_: Request) -> str:
         """Register the definition and submit the job; return the id of the app."""
@@ -113,11 +115,17 @@ class AwsBatch:
         try:
             # What is sent again after a lost answer is there twice.
             with self._aws.client("batch", once=True) as batch:
-                arn = batch.register_job_definition(**definition)["jobDefinitionArn"]
-                batch.submit_job(**body["job"], jobDefinition=arn)
-        except BaseException:
+                arn = finished(batch.register_job_definition, **definition)["jobDefinitionArn"]
+                finished(batch.submit_job, **body["job"], jobDefinition=arn)
+        except BaseException as error:
             if arn:
                 self._undo(body["job"], arn)
+            elif not isinstance(error, UsageError):  # it may be there, and nobody has its number
+                with (
+                    contextlib.suppress(RelightError),
+                    self._aws.client("batch", once=True) as batch,
+                ):
+                    _deregister(batch, request_.app_id)
             raise
         return str(body["app_id"])
 
@@ -164,7 +172,7 @@ class AwsBatch:
                 batch.terminate_job(jobId=job["jobId"], reason=states.CANCELLED)
             batch.deregister_job_definition(jobDefinition=job["jobDefinition"])
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return this user's jobs in all queues, newest first."""
         found = []
         with self._aws.client("batch") as batch:

@@ -26,7 +26,7 @@ from typing import Any
 from relight import env
 from relight.errors import MachineError, UsageError
 from relight.job import launcher_file
-from relight.job.app import AppDef, AppState
+from relight.job.app import NOTHING, AppDef, AppState
 from relight.job.user import user_name
 from relight.schedulers.api import (
     AppStatus,
@@ -154,7 +154,7 @@ class Docker:
             _remove(client, app_id)
             _remove_networks(client)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return this user's jobs, newest first."""
         user = user_name()
         with self._daemon.client() as client:

@@ -1,8 +1,10 @@
 """The connection to a cluster: which one, and explanations of its errors."""
 
 import json
+import logging
 import os
 import re
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +13,7 @@ from relight import env
 from relight.errors import MachineError, RelightError, UsageError, did_you_mean
 
 _IN_CLUSTER = "/var/run/secrets/kubernetes.io/serviceaccount"
+_LOOK_AT = "KUBECONFIG names the file, ~/.kube/config if it is not set"
 _TOO_MANY = 429
 _TRIES = 5
 _JSON_PATCH = "application/json-patch+json"
@@ -74,19 +77,14 @@ class Cluster:
                 "the Kubernetes scheduler needs the package kubernetes",
                 hint="pip install 'relight[kubernetes]', in the environment of relight",
             ) from None
+        if self._client is None:
+            self._client = _configured(kubernetes, self._context)
         try:
-            if self._client is None:
-                self._client = _connect(kubernetes, self._context)
             yield self._client
-        except kubernetes.config.ConfigException as error:
-            raise UsageError(
-                f"no Kubernetes cluster is configured: {' '.join(str(error).split())}",
-                hint="KUBECONFIG names the file, ~/.kube/config if it is not set",
-            ) from None
         except kubernetes.client.ApiException as error:
             raise explained(error) from None
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            where = self._client.configuration.host if self._client else "of the cluster"
+            where = self._client.configuration.host
             raise MachineError(
                 f"the API server {where} does not answer: {_reason(error)}",
                 hint="kubectl cluster-info",
@@ -125,7 +123,65 @@ def explained(error: Any) -> RelightError:
     return MachineError(f"Kubernetes: {error.status} {message}")
 
 
-def _connect(kubernetes: Any, context: str) -> Any:
+def _configured(kubernetes: Any, context: str) -> Any:
+    """Return the client of the configured cluster. The package raises whatever comes of a broken
+    file, and only logs that a program of the user's for credentials has failed.
+
+    Raises:
+        UsageError: there is no configuration, or it can't be used.
+    """
+    try:
+        with _logged() as errors:
+            client = _client(kubernetes, context)
+        _read_certificates(client.configuration)
+        place = urllib.parse.urlsplit(client.configuration.host)
+        if place.scheme not in ("http", "https") or not place.hostname or place.port == 0:
+            errors.append(f"the server is {client.configuration.host}: expected https://HOST:PORT")
+    except kubernetes.config.ConfigException as error:
+        raise UsageError(
+            f"no Kubernetes cluster is configured: {' '.join(str(error).split())}", hint=_LOOK_AT
+        ) from None
+    except Exception as error:
+        errors = [str(error) or type(error).__name__]
+    if errors:
+        why = " ".join(errors[0].split())
+        raise UsageError(
+            f"the configuration of the Kubernetes cluster can't be used: {why}", hint=_LOOK_AT
+        )
+    return client
+
+
+def _read_certificates(configuration: Any) -> None:
+    """Read the files that would be read only on a connection, as if the server did not answer."""
+    import ssl
+
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for path, read in (
+        (configuration.ssl_ca_cert, tls.load_verify_locations),
+        (configuration.cert_file, lambda path: tls.load_cert_chain(path, configuration.key_file)),
+    ):
+        try:
+            if path:
+                read(path)
+        except OSError as error:
+            raise OSError(f"the certificate {path}: {error}") from None
+
+
+@contextmanager
+def _logged() -> Iterator[list[str]]:
+    """Yield the errors that are logged meanwhile; they are shown nowhere else."""
+    found: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: found.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield found
+    finally:
+        root.removeHandler(handler)
+
+
+def _client(kubernetes: Any, context: str) -> Any:
     configuration = kubernetes.client.Configuration()
     files = _paths()
     if context or any(map(os.path.exists, files)) or not os.path.exists(_IN_CLUSTER):
@@ -182,7 +238,10 @@ def _kubeconfig() -> dict[str, Any]:
             why = " ".join(str(error).split())
             raise UsageError(f"the kubeconfig {path} can't be read: {why}") from None
         if isinstance(found, dict):
-            merged["contexts"] += found.get("contexts") or []
+            contexts = found.get("contexts") or []
+            if not isinstance(contexts, list) or not all(isinstance(x, dict) for x in contexts):
+                raise UsageError(f"the kubeconfig {path} can't be read: its contexts are no list")
+            merged["contexts"] += contexts
             if found.get("current-context"):
                 merged.setdefault("current-context", found["current-context"])
     return merged

@@ -36,6 +36,7 @@ class Job:
     name = "job"
     resource = Resource("batch/v1", "Job", "jobs")
     index = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    label = "batch.kubernetes.io/job-completion-index"  # since Kubernetes 1.28
     failures = "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"
     container = "main"
     has_service = True

@@ -21,6 +21,7 @@ class Kind(Protocol):
         name: its name for `-cfg kind=NAME`.
         resource: its name in the API.
         index: the field of a pod that has the number of its replica.
+        label: the label of a pod that has it, too.
         failures: the field of a pod that counts how often earlier pods of its replica have failed,
             for roles with retries; empty if there is none.
         container: the name of the container in which the command runs.
@@ -30,6 +31,7 @@ class Kind(Protocol):
     name: str
     resource: Resource
     index: str
+    label: str
     failures: str
     container: str
     has_service: bool

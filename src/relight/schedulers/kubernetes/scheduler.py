@@ -20,7 +20,7 @@ from itertools import islice
 from typing import Any
 
 from relight.errors import MachineError, UsageError
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -40,12 +40,13 @@ from relight.schedulers.kubernetes.names import JobId
 from relight.schedulers.kubernetes.pods import RESERVED
 from relight.schedulers.kubernetes.store import Object
 from relight.schedulers.kubernetes.trainjob import RUNTIME
+from relight.schedulers.unbroken import finished
 
-_POLL_S = 1.0
+_POLL_S, _LONGEST_POLL_S = 0.5, 5.0
 _TRIES = 5
 """How often a lost connection for logs is opened again without a new line."""
 _GONE = (404, 410)
-_FORBIDDEN = 403
+_FORBIDDEN, _BROKEN = 403, 500
 _STARTS = 400
 """The API server's answer for logs of a container that has not started."""
 
@@ -102,13 +103,14 @@ class Kubernetes:
         context = str(cfg.get("context") or "")
         namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         job, made = request.objects(app, cfg, app_id, namespace, secrets.token_hex(16))
-        body = {"app_id": str(job), "objects": made}
+        body = {"objects": made}
         text = cluster.yaml().safe_dump_all(made, sort_keys=False, width=10**9)
-        return Request(self.name, app, cfg, body, text, (*needs.too_little(app), *_notes(app, cfg)))
+        notes = (*needs.too_little(app), *_notes(app, cfg))
+        return Request(self.name, app, cfg, body, text, notes, str(job))
 
     def submit(self, request: Request) -> str:
         """Make the objects; return the id of the app."""
-        job = names.read_id(request.body["app_id"])
+        job = names.read_id(request.app_id)
         objects = request.body["objects"]
         with self._client(job) as client:
             if request.cfg.get("validate_spec", True):
@@ -116,13 +118,18 @@ class Kubernetes:
                     store.create(client, _resource(each), each, dry_run=True)
             made: list[Object] = []
             try:
-                made.extend(store.create(client, _resource(each), each) for each in objects)
+                made.extend(
+                    finished(store.create, client, _resource(each), each) for each in objects
+                )
                 _adopt(client, made)
-            except BaseException:
-                if made:
-                    _remove(client, job)
+            except Exception as error:
+                if made or not _is_answer(error):
+                    _remove_after(client, job, objects)
                 raise
-        return str(request.body["app_id"])
+            except BaseException:  # a signal
+                _remove_after(client, job, objects)
+                raise
+        return request.app_id
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
@@ -141,6 +148,7 @@ class Kubernetes:
         place; both streams are one.
         """
         job = names.read_id(app_id)
+        query = query._replace(role=names.label_value(query.role))
         with self._client(job) as client:
             kind, objects = _makers(client, job)
         if not objects:
@@ -175,12 +183,13 @@ class Kubernetes:
             if not _remove(client, job):
                 raise _unknown(app_id)
 
-    def list(self) -> Sequence[Listed]:
-        """Return this user's jobs in the current namespace, newest first."""
-        namespace = cluster.current_namespace("")
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+        """Return this user's jobs in the namespace of the settings or the context, newest first."""
+        context = str(cfg.get("context") or "")
+        namespace = str(cfg.get("namespace") or cluster.current_namespace(context))
         selector = f"{pods.USER}={names.label_value(user_name())}"
         listed: list[Listed] = []
-        with self._client(JobId("", namespace, "")) as client:
+        with self._client(JobId(context, namespace, "")) as client:
             its = replicas.of_app(store.listed(client, store.PODS, namespace, selector))
             for kind in KINDS.values():
                 found: dict[str, list[Object]] = {}
@@ -188,7 +197,7 @@ class Kubernetes:
                     found.setdefault(each["metadata"]["labels"].get(pods.APP, ""), []).append(each)
                 listed += [
                     Listed(
-                        f"{namespace}:{name}",
+                        str(JobId(context, namespace, name)),
                         replicas.status(kind, objects, its.get(name, ())).state,
                         objects[0]["metadata"]["labels"].get("app.kubernetes.io/name", name),
                         _local(objects[0]["metadata"].get("creationTimestamp")),
@@ -208,13 +217,14 @@ class Kubernetes:
 
     def _lines(self, job: JobId, query: LogQuery) -> Iterator[str]:
         """Yield the lines of one pod after the other, until the replica or the job is over."""
-        selector = f"{_selector(job)},{pods.ROLE}={query.role}"
-        seen: set[str] = set()
+        pause, seen = _POLL_S, set[str]()
         while True:
             with self._client(job) as client:
                 # In this order: a pod may start and end between the two requests.
                 kind, objects = _makers(client, job)
                 over = not objects or replicas.status(kind, objects, ()).state.is_over
+                # Of this replica alone: hundreds may be followed.
+                selector = f"{_selector(job)},{pods.ROLE}={query.role},{kind.label}={query.replica}"
                 found = store.listed(client, store.PODS, job.namespace, selector)
                 fresh = [
                     pod
@@ -227,7 +237,8 @@ class Kubernetes:
             if not query.follow or (over and not fresh):
                 return
             if not fresh:
-                time.sleep(_POLL_S)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_POLL_S)
 
 
 def _selector(job: JobId) -> str:
@@ -246,6 +257,8 @@ def _notes(app: AppDef, cfg: Mapping[str, Any]) -> Iterator[str]:
         if role.max_retries and (role.retry_policy is RetryPolicy.REPLICA) is whole:
             what = "Volcano restarts all replicas" if whole else "Kubernetes retries each replica"
             yield f"{role.name}: {what} by itself"
+    if cfg.get("runtime") and cfg.get("kind") != "trainjob":
+        yield "runtime has no effect without kind=trainjob"
     if cfg.get("image_repo"):
         yield "image_repo has no effect: no image is built, none is pushed"
 
@@ -296,6 +309,32 @@ def _adopt(client: Any, made: Sequence[Object]) -> None:
     for each in made:
         if each is not owner:
             store.patch(client, _resource(each), each, [change])
+
+
+def _is_answer(error: Exception) -> bool:
+    """Return whether the server has refused a request, and so has made nothing of it."""
+    import kubernetes
+
+    return isinstance(error, kubernetes.client.ApiException) and error.status < _BROKEN
+
+
+def _remove_after(client: Any, job: JobId, objects: Sequence[Object]) -> None:
+    """Remove what was made of a job whose submission has failed.
+
+    Raises:
+        MachineError: that is not possible either; it says what may be left.
+    """
+    import kubernetes
+    import urllib3
+
+    try:
+        _remove(client, job)
+    except (kubernetes.client.ApiException, urllib3.exceptions.HTTPError, OSError):
+        kinds = ",".join(dict.fromkeys(_resource(each).plural for each in objects))
+        raise MachineError(
+            f"the API server has failed while the objects of {job} were made: some may be left",
+            hint=f"kubectl delete {kinds} -n {job.namespace} -l {_selector(job)}",
+        ) from None
 
 
 def _remove(client: Any, job: JobId) -> bool:

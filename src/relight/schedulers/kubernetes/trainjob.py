@@ -39,7 +39,7 @@ class TrainJob:
 
     name = "trainjob"
     resource = Resource("trainer.kubeflow.org/v1alpha1", "TrainJob", "trainjobs")
-    index, failures = Job.index, Job.failures
+    index, label, failures = Job.index, Job.label, Job.failures
     container = _STEP
     has_service = False  # that of the JobSet is used
     cancelling = staticmethod(suspending)

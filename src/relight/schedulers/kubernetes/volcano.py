@@ -30,6 +30,7 @@ class Volcano:
     name = "volcano"
     resource = Resource("batch.volcano.sh/v1alpha1", "Job", "jobs")
     index = f"metadata.labels['{INDEX}']"
+    label = INDEX
     failures = ""
     container = "main"
     has_service = True

@@ -9,7 +9,7 @@ from typing import Any
 from relight import env
 from relight.errors import UsageError, many
 from relight.job import macros
-from relight.job.app import AppDef, RetryPolicy, Role
+from relight.job.app import NOTHING, AppDef, RetryPolicy, Role
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -51,7 +51,7 @@ class Local:
         Option("workspace", str, None, "directory that is copied for the job, which runs there"),
         Option("detach", bool, False, "let the job run on when this command or its terminal ends"),
     )
-    capabilities = Capabilities(retries=True, survives_caller=False)
+    capabilities = Capabilities(retries=True, survives_caller=False, files=True)
 
     def __init__(self) -> None:
         self._jobs = ProcessJobs(self.name)
@@ -106,7 +106,7 @@ class Local:
         """
         self._jobs.delete(app_id)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return the jobs of this machine, newest first."""
         return self._jobs.list()
 

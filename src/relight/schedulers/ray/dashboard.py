@@ -50,16 +50,17 @@ def url_of(address: str | None) -> str:
         if not said and _is_dashboard(variables.get(name)):
             said, whose = variables.get(name), f"{name}="
     text = said or DEFAULT
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    wrong = UsageError(
+        f"{whose}{text} is no address of a dashboard",
+        hint="HOST:8265, or http://HOST:PORT, or https://HOST:PORT",
+    )
     try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
         host, port = parts.hostname, parts.port
     except ValueError:
-        host = None
+        raise wrong from None
     if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
-        raise UsageError(
-            f"{whose}{text} is no address of a dashboard",
-            hint="HOST:8265, or http://HOST:PORT, or https://HOST:PORT",
-        )
+        raise wrong
     default = 8265 if "://" not in text else 443 if parts.scheme == "https" else 80
     host = f"[{host}]" if ":" in host else host
     return f"{parts.scheme}://{host}:{port or default}{parts.path.rstrip('/')}"

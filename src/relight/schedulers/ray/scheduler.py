@@ -21,9 +21,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.errors import MachineError, UsageError
+from relight.errors import MachineError, RelightError, UsageError
 from relight.job import privacy
-from relight.job.app import AppDef, RetryPolicy
+from relight.job.app import NOTHING, AppDef, RetryPolicy
 from relight.job.user import user_name
 from relight.schedulers import needs
 from relight.schedulers.api import (
@@ -37,6 +37,7 @@ from relight.schedulers.api import (
 )
 from relight.schedulers.ray import dashboard, request, states
 from relight.schedulers.ray.dashboard import Dashboard
+from relight.schedulers.unbroken import finished
 
 _JOB = "RELIGHT_JOB_ID"
 _POLL_S = 1.0
@@ -92,10 +93,10 @@ class Ray:
             "app_id": whole,
             "job": request.job(app, cfg, name),
             "order": request.order(app, cfg, name, secrets.token_hex(16)),
-            "workspace": cfg.get("workspace") or (os.getcwd() if cfg.get("sync") else None),
+            "workspace": _workspace(cfg),
         }
         shown = request.text(url, {**body, "order": _without_secrets(body["order"])})
-        return Request(self.name, app, cfg, body, shown, tuple(_notes(app)))
+        return Request(self.name, app, cfg, body, shown, tuple(_notes(app)), whole)
 
     def submit(self, request_: Request) -> str:
         """Upload the package and submit the job; return the id of the app. What was uploaded for a
@@ -108,7 +109,14 @@ class Ray:
         cluster.upload(name, data)
         job = dict(body["job"])
         job["runtime_env"] = {**job["runtime_env"], "working_dir": f"gcs://{name}"}
-        cluster.submit(job)
+        try:
+            finished(cluster.submit, job)
+        except UsageError:
+            raise
+        except BaseException:  # a lost answer, or a signal: the job may run
+            with contextlib.suppress(RelightError):
+                cluster.stop(job["submission_id"])
+            raise
         return str(body["app_id"])
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
@@ -158,9 +166,9 @@ class Ray:
         if job is not None:
             cluster.delete(name)
 
-    def list(self) -> Sequence[Listed]:
-        """Return this user's jobs on the cluster that the variables name, newest first."""
-        url, user = dashboard.url_of(None), user_name()
+    def list(self, cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
+        """Return this user's jobs on the cluster that settings or variables name, newest first."""
+        url, user = dashboard.url_of(cfg.get("dashboard_address")), user_name()
         found = [
             (job, job["metadata"])
             for job in Dashboard(url).jobs()
@@ -270,6 +278,19 @@ def _lines(pieces: Iterator[bytes]) -> Iterator[str]:
             yield line.decode(errors="replace")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _workspace(cfg: Mapping[str, Any]) -> str | None:
+    """Return the directories to copy, if any.
+
+    Raises:
+        UsageError: one of them is not there.
+    """
+    if cfg.get("workspace"):
+        from relight.job import workspaces
+
+        return workspaces.absolute(cfg["workspace"])
+    return os.getcwd() if cfg.get("sync") else None
 
 
 def _knowing_its_id(app: AppDef, app_id: str) -> AppDef:

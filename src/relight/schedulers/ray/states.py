@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from relight.core.excerpts import cut
 from relight.job.app import AppState
+from relight.schedulers import causes
 from relight.schedulers.api import AppStatus, ReplicaStatus
 
 _STATES = {
@@ -16,7 +16,6 @@ _STATES = {
     "FAILED": AppState.FAILED,
 }
 _KILLED, _BROKEN = "the driver of the job was killed", "the driver of the job has failed"
-_LONGEST = 1000
 
 
 def state(job: Mapping[str, Any]) -> AppState:
@@ -75,8 +74,8 @@ def _end(job: Mapping[str, Any]) -> str:
     lines = [line for line in str(job.get("message") or "").splitlines() if line.strip()]
     if code is None or code < 0 or not lines:
         return _KILLED
-    return cut(f"{_BROKEN}: {lines[-1].strip()}", _LONGEST)
+    return causes.in_a_line(f"{_BROKEN}: {lines[-1]}")
 
 
 def _said(job: Mapping[str, Any]) -> str:
-    return cut(" ".join(str(job.get("message") or "").split()), _LONGEST)
+    return causes.in_a_line(str(job.get("message") or ""))

@@ -131,8 +131,9 @@ class Run:
         self.cancel(app_id)
         self._jobs.forget(app_id)
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
         """Return the jobs that run, and the last that have ended, the newest first."""
+        del cfg
         every = [*self._jobs.running(), *self._jobs.ended()]
         return [Listed(each.id, _state(each), each.name, _time(each.started)) for each in every]
 

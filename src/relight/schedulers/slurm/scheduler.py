@@ -20,7 +20,7 @@ from typing import Any
 from relight import env
 from relight.errors import MachineError, UsageError, signal_name
 from relight.job import launcher_file, records
-from relight.job.app import AppDef, AppState, RetryPolicy
+from relight.job.app import NOTHING, AppDef, AppState, RetryPolicy
 from relight.schedulers import needs
 from relight.schedulers.api import (
     AppStatus,
@@ -87,7 +87,7 @@ class Slurm:
         Option("job_dir", str, None, "shared base directory of job files"),
         Option("workspace", str, None, "directory to copy for the job, which runs in the copy"),
     )
-    capabilities = Capabilities(retries=True, resources=True, elastic=True)
+    capabilities = Capabilities(retries=True, resources=True, elastic=True, files=True)
 
     def __init__(self) -> None:
         self._statuses: dict[str, tuple[float, AppStatus | None]] = {}
@@ -235,7 +235,7 @@ class Slurm:
         if folder is not None:
             _remove(folder[0])
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return this user's jobs, newest first."""
         jobs = states.of_user(os.getuid())
         found = [

@@ -34,7 +34,7 @@ from relight.core import fields
 from relight.core.fields import Malformed
 from relight.errors import MachineError, UsageError, many
 from relight.job import launcher_file, macros, records
-from relight.job.app import AppDef, Role
+from relight.job.app import NOTHING, AppDef, Role
 from relight.schedulers.api import AppStatus, Capabilities, Listed, LogQuery, Option, Request
 from relight.schedulers.processes.jobs import WORKSPACE, ProcessJobs, layout, streams
 from relight.schedulers.processes.orders import Replica, to_text
@@ -59,11 +59,12 @@ class Ssh:
     options: Sequence[Option] = (
         Option("hosts", list, None, "where it runs: node1;user@node2:2222; one replica each"),
         Option("hostfile", str, None, "file with one host per line, as for mpirun"),
-        Option("cwd", str, None, "directory there (default: this one's path)"),
+        Option("cwd", str, None, "directory there (default: this one's path)",
+               is_remote=True),
         Option("sync", bool, False, "copy the working directory to the hosts; the job runs there"),
         Option("workspace", str, None, "copy this directory instead"),
         Option("python", str, None, "Python there, 3.11 or newer (default: this one's path, "
-               "else python3)"),
+               "else python3)", is_remote=True),
         Option("rank0_host", str, None, "address at which the others reach the first host"),
         Option("identity", str, None, "file with the private key"),
         Option("port", int, None, "port of sshd, where a host does not say it"),
@@ -191,7 +192,7 @@ class Ssh:
             )
         )
 
-    def list(self) -> Sequence[Listed]:
+    def list(self, _cfg: Mapping[str, Any] = NOTHING, /) -> Sequence[Listed]:
         """Return the jobs that were submitted from this machine, newest first."""
         return [each for each in self._jobs.list() if _load_replicas(each.app_id)]
 

@@ -1,0 +1,38 @@
+"""Requests that make something: a signal does not break them off.
+
+Whoever leaves a request that was sent does not know what the service makes of it, and can't remove
+that.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_LIMIT_S = 10.0
+
+
+def finished(request: Callable[..., T], *arguments: Any, **named: Any) -> T:
+    """Return what a request returns. If a signal raises an exception meanwhile, that is raised when
+    the request is over, at most 10 s later; a second one is raised at once.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def run() -> None:
+        try:
+            results.append(request(*arguments, **named))
+        except BaseException as error:  # raised below
+            errors.append(error)
+        over.set()
+
+    try:
+        threading.Thread(target=run, daemon=True).start()
+        over.wait()  # not join: in Python 3.11, one that was interrupted takes the thread for ended
+    except BaseException:
+        over.wait(_LIMIT_S)
+        raise
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -1,0 +1,133 @@
+"""relight submit in a pod: the cluster is the one that the pod runs in, as its service account.
+
+The files that a kubelet mounts are there for the command alone, in a mount namespace of its own;
+the stand-in for the API server (`clusters/kubernetes.py`) speaks TLS and demands the token.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from clusters.kubernetes import LIMIT_S, ApiServer
+from conftest import RELIGHT, Launch
+from etcd_server import make_certificates, wait_for
+
+UNSHARE = ("unshare", "--mount", "--map-root-user")
+MOUNT = (
+    "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && "
+    'cp -r "$0" /run/secrets/kubernetes.io/serviceaccount && exec "$@"'
+)
+"""/var/run is /run."""
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path, make_certificates(tmp_path / "certificates")) as server:
+        server.kubeconfig.unlink()
+        server.token = "secret"
+        yield server
+
+
+@pytest.fixture
+def account(server: ApiServer, tmp_path: Path) -> Path:
+    """The files of a service account."""
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    folder = tmp_path / "serviceaccount"
+    folder.mkdir()
+    shutil.copy(tmp_path / "certificates" / "ca.pem", folder / "ca.crt")
+    (folder / "token").write_text(server.token)
+    (folder / "namespace").write_text("team-a")
+    return folder
+
+
+@pytest.fixture
+def in_pod(launch: Launch, server: ApiServer, account: Path, tmp_path: Path) -> Command:
+    """Run a command of relight in the pod."""
+
+    def run(*words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+        where = {
+            "KUBERNETES_SERVICE_HOST": "127.0.0.1",
+            "KUBERNETES_SERVICE_PORT": str(server.port),
+            "HOME": str(tmp_path / "home"),
+            "RELIGHT_STATE_DIR": str(tmp_path / "state"),
+        }
+        command = (*UNSHARE, "sh", "-c", MOUNT, str(account), *RELIGHT)
+        return launch(*words, command=command, **{**where, **variables})
+
+    return run
+
+
+def test_a_pod_submits_jobs_to_its_own_namespace(in_pod: Command, server: ApiServer) -> None:
+    """And reads, lists and deletes them, with no kubeconfig."""
+    submitted = in_pod("submit", "-s", "kubernetes", "utils.echo", "--msg", "hello", "--image", "i")
+    assert submitted.returncode == 0, submitted.stderr
+    handle = submitted.stdout.strip()
+    assert handle.startswith("kubernetes://relight/team-a:echo-")
+    assert {namespace for namespace, _, _ in server.objects} == {"team-a"}
+    wait_for(lambda: "SUCCEEDED" in in_pod("status", handle).stdout, "the job's end", LIMIT_S)
+    assert in_pod("logs", handle).stdout == "hello\n"
+    assert handle in in_pod("list", "-s", "kubernetes").stdout
+    assert "namespace" not in in_pod("describe", handle).stdout
+    assert in_pod("delete", handle).returncode == 0
+    assert not server.objects
+
+
+def test_a_pod_is_recognized_by_its_service_account(in_pod: Command) -> None:
+    assert "kubernetes  yes" in in_pod("schedulers").stdout
+
+
+def test_a_namespace_of_the_settings_is_the_one_of_list(
+    in_pod: Command, server: ApiServer, tmp_path: Path
+) -> None:
+    (tmp_path / ".relightconfig").write_text("[kubernetes]\nnamespace = other\n")
+    submitted = in_pod("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
+    handle = submitted.stdout.strip()
+    assert handle.startswith("kubernetes://relight/other:echo-")
+    shutil.rmtree(tmp_path / "state")  # as in another pod
+    assert handle in in_pod("list", "-s", "kubernetes").stdout
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("token", "", "Token file exists but empty"),
+        ("token", None, "Service token file does not exist"),
+        ("token", "expired", "the cluster does not accept the credentials"),
+        ("ca.crt", None, "Service certification file does not exist"),
+        ("ca.crt", "", "Cert file exists but empty"),
+        ("ca.crt", "no certificate", "can't be used"),
+    ],
+)
+def test_a_service_account_that_does_not_fit_is_one_line(
+    in_pod: Command, server: ApiServer, account: Path, file: str, text: str | None, message: str
+) -> None:
+    path = account / file
+    path.unlink()
+    if text is not None:
+        path.write_text(text)
+    result = in_pod("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert message in result.stderr
+    assert not server.objects
+
+
+def test_a_server_of_another_authority_is_not_trusted(
+    in_pod: Command, account: Path, tmp_path: Path, server: ApiServer
+) -> None:
+    other = make_certificates(tmp_path / "other")
+    shutil.copy(other.ca, account / "ca.crt")
+    result = in_pod("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
+    assert result.returncode == 4
+    assert "certificate verify failed" in result.stderr
+    assert len(result.stderr.splitlines()) == 2
+    assert not server.objects
+
+
+def test_a_pod_without_the_address_of_its_cluster_is_one_line(in_pod: Command) -> None:
+    result = in_pod("list", "-s", "kubernetes", KUBERNETES_SERVICE_HOST="")
+    assert result.returncode == 2
+    assert "no Kubernetes cluster is configured" in result.stderr

@@ -1,0 +1,158 @@
+"""relight submit -s kubernetes that is stopped, or whose state directory fails: what is left."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from clusters.kubernetes import LIMIT_S, ApiServer
+from conftest import RELIGHT, Launch, clean_environment
+
+ECHO = ("submit", "-s", "kubernetes", "utils.echo", "--image", "i")
+UNSHARE = ("unshare", "--mount", "--map-root-user")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ApiServer]:
+    with ApiServer(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def variables(server: ApiServer, tmp_path: Path) -> dict[str, str]:
+    return {
+        "KUBECONFIG": str(server.kubeconfig),
+        "HOME": str(tmp_path),
+        "RELIGHT_STATE_DIR": str(tmp_path / "state"),
+    }
+
+
+def records(variables: dict[str, str]) -> list[str]:
+    folder = Path(variables["RELIGHT_STATE_DIR"]) / "jobs"
+    return os.listdir(folder) if folder.exists() else []
+
+
+def stopped_half_way(
+    server: ApiServer, variables: dict[str, str], number: signal.Signals
+) -> "subprocess.CompletedProcess[str]":
+    """Submit a job and send a signal while the server makes the second of its objects."""
+    reached, may_go_on = threading.Event(), threading.Event()
+
+    def wait(method: str, plural: str, _: object) -> None:
+        if (method, plural) == ("POST", "secrets") and server.of("services"):
+            reached.set()
+            may_go_on.wait(LIMIT_S)
+
+    server.refuse = wait  # type: ignore[assignment]
+    with subprocess.Popen(
+        [*RELIGHT, *ECHO], env=clean_environment(**variables), text=True, start_new_session=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        assert reached.wait(LIMIT_S)
+        process.send_signal(number)
+        threading.Timer(0.5, may_go_on.set).start()
+        out, err = process.communicate(timeout=LIMIT_S)
+    server.refuse = lambda *_: None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_submit_that_is_stopped_half_way_leaves_nothing(
+    server: ApiServer, variables: dict[str, str], number: signal.Signals, code: int
+) -> None:
+    result = stopped_half_way(server, variables, number)
+    assert (result.returncode, result.stdout) == (code, "")
+    assert "Traceback" not in result.stderr
+    assert not server.objects
+    assert records(variables) == []
+
+
+def test_what_a_killed_submit_has_made_can_be_deleted(
+    server: ApiServer, variables: dict[str, str], launch: Launch
+) -> None:
+    """The record was there before the first object, and says so."""
+    assert stopped_half_way(server, variables, signal.SIGKILL).returncode == -signal.SIGKILL
+    (name,) = records(variables)
+    assert server.objects
+    assert name in launch("list", **variables).stdout
+    assert "relight submit ended before it was done" in launch("status", name, **variables).stdout
+    result = launch("delete", name, **variables)
+    assert result.returncode == 0, result.stderr
+    assert not server.objects
+    assert records(variables) == []
+
+
+@pytest.mark.parametrize("how", ["size=64k", "ro"])
+def test_a_state_directory_without_room_refuses_before_anything_is_made(
+    server: ApiServer, variables: dict[str, str], launch: Launch, tmp_path: Path, how: str
+) -> None:
+    if subprocess.run([*UNSHARE, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no mount namespaces here")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    fill = "head -c 1M /dev/zero >$0/filler 2>/dev/null;" if how != "ro" else ""
+    program = f'mount -t tmpfs -o {how} none "$0" && {{ {fill} exec "$@"; }}'
+    result = launch(
+        *ECHO, command=(*UNSHARE, "sh", "-c", program, str(disk), *RELIGHT),
+        **{**variables, "RELIGHT_STATE_DIR": str(disk), "HOME": str(disk)},
+    )  # fmt: skip
+    assert (result.returncode, result.stdout) == (4, ""), result.stderr
+    assert result.stderr.startswith("relight: error: ")
+    assert "Traceback" not in result.stderr
+    assert not server.objects
+
+
+def test_two_submits_at_once_make_two_jobs(
+    server: ApiServer, variables: dict[str, str], launch: Launch
+) -> None:
+    found: list[subprocess.CompletedProcess[str]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(launch(*ECHO, **variables))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.returncode for result in found] == [0] * 4, found
+    assert len({result.stdout for result in found}) == 4
+    assert len(server.of("jobs")) == len(records(variables)) == 4
+
+
+def test_each_replica_of_many_is_asked_for_by_itself(
+    server: ApiServer, variables: dict[str, str], launch: Launch
+) -> None:
+    """Who follows hundreds of replicas must not fetch all pods for each of them."""
+    words = ("--num_replicas", "3", "--msg", "hello")
+    handle = launch(*ECHO, *words, **variables).stdout.strip()
+    assert launch("wait", handle, **variables).returncode == 0
+    asked: list[str] = []
+    server.selectors = asked
+    result = launch("logs", handle, **variables)
+    assert sorted(result.stdout.split("\n")[:3]) == [f"echo/{n} hello" for n in range(3)]
+    of_pods = [each for each in asked if "relight/role" in each]
+    assert len(of_pods) == 3
+    assert all("job-completion-index=" in each for each in of_pods)
+
+
+def test_a_server_that_dies_half_way_is_named_and_nothing_is_recorded(
+    server: ApiServer, variables: dict[str, str], launch: Launch
+) -> None:
+    """What it has made by then can't be removed, as nobody answers; the message says its name."""
+    dies = threading.Event()
+
+    def die(method: str, plural: str, _: object) -> None:
+        if (method, plural) == ("POST", "secrets") and server.of("services"):
+            dies.set()
+        if dies.is_set():
+            raise ConnectionError("the server is gone")
+
+    server.refuse = die  # type: ignore[assignment]
+    result = launch(*ECHO, **variables)
+    assert (result.returncode, result.stdout) == (4, "")
+    (service,) = server.of("services")
+    assert service["metadata"]["name"] in result.stderr, json.dumps(service["metadata"])
+    assert "kubectl delete" in result.stderr

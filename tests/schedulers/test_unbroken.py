@@ -1,0 +1,61 @@
+"""A request that makes something is not broken off by a signal."""
+
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from relight.schedulers.unbroken import finished
+
+
+class Interrupt(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.fixture(autouse=True)
+def _handler() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_request_returns_or_raises_what_it_did() -> None:
+    assert finished(divmod, 7, 2) == (3, 1)
+    assert finished(sorted, [1, 2], reverse=True) == [2, 1]
+    with pytest.raises(ZeroDivisionError):
+        finished(divmod, 7, 0)
+
+
+def test_a_signal_is_raised_when_the_request_is_over() -> None:
+    main, may_end, ended = threading.main_thread().ident, threading.Event(), []
+    assert main is not None
+
+    def request() -> None:
+        signal.pthread_kill(main, signal.SIGUSR1)
+        threading.Timer(0.2, may_end.set).start()
+        may_end.wait(30)
+        ended.append(True)
+
+    with pytest.raises(Interrupt):
+        finished(request)
+    assert ended
+
+
+def test_a_second_signal_is_raised_at_once() -> None:
+    main, may_end, begun = threading.main_thread().ident, threading.Event(), threading.Event()
+    assert main is not None
+
+    def request() -> None:
+        for _ in range(2):
+            signal.pthread_kill(main, signal.SIGUSR1)
+            begun.wait(0.2)
+        may_end.wait(30)
+
+    with pytest.raises(Interrupt):
+        finished(request)
+    assert not may_end.is_set()
+    may_end.set()
