@@ -394,8 +394,9 @@ class WorkerGroup:
 
     # Whether they do anything.
 
-    def _signs(self) -> tuple[int, int]:
-        return self.logs.size(), self.memory.step() or 0
+    def _signs(self) -> tuple[int, int] | None:
+        memory = self.memory
+        return None if memory.is_at_breakpoint() else (self.logs.size(), memory.step() or 0)
 
     def _on_quiet(self) -> None:
         supervisor = self.supervisor
