@@ -62,6 +62,10 @@ def prepare(
     notes += check_ranks(spec, nproc) + script.late_flags(spec, given)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
+    if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
+        notes.append(
+            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect: no server answers there, as in torchrun"
+        )
     if spec.virtual_local_rank:
         visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
     if spec.failure_report:
