@@ -247,7 +247,12 @@ def test_what_can_not_be_attached_to_is_an_error_that_says_what_to_do() -> None:
         UsageError, match="rank 7 of 5 does not run on this machine; here: ranks 0-1"
     ):
         debug._choose({0: 10, 1: 11}, {}, 7, "5")
-    with pytest.raises(MachineError, match=r"rank 1 \(pid 11\) of 5 is not at a breakpoint"):
+    with pytest.raises(UsageError, match="rank 7 of 5 does not run on this machine; here: none"):
+        debug._choose({}, {}, 7, "5")
+    with pytest.raises(UsageError, match=r"rank 0 \(pid 10\), rank 1 \(pid 11\)") as several:
+        debug._choose({0: 10, 1: 11}, {10: True, 11: True}, None, "5")
+    assert several.value.hint == "relight debug 5 --rank 0"
+    with pytest.raises(MachineError, match=r"rank 1 of 5 is not at a breakpoint"):
         debug._choose({0: 10, 1: 11}, {10: True}, 1, "5")
     with pytest.raises(MachineError, match="no rank of 5 is at a breakpoint"):
         debug._choose({0: 10, 1: 11}, {}, None, "5")

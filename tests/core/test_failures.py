@@ -259,6 +259,11 @@ def test_the_report_has_the_parts_that_are_known_in_a_fixed_order() -> None:
             "others still needed them: check that all ranks have as many batches",
         ),
         ([end(exitcode=-SEGV)], (), "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"),
+        (
+            [end(report=error("", "bdb.BdbQuit"))],
+            (),
+            "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`",
+        ),
         ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],

@@ -4,7 +4,7 @@ import json
 import select
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from relight.cli import ranks
@@ -38,6 +38,9 @@ PAGE = Page(
 )  # fmt: skip
 _SOON_S = 1.0
 """A command that takes longer is worth a message."""
+_NONE = -1
+"""Stands for the rank of a process that is none."""
+_MOST_LISTED = 8
 _DELIMITERS = " \t\n`@#$%^&*()=+[{]}\\|;:'\",<>?"
 """As in pdb, where words for completion begin and end."""
 
@@ -61,18 +64,23 @@ def main(argv: list[str]) -> int:
 def _choose(
     found: Mapping[int, int], waiting: Mapping[int, bool], rank: int | None, target: str
 ) -> tuple[int, int]:
-    """Return the rank and the process to attach to."""
-    if not found:
-        found = {-1: int(target)}
-    elif rank is not None and rank not in found:
+    """Return the rank and the process to attach to.
+
+    Args:
+        found: the pids of the ranks of `target` on this machine, by rank.
+        waiting: the pids that are at a breakpoint, and whether nobody is attached.
+        rank: the one that the user has named, if any.
+        target: the pid or job that the user has named.
+    """
+    if rank is not None and rank not in found:
+        here = few_or_many(sorted(found)) if found else "none"
         raise UsageError(
-            f"rank {rank} of {target} does not run on this machine; here: "
-            f"{few_or_many(sorted(found))}",
+            f"rank {rank} of {target} does not run on this machine; here: {here}",
             hint="run relight debug on the node of that rank",
         )
     if target.isdecimal() and waiting.get(int(target)) and rank is None:
-        return next((each for each, pid in found.items() if pid == int(target)), -1), int(target)
-    asked = found if rank is None else {rank: found[rank]}
+        return next((each for each, pid in found.items() if pid == int(target)), _NONE), int(target)
+    asked = (found or {_NONE: int(target)}) if rank is None else {rank: found[rank]}
     # What a rank has started, such as a worker of a DataLoader, may wait as well.
     pids = [
         (each, one) for each, pid in sorted(asked.items())
@@ -82,22 +90,28 @@ def _choose(
     if len(free) == 1:
         return free[0]
     if free:
-        listed = ", ".join(f"rank {each} (pid {one})" for each, one in free[:8])
-        more = f" and {len(free) - 8} more" if len(free) > 8 else ""
-        raise UsageError(
-            f"{len(free)} processes wait at a breakpoint: {listed}{more}",
-            hint=f"relight debug {free[0][1]}",
-        )
+        raise _several(free, target)
     if pids:
         raise MachineError(
             f"another terminal is attached to rank {pids[0][0]} (pid {pids[0][1]})",
             hint="detach there first, with ctrl-D",
         )
-    who = "no rank" if rank is None else f"rank {rank} (pid {found[rank]})"
-    no = "" if rank is None else "not "
+    where = f"no rank of {target} is" if rank is None else f"rank {rank} of {target} is not"
     raise MachineError(
-        f"{who} of {target} is {no}at a breakpoint on this machine",
+        f"{where} at a breakpoint on this machine",
         hint=f"call breakpoint() in the script; relight stacks {target} shows where each rank is",
+    )
+
+
+def _several(free: Sequence[tuple[int, int]], target: str) -> UsageError:
+    listed = ", ".join(f"rank {rank} (pid {pid})" for rank, pid in free[:_MOST_LISTED])
+    more = f" and {len(free) - _MOST_LISTED} more" if len(free) > _MOST_LISTED else ""
+    rank, pid = free[0]
+    differ = len({each for each, _ in free}) == len(free)
+    choice = f"{target} --rank {rank}" if differ else str(pid)
+    return UsageError(
+        f"{len(free)} processes wait at a breakpoint: {listed}{more}",
+        hint=f"relight debug {choice}",
     )
 
 
