@@ -18,6 +18,7 @@ import pytest
 
 from relight.cli import debug
 from relight.errors import MachineError, UsageError
+from relight.host.stacks import workers
 
 RELIGHT = [sys.executable, "-m", "relight"]
 LIMIT_S = 60.0
@@ -175,6 +176,14 @@ def test_an_interpreter_at_the_breakpoint_has_the_same_terminal(script: str) -> 
         assert ">>> 42\n>>> 43\n>>> (Pdb) 41\n" in found.stdout
 
 
+def test_commands_of_pdbs_own_breakpoints_are_asked_for(script: str) -> None:
+    with running(script) as job:
+        found = attach(job.pid(), types="b 10\ncommands 1\np number + 100\nend\nc\nc\nc\n")
+        assert "(com) " in found.stdout
+        assert "101\n" in found.stdout
+        assert job.ends()[0] == 0
+
+
 def test_threads_and_child_processes_wait_each_for_itself(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
@@ -194,12 +203,14 @@ def test_threads_and_child_processes_wait_each_for_itself(tmp_path: Path) -> Non
         found = attach(job.process.pid, types="c\n")
         assert found.returncode == 2
         assert "2 processes wait at a breakpoint" in found.stderr
-        for pid in pids:
+        rank = workers.below(job.process.pid)[0]  # it waits for its child in the end
+        for pid in (*(pids - {rank}), rank):
             attach(pid, types="c\n")
         code, stdout, _ = job.ends()
         assert (code, sorted(stdout.split())) == (0, ["child", "thread"])
 
 
+@pytest.mark.slow
 def test_a_rank_at_a_breakpoint_is_no_hang(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("breakpoint()\nprint('on')\n")

@@ -395,8 +395,12 @@ class WorkerGroup:
     # Whether they do anything.
 
     def _signs(self) -> tuple[int, int] | None:
-        memory = self.memory
-        return None if memory.is_at_breakpoint() else (self.logs.size(), memory.step() or 0)
+        from relight.host import breakpoints
+
+        pids = self.supervisor.workers.pids if self.supervisor is not None else {}
+        if breakpoints.any_below(pids.values()):
+            return None
+        return self.logs.size(), self.memory.step() or 0
 
     def _on_quiet(self) -> None:
         supervisor = self.supervisor

@@ -24,8 +24,6 @@ STEP = 9
 """By the worker: the step that it has reported last."""
 STEP_AT = 10
 """By the worker: when, in nanoseconds of the monotonic clock; 0 if it has reported none."""
-AT_BREAKPOINT = 11
-"""By the worker: above 0 while it waits at a breakpoint for the user."""
 
 
 def leaves(page: memoryview, call: int) -> bool | None:

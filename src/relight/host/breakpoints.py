@@ -3,8 +3,10 @@
 import os
 import socket
 import struct
+from collections.abc import Iterable
 
 from relight.errors import MachineError
+from relight.host import system
 
 _NAME = "@relight-breakpoint-"
 """The name of their sockets as /proc/net/unix shows it (unix(7)), before the pid."""
@@ -27,6 +29,12 @@ def waiting() -> dict[int, bool]:
             listens = bool(int(words[3], 16) & _LISTENS)
             found[int(pid)] = listens or found.get(int(pid), False)
     return found
+
+
+def any_below(pids: Iterable[int]) -> bool:
+    """Return whether one of these processes, or of what they have started, is at a breakpoint."""
+    found = waiting()
+    return bool(found) and any(one in found for pid in pids for one in (pid, *system.tree(pid)))
 
 
 def connect(pid: int) -> socket.socket:

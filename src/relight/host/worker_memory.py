@@ -46,12 +46,6 @@ class WorkerMemory:
         reported = (page for page in self._open.values() if page[words.STEP_AT])
         return max((page[words.STEP] for page in reported), default=None)
 
-    def is_at_breakpoint(self) -> bool:
-        """Return whether a worker of this node waits at a breakpoint for the user."""
-        for local_rank in self._paths:
-            self._page(local_rank, make=False)
-        return any(page[words.AT_BREAKPOINT] for page in self._open.values())
-
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.
 

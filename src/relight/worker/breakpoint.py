@@ -5,7 +5,8 @@ has a terminal as its stdin debugs there, as under torchrun; several share it ba
 first one does.
 
 The worker listens on a Unix socket in the abstract namespace (unix(7)), named after its pid; only
-its own user and root may connect, one at a time. Messages are lines of JSON:
+its own user and root may connect, one at a time. As long as there is a socket of that name,
+--hang-timeout does not count. Messages are lines of JSON:
 
     to relight debug     print TEXT, ask PROMPT, candidates LIST, runs
     from it              line TEXT, complete [TEXT, LINE, BEGIN, END]
@@ -26,9 +27,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from relight.core import worker_words as words
-from relight.worker.memory import open_page
-
 NAME = "\0relight-breakpoint-"
 """The name of the socket, before the pid."""
 _TERMINAL = "\0relight-terminal-"
@@ -38,7 +36,6 @@ _MOST_SHOWN = 64 * 1024
 _own = threading.local()
 _one_at_a_time = threading.RLock()
 """Held by the thread that is at a prompt."""
-_page = open_page()
 _remote: "_Remote | None" = None
 _has_terminal = False
 
@@ -90,21 +87,25 @@ def _takes_terminal() -> bool:
 
 
 @contextlib.contextmanager
-def _terminal_as_stdout() -> Iterator[None]:
-    """Let the terminal be stdout as well, not the agent's pipe: readline edits only there."""
-    is_writable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
-    if not is_writable or os.isatty(1):
-        yield
-        return
-    sys.stdout.flush()
-    before = os.dup(1)
-    os.dup2(0, 1)
-    try:
-        yield
-    finally:
+def _at_terminal() -> Iterator[None]:
+    """Let the terminal be stdout as well, not the agent's pipe: readline edits only there. The
+    socket shows others that this process is at a breakpoint, and that a terminal is attached.
+    """
+    with socket.socket(socket.AF_UNIX) as shown:
+        shown.bind(f"{NAME}{os.getpid()}")
+        is_writable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        if not is_writable or os.isatty(1):
+            yield
+            return
         sys.stdout.flush()
-        os.dup2(before, 1)
-        os.close(before)
+        before = os.dup(1)
+        os.dup2(0, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(before, 1)
+            os.close(before)
 
 
 def _forget() -> None:
@@ -126,19 +127,23 @@ class _Debugger(pdb.Pdb):
         stream: Any = remote
         super().__init__(stdin=stream, stdout=stream, nosigint=remote is not None)
         self._remote = remote
+        self._asks = False
         self.prompt = "(Pdb) "
         self.place = ""
         """Where `breakpoint()` was called, until the first answer."""
 
     def cmdloop(self, intro: Any | None = None) -> None:
-        """Ask for commands until the process goes on. --hang-timeout does not count meanwhile."""
-        with _one_at_a_time:
-            _page[words.AT_BREAKPOINT] += 1
+        """Ask for commands until the process goes on."""
+        if self._asks:  # pdb's own `commands` asks for more
+            super().cmdloop(intro)
+            return
+        remote = self._remote
+        with _one_at_a_time, remote.serving(self) if remote is not None else _at_terminal():
+            self._asks = True
             try:
-                with self._remote.serving(self) if self._remote else _terminal_as_stdout():
-                    super().cmdloop(intro)
+                super().cmdloop(intro)
             finally:
-                _page[words.AT_BREAKPOINT] -= 1
+                self._asks = False
 
     def current_place(self) -> str:
         """Return where this thread is, as `train.py:41 in step`."""
