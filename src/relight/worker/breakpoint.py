@@ -30,6 +30,8 @@ from typing import Any
 NAME = "\0relight-breakpoint-"
 """The name of the socket, before the pid."""
 _TERMINAL = "\0relight-terminal-"
+_OWN = ("bdb", "pdb", __name__)
+"""Modules in which the debugger does not stop."""
 _MOST_SHOWN = 64 * 1024
 """Most characters that a terminal which attaches late is shown."""
 
@@ -125,7 +127,7 @@ class _Debugger(pdb.Pdb):
 
     def __init__(self, remote: "_Remote | None") -> None:
         stream: Any = remote
-        super().__init__(stdin=stream, stdout=stream, nosigint=remote is not None)
+        super().__init__(stdin=stream, stdout=stream, skip=_OWN, nosigint=remote is not None)
         self._remote = remote
         self._asks = False
         self.prompt = "(Pdb) "
