@@ -48,6 +48,15 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
+def has_ended(pid: int) -> bool:
+    """Wait until the system has carried out a SIGKILL."""
+    for _ in range(POLLS):
+        if not system.is_running(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
 def test_a_node_that_passes_runs_its_workers(tmp_path: Path, script: Path) -> None:
     check = program(tmp_path / "check.sh", "echo fine; exit 0")
     logs = tmp_path / "logs"
@@ -90,7 +99,7 @@ def test_a_check_that_does_not_end_is_killed_with_what_it_started(
     code, _, stderr = run(f"--health-check={check}", "--health-check-timeout=0.5", str(script))
     assert code == EXIT_MACHINE
     assert "it did not end within" in stderr
-    assert not system.is_running(int((tmp_path / "pid").read_text()))
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) -> None:
@@ -103,7 +112,7 @@ def test_a_signal_ends_the_agent_during_the_check(tmp_path: Path, script: Path) 
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     assert process.returncode == 128 + signal.SIGTERM
-    assert not system.is_running(int((tmp_path / "pid").read_text()))
+    assert has_ended(int((tmp_path / "pid").read_text()))
 
 
 def test_a_node_is_checked_again_before_a_restart(tmp_path: Path) -> None:
@@ -184,12 +193,31 @@ def test_a_node_that_never_passes_disturbs_nobody(tmp_path: Path, script: Path) 
         assert re.fullmatch(r"rank [01]\n", stdout)
 
 
+@pytest.mark.parametrize("seconds", ["0", "1.5"])
+def test_a_node_that_waits_is_told_who_left_and_why(
+    seconds: str, tmp_path: Path, script: Path
+) -> None:
+    """Also if the check ends before the node has joined."""
+    bad = program(tmp_path / "bad.sh", f"sleep {seconds}; echo GPU 3 is gone; exit 9")
+    good = agents(tmp_path, ["true ;"], "2", script)[0]
+    assert good.stderr is not None
+    lines = iter(good.stderr.readline, "")
+    assert any("1 of 2 nodes have joined" in line for line in lines)
+    (unfit,) = agents(tmp_path, [bad], "2", script)
+    unfit.communicate(timeout=60)
+    assert any(
+        "left: its health check failed" in line and "GPU 3 is gone" in line for line in lines
+    )
+    good.terminate()
+    good.communicate(timeout=60)
+
+
 @pytest.mark.parametrize(
     ("check", "expected"),
     [
-        ("disk=900000T", "has [0-9]+ GiB free, less than [0-9]+ GiB"),
-        ("memory=900000T", "[0-9]+ GiB are available, less than"),
-        ("shm=900000T", "/dev/shm has .* free, less than"),
+        ("disk=900000T", "has [0-9]+ GiB free, less than [0-9]+ GiB(.|\n)*hint: make room there"),
+        ("memory=900000T", "[0-9]+ GiB are available, less than(.|\n)*hint: end what else"),
+        ("shm=900000T", "/dev/shm has .* free, less than(.|\n)*hint: docker run --shm-size"),
         ("gpu", "0 of 0 GPUs can be used.*, for 1 workers"),
         ("disk,memory,shm,gpu", "gpu: "),
     ],
@@ -208,17 +236,40 @@ def test_what_is_there_passes(script: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("printed", "expected"),
+    ("printed", "why", "remedy"),
     [
-        ("0, 0\\n1, 2\\n", "GPU 1 has 2 memory errors that ECC could not correct"),
-        ("0, [N/A]\\n1, 0\\n", ""),
+        (
+            "0, 3, 0\\n1, 3, 2\\n",
+            "GPU 1 has 2 memory errors that ECC could not correct",
+            "gpu-reset",
+        ),
+        ("0, 3, 0\\n1, 30000, 0\\n", "GPU 1 has 30000 MiB in use, more than 1024 MiB", "end them"),
+        ("0, 3, [N/A]\\n1, 1024, 0\\n", "", ""),
+        ("0, [N/A], [N/A]\\nnonsense\\n", "", ""),
     ],
 )
-def test_memory_errors_of_a_gpu_are_found(printed: str, expected: str, tmp_path: Path) -> None:
+def test_what_nvidia_smi_says_of_a_gpu_counts(
+    printed: str, why: str, remedy: str, tmp_path: Path
+) -> None:
     """A made-up nvidia-smi stands in: there is no GPU here."""
     program(tmp_path / "nvidia-smi", f"printf '{printed}'")
     env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert health_check._damaged(env) == expected
+    found = health_check._by_nvidia_smi(env)
+    assert (why in found.why) if why else not found.why
+    assert remedy in found.remedy
+
+
+def test_nvidia_smi_is_asked_for_the_gpus_of_this_job_only(tmp_path: Path) -> None:
+    program(tmp_path / "nvidia-smi", f'echo "$@" > {tmp_path}/arguments')
+    env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}", "CUDA_VISIBLE_DEVICES": "2,3"})
+    assert not health_check._by_nvidia_smi(env).why
+    assert (tmp_path / "arguments").read_text().strip().endswith(" --id=2,3")
+
+
+def test_an_nvidia_smi_that_fails_is_a_reason(tmp_path: Path) -> None:
+    program(tmp_path / "nvidia-smi", "echo NVML: Driver/library version mismatch; exit 18")
+    env = Environment({"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert "exited with 18: NVML: Driver/library" in health_check._by_nvidia_smi(env).why
 
 
 @pytest.mark.parametrize(
@@ -230,6 +281,7 @@ def test_memory_errors_of_a_gpu_are_found(printed: str, expected: str, tmp_path:
         ("gpu=1G", "gpu without a size"),
         ("disk,,gpu", "'' is not one of"),
         ("nvidia-smi", "a command has a slash or a space"),
+        ("disk,network", "relight doctor checks the network"),
     ],
 )
 def test_a_bad_value_is_refused(text: str, expected: str) -> None:

@@ -82,6 +82,7 @@ from relight.worker_group import AgentServices, Outcome, WorkerGroup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from relight.health_check import Unfit
     from relight.host.preloading import Preload
     from relight.link import RemoteLink
     from relight.sight.job_socket import JobSocket
@@ -90,6 +91,8 @@ _IDLE_S = 1.0
 """How long a node waits for a generation before it imports modules meanwhile (--preload)."""
 _SHOWN_AFTER_S = 1.0
 """When `relight status` and other commands can see the job: not while its workers start."""
+_TELL_S = 3.0
+"""How long a node that leaves tries to tell the group why."""
 _READY_S = 30.0
 """How long it may take from SIGKILL until this node has reported that its workers have exited:
 large processes exit slowly.
@@ -178,7 +181,7 @@ class Agent:
         outcome = Outcome()
         while True:
             unfit = self._check_health(outcome)
-            if unfit:
+            if unfit is not None:
                 return self._leave_unfit(unfit, outcome)
             self._get_ready(outcome)
             formed, outcome = self._wait_for_generation(), Outcome()
@@ -202,14 +205,15 @@ class Agent:
 
     # A generation.
 
-    def _check_health(self, outcome: Outcome) -> str:
-        """Return why this node must run no workers, or an empty string."""
+    def _check_health(self, outcome: Outcome) -> "Unfit | None":
+        """Return why this node must run no workers, if so."""
         no_restart = bool(outcome.failures) and not self.job.settings.max_restarts
         if self.job.command.spec.health_check is None or no_restart or self._is_over():
-            return ""
+            return None
         from relight import health_check
 
-        return health_check.run(self.loop, self.journal, self.job, self._is_over)
+        unfit = health_check.run(self.loop, self.journal, self.job, self._is_over)
+        return unfit if unfit.why else None
 
     def _get_ready(self, outcome: Outcome) -> None:
         """Bind a store for the next generation; report that no workers run here, and how the last
@@ -282,13 +286,15 @@ class Agent:
         self.link.send(NodeLeaving(f"its {reason}"))
         return exit_code_of_signal(number), f"the {reason}"
 
-    def _leave_unfit(self, unfit: str, outcome: Outcome) -> tuple[int, str]:
+    def _leave_unfit(self, unfit: "Unfit", outcome: Outcome) -> tuple[int, str]:
         from relight import health_check
 
-        reason = f"its health check failed: {unfit}"
+        reason = f"its health check failed: {unfit.why}"
         self.journal.say(health_check.explain(unfit))
         if outcome.failures and self._workers is not None:
             return self._give_up(self._workers, outcome, reason, "the health check failed")
+        # A check is often faster than the way to the coordinator.
+        self.loop.run_until(lambda: self.link.has_joined or self._is_over(), _TELL_S)
         self.link.send(NodeLeaving(reason))
         return EXIT_MACHINE, f"the node leaves: {reason}"
 

@@ -86,6 +86,11 @@ class LocalLink:
         self._loop = loop
         self.join = join
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether the group hears what is sent."""
+        return True
+
     def open(self, owner: LinkOwner) -> None:
         """Join the group."""
         node = self.join.node

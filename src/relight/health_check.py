@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Callable
 
 from relight.core.waiting import duration
-from relight.doctor import inspection
-from relight.doctor.machine import NO_LIMIT, Gpus
+from relight.doctor import inspection, machine
 from relight.env import Environment
 from relight.errors import signal_name
 from relight.events import HealthChecked
@@ -22,6 +21,7 @@ from relight.host import background
 from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.node_job import NodeJob
+from relight.typed import NamedTuple
 from relight.values import CheckByName, HealthCheck
 
 _SHOWN = 200
@@ -30,27 +30,41 @@ _READ = 64 * 1024
 _SMI_S = 20.0
 _KIB = 1024
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - its room is looked at
+_MOST_USED_MIB = 1024
+"""An idle GPU has some hundred MiB in use at most: those of the driver and a desktop."""
+_REPAIR = "repair it, or leave it out; --health-check says what is checked"
+_DRIVER_REMEDY = "look at dmesg; restart the driver or the machine"
 
 
-def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool]) -> str:
-    """Check this node; return why it can't run workers, or an empty string.
+class Unfit(NamedTuple):
+    """Why a node can't run workers, empty if it can, and what to do about it."""
+
+    why: str
+    remedy: str = _REPAIR
+
+
+_FIT = Unfit("")
+
+
+def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool]) -> Unfit:
+    """Check this node; return why it can't run workers, if so.
 
     Args:
         loop: the agent's loop, which is served meanwhile.
         journal: gets the event `HealthChecked`.
         job: what the node would run.
-        is_over: whether the agent needs the result no more; then it is an empty string.
+        is_over: whether the agent needs the result no more; then the node counts as fit.
     """
     spec = job.command.spec
     check = spec.health_check
     if check is None:
-        return ""
+        return _FIT
     began, limit_s = loop.now(), spec.health_check_timeout
     running = _Command(check.command, job.command.env) if check.command else None
-    found: list[str] = []
+    found: list[Unfit] = []
 
-    def done(result: str | Exception) -> None:
-        failed = f"{type(result).__name__}: {result}"
+    def done(result: Unfit | Exception) -> None:
+        failed = Unfit(f"{type(result).__name__}: {result}")
         found.append(failed if isinstance(result, Exception) else result)
 
     work = running.wait if running is not None else _by_name(check, job)
@@ -61,12 +75,12 @@ def run(loop: Loop, journal: Journal, job: NodeJob, is_over: Callable[[], bool])
         if running is not None:
             running.close()
     if not found and is_over():
-        return ""
-    why = found[0] if found else f"it did not end within {duration(limit_s)}"
-    if why and running is not None:
-        why = f"{check.command}: {why}"
-    journal.record(HealthChecked(round(loop.now() - began, 3), why))
-    return why
+        return _FIT
+    unfit = found[0] if found else Unfit(f"it did not end within {duration(limit_s)}")
+    if unfit.why and running is not None:
+        unfit = unfit._replace(why=f"{check.command}: {unfit.why}")
+    journal.record(HealthChecked(round(loop.now() - began, 3), unfit.why))
+    return unfit
 
 
 class _Command:
@@ -92,16 +106,16 @@ class _Command:
         except OSError as error:
             self._error = str(error.strerror)
 
-    def wait(self) -> str:
-        """Return why the check failed, or an empty string."""
+    def wait(self) -> Unfit:
+        """Return why the check failed, if so."""
         if self._process is None:
-            return self._error
+            return Unfit(self._error)
         code = self._process.wait()
         if not code:
-            return ""
+            return _FIT
         how = f"was killed by {signal_name(-code)}" if code < 0 else f"exited with {code}"
         said = self._last_line()
-        return f"{how}: {said}" if said else how
+        return Unfit(f"{how}: {said}" if said else how)
 
     def close(self) -> None:
         """Kill it if it still runs, and what it has started."""
@@ -122,89 +136,98 @@ class _Command:
         return last if len(last) <= _SHOWN else f"{last[: _SHOWN - 1]}…"
 
 
-def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], str]:
-    """Return a call of all checks that were named; it returns the first reason."""
+def _by_name(check: HealthCheck, job: NodeJob) -> Callable[[], Unfit]:
+    """Return a call of the checks that were named: it returns what the first that fails says."""
     env = job.command.env
 
-    def work() -> str:
+    def work() -> Unfit:
         for each in check.names:
-            why = _CHECKS[each.name](each, env, job)
-            if why:
-                return f"{each.name}: {why}"
-        return ""
+            found = _CHECKS[each.name](each, env, job)
+            if found.why:
+                return found._replace(why=f"{each.name}: {found.why}")
+        return _FIT
 
     return work
 
 
-def _disk(check: CheckByName, env: Environment, job: NodeJob) -> str:
+def _disk(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     """Check where workers and relight write: TMPDIR, the logs, and the current directory."""
     temporary = env.get("TMPDIR") or tempfile.gettempdir()
     places = [temporary, job.run_directory or temporary, os.getcwd()]
-    return next(filter(None, (_room(path, check.least) for path in dict.fromkeys(places))), "")
+    found = (_room(path, check.least, machine.TMP_REMEDY) for path in dict.fromkeys(places))
+    return next((each for each in found if each.why), _FIT)
 
 
-def _shm(check: CheckByName, env: Environment, job: NodeJob) -> str:
+def _shm(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     del env, job
-    return _room(_SHARED_MEMORY, check.least)
+    return _room(_SHARED_MEMORY, check.least, machine.SHM_REMEDY)
 
 
-def _room(path: str, least: int) -> str:
+def _room(path: str, least: int, remedy: str) -> Unfit:
     disk = inspection.disk(path)
     if disk.error:
-        return f"{path} is not writable: {disk.error}"
+        return Unfit(f"{path} is not writable: {disk.error}", remedy)
     if disk.free < least:
-        return f"{path} has {_size(disk.free)} free, less than {_size(least)}"
-    return ""
+        return Unfit(f"{path} has {_size(disk.free)} free, less than {_size(least)}", remedy)
+    return _FIT
 
 
-def _memory(check: CheckByName, env: Environment, job: NodeJob) -> str:
+def _memory(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     del env, job
     free = inspection.available_memory()
-    if free != NO_LIMIT and free < check.least:
-        return f"{_size(free)} are available, less than {_size(check.least)}"
-    return ""
+    if free == machine.NO_LIMIT or free >= check.least:
+        return _FIT
+    why = f"{_size(free)} are available, less than {_size(check.least)}"
+    return Unfit(why, f"end what else takes memory here; {machine.MEMORY_REMEDY}")
 
 
-def _gpu(check: CheckByName, env: Environment, job: NodeJob) -> str:
+def _gpu(check: CheckByName, env: Environment, job: NodeJob) -> Unfit:
     del check
     gpus = inspection.gpus(env)
-    return _missing(gpus, job.nproc) or _busy(gpus) or _damaged(env)
+    if gpus.visible < job.nproc:
+        hiding = f" ({gpus.hiding})" if gpus.hiding else ""
+        why = f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {job.nproc} workers"
+        return Unfit(why, "relight doctor says what is missing; or fewer --nproc-per-node")
+    if gpus.holders:
+        shown = ", ".join(gpus.holders[:3])
+        return Unfit(f"other processes use the GPUs: {shown}", machine.HOLDERS_REMEDY)
+    return _by_nvidia_smi(env)
 
 
-def _missing(gpus: Gpus, needed: int) -> str:
-    if gpus.visible >= needed:
-        return ""
-    hiding = f" ({gpus.hiding})" if gpus.hiding else ""
-    return f"{gpus.visible} of {gpus.present} GPUs can be used{hiding}, for {needed} workers"
-
-
-def _busy(gpus: Gpus) -> str:
-    return f"other processes use the GPUs: {', '.join(gpus.holders[:3])}" if gpus.holders else ""
-
-
-def _damaged(env: Environment) -> str:
-    """Return which NVIDIA GPU has had memory errors that ECC could not correct, since the driver
-    was loaded; an empty string if none has, or none counts them.
+def _by_nvidia_smi(env: Environment) -> Unfit:
+    """Return which NVIDIA GPU has memory in use, or has had memory errors that ECC could not
+    correct since the driver was loaded. A GPU that does not count such errors passes.
     """
-    query = "--query-gpu=index,ecc.errors.uncorrected.volatile.total"
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=index,memory.used,ecc.errors.uncorrected.volatile.total",
+        "--format=csv,noheader,nounits",
+    ]
+    chosen = env.get("CUDA_VISIBLE_DEVICES")
+    if chosen:  # nvidia-smi itself does not look at it
+        command.append(f"--id={chosen}")
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_SMI_S, env={**env.variables},
             check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError:
-        return ""  # no NVIDIA tools
+        return _FIT  # no NVIDIA tools
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"nvidia-smi does not answer: {error}"
+        return Unfit(f"nvidia-smi does not answer: {error}", _DRIVER_REMEDY)
     if done.returncode:
         text = (done.stdout + done.stderr).strip()
-        return f"nvidia-smi exited with {done.returncode}: {text[-_SHOWN:]}"
+        why = f"nvidia-smi exited with {done.returncode}: {text[-_SHOWN:]}"
+        return Unfit(why, _DRIVER_REMEDY)
     for line in done.stdout.splitlines():
-        index, _, errors = (part.strip() for part in line.partition(","))
+        index, used, errors = [*map(str.strip, line.split(",")), "", ""][:3]
+        if used.isdecimal() and int(used) > _MOST_USED_MIB:
+            why = f"GPU {index} has {used} MiB in use, more than {_MOST_USED_MIB} MiB"
+            return Unfit(why, machine.HOLDERS_REMEDY)
         if errors.isdecimal() and int(errors):
-            return f"GPU {index} has {errors} memory errors that ECC could not correct"
-    return ""
+            why = f"GPU {index} has {errors} memory errors that ECC could not correct, more than 0"
+            return Unfit(why, f"nvidia-smi --gpu-reset -i {index}; if they come again, replace it")
+    return _FIT
 
 
 _CHECKS = {"disk": _disk, "memory": _memory, "shm": _shm, "gpu": _gpu}
@@ -218,10 +241,9 @@ def _size(size: int) -> str:
     return f"{size} GiB"
 
 
-def explain(why: str) -> str:
+def explain(unfit: Unfit) -> str:
     """Return the message of an agent whose node is unfit."""
     return (
-        f"error: the health check of {socket.gethostname()} failed ({why}): "
-        "this node leaves the job\n"
-        "  hint: repair it, or leave it out; --health-check says what is checked"
+        f"error: the health check of {socket.gethostname()} failed ({unfit.why}): "
+        f"this node leaves the job\n  hint: {unfit.remedy}"
     )

@@ -114,6 +114,12 @@ class RemoteLink(finders.Seeker):
         self._finder.open(self)
         self._step(Tick())
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether the group hears what is sent."""
+        connection = self._connection
+        return self._group is not None or (connection is not None and connection.is_open)
+
     def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator. Without one, drop it: the next coordinator gets
         `LinkOwner.messages_after_join`.

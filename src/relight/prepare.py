@@ -4,6 +4,7 @@ All errors of a launch are found here, before anything is started.
 """
 
 import os
+import sys
 
 from relight import script
 from relight.core.commands import Command
@@ -61,6 +62,10 @@ def prepare(
     notes += check_ranks(spec, nproc) + script.late_flags(spec, given)
     if spec.verbose and not spec.no_python:
         notes += filter(None, [interpreter.explain(python, env)])
+    if "TORCHELASTIC_HEALTH_CHECK_PORT" in env.variables:
+        notes.append(
+            "TORCHELASTIC_HEALTH_CHECK_PORT has no effect: no server answers there, as in torchrun"
+        )
     if spec.virtual_local_rank:
         visible_device(env.variables.get("CUDA_VISIBLE_DEVICES"), nproc - 1)
     if spec.failure_report:
@@ -98,6 +103,7 @@ def _job(
         agent_store=shared and spec.worker_store == "agent",
         threads=threads,
         timer_file=_timer_file(env),
+        breakpoint=_breakpoint(spec, env, python),
     )
     settings, meeting, facts = _settings_alone(spec), None, {}
     if not spec.runs_locally():
@@ -205,6 +211,23 @@ def _timer_file(env: Environment) -> str:
     name = f"watchdog_timer_{files.new_run_id()}"
     own = os.path.join(env.get("TMPDIR", "/tmp"), name)  # noqa: S108
     return env.get("TORCHELASTIC_TIMER_FILE", own)
+
+
+def _breakpoint(spec: RunSpec, env: Environment, python: str) -> dict[str, str]:
+    """Return the variables that let `breakpoint()` wait for relight debug; none if the user has
+    said what it does, or where the system lacks what is needed for it.
+    """
+    if "PYTHONBREAKPOINT" in env.variables or sys.platform != "linux":
+        return {}
+    root, package = os.path.split(os.path.dirname(os.path.abspath(__file__)))
+    # The first entry of sys.path is of this program only: a directory, or a zip archive.
+    if python == sys.executable and not spec.no_python and root != os.path.abspath(sys.path[0]):
+        return {"PYTHONBREAKPOINT": "relight.worker.breakpoint.wait"}
+    own, theirs = os.path.join(root, package, "worker", "path"), env.get("PYTHONPATH")
+    return {
+        "PYTHONBREAKPOINT": "relight_breakpoint.wait",
+        "PYTHONPATH": f"{theirs}{os.pathsep}{own}" if theirs else own,
+    }
 
 
 def _check_keep_warm(spec: RunSpec) -> None:

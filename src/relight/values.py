@@ -330,6 +330,8 @@ def parse_health_check(text: str) -> HealthCheck | None:
 
 def _check_by_name(text: str) -> CheckByName:
     name, equals, size = text.partition("=")
+    if name == "network":
+        raise ValueError("relight doctor checks the network; a node without it can't join")
     if name not in CHECKS:
         raise ValueError(
             f"{_not_one_of(name or repr(''), tuple(CHECKS))} (a command has a slash or a space "

@@ -431,7 +431,12 @@ class WorkerGroup:
 
     # Whether they do anything.
 
-    def _signs(self) -> tuple[int, int]:
+    def _signs(self) -> tuple[int, int] | None:
+        from relight.host import breakpoints
+
+        pids = self.supervisor.workers.pids if self.supervisor is not None else {}
+        if breakpoints.any_below(pids.values()):
+            return None
         return self.logs.size(), self.memory.step() or 0
 
     def _on_quiet(self) -> None:

@@ -77,12 +77,13 @@ class WorkerWatches:
         return self._quiet_watch.quiet if self._quiet_watch is not None else None
 
     def watch_quiet(
-        self, signs: Callable[[], tuple[int, int]], on_change: Callable[[], None]
+        self, signs: Callable[[], tuple[int, int] | None], on_change: Callable[[], None]
     ) -> None:
         """Look for workers that do nothing, if the user has asked for it.
 
         Args:
-            signs: returns how many bytes they have printed, and the highest step they reported.
+            signs: returns how many bytes they have printed, and the highest step they reported;
+                None while one of them is at a breakpoint.
             on_change: called when `quiet` begins or ends.
         """
         limits = self._job.command.spec.hang_timeout

@@ -291,6 +291,11 @@ def test_ranks_that_ended_well_are_not_blamed_for_a_connection_of_the_script_its
         ),
         ([end(exitcode=3)], (), "it printed nothing to stderr"),
         ([end(exitcode=-SEGV)], (), "set PYTHONFAULTHANDLER=1 to get a traceback of the crash"),
+        (
+            [end(report=error("", "bdb.BdbQuit"))],
+            (),
+            "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`",
+        ),
         ([end(exitcode=-7)], (), "SIGBUS is often a full /dev/shm"),
         ([end(report=error(), evidence="out of memory")], (), "out of memory"),
     ],

@@ -225,6 +225,27 @@ def test_a_node_that_leaves_costs_no_restart_and_is_named() -> None:
     assert game.reason("b") == "a left: SIGTERM"
 
 
+def test_those_who_wait_are_told_which_node_left_and_why() -> None:
+    game = table(2, 2).play("""
+        0 a joins
+        1 b offers
+        2 b leaves
+        2 b lost
+        12 -
+    """)
+    text = "b left: SIGTERM; 1 of 2 nodes left: a; waiting for 1 more"
+    assert game.waits("a").text.startswith(text)
+    game.play("""
+        13 c joins
+        -> form 0: a c
+        14 c lost
+        -> stop 0: a
+        15 a ready
+        25 -
+    """)
+    assert game.waits("a").text.startswith("c was lost")
+
+
 def test_a_failure_and_a_loss_are_a_change_of_membership() -> None:
     """Whichever comes first: where a node is lost, the others' failures are its consequence."""
     table(1, 3, 0).play("""

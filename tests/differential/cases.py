@@ -7,7 +7,9 @@ Word = str | bytes
 
 # What differs in every run. Cases add to it, or leave out what their flags rule out.
 ADDRESS = frozenset({"master-addr"})
-COMMON = ADDRESS | {"output-through-agent", "parent-death-signal", "temporary-directory"}
+COMMON = ADDRESS | {
+    "breakpoint", "output-through-agent", "parent-death-signal", "temporary-directory"
+}  # fmt: skip
 LOGGED = COMMON - {"temporary-directory"} | {"absolute-error-file", "event-log"}
 FILES_ONLY = LOGGED - {"output-through-agent"}
 RUN_PATH = COMMON | {"run-path-process", "run-path-unbuffered"}
@@ -282,6 +284,13 @@ ENDS = (
          notes=("they are killed in 1 s",)),
     Case("SIGUSR1 to handle", ("--signals-to-handle=SIGUSR1",), signal="SIGUSR1",
          variables={"PROBE_END": "0.0=wait"}, differs=LAUNCHER_SIGNALLED, notes=("got SIGUSR1",)),
+    Case("a timer is released in time", variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1",
+         "PROBE_END": "0.0=released"}),
+    Case("a port for a health check", variables={"TORCHELASTIC_HEALTH_CHECK_PORT": "{port}"},
+         notes=("TORCHELASTIC_HEALTH_CHECK_PORT has no effect",)),
+    Case("a port for a health check that is none", variables={
+         "TORCHELASTIC_HEALTH_CHECK_PORT": "http"},
+         notes=("TORCHELASTIC_HEALTH_CHECK_PORT has no effect",)),
     Case("a timer runs out", variables={"TORCHELASTIC_ENABLE_FILE_TIMER": "1",
          "PROBE_END": "0.0=timer"}, differs=COMMON | {"late-worker"}, notes=("its timer",)),
     two("exit 7, an error file of the launcher",

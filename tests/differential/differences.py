@@ -56,6 +56,13 @@ DIFFERENCES = {
         "the full host name of a machine need not resolve",
         ((_ENV + "MASTER_ADDR", re.escape(socket.getfqdn()), r"127\.0\.0\.1"),),
     ),
+    "breakpoint": Difference(
+        "a rank without a terminal can be debugged",
+        (
+            (_ENV + "PYTHONBREAKPOINT", NOTHING, r"relight(\.worker\.|_)breakpoint\.wait"),
+            (_ENV + "PYTHONPATH", ".*", r".*/relight/worker/path"),
+        ),
+    ),
     "output-through-agent": Difference(
         "lines of different ranks never mix, and the end of stderr is at hand for the report",
         (

@@ -5,9 +5,9 @@ Its own variables:
     PROBE_WRITE  bytes to write to stdout as well, as latin-1 text
     PROBE_READ   stdin is read to its end
     PROBE_END    `RESTART.RANK=HOW,…`; HOW is an exit code, `raise`, `kill N`, `wait` (for a
-                 signal, which is then written down), `stay` (whatever comes) or `timer` (which
-                 runs out). A worker that fails does so when all others of its restart have
-                 written.
+                 signal, which is then written down), `stay` (whatever comes), `timer` (which runs
+                 out) or `released` (one that does not). A worker that fails does so when all
+                 others of its restart have written.
 """
 
 import json
@@ -150,11 +150,14 @@ def end(how: str, restart: str, rank: str, got: "set[int]") -> None:
     wait_for_all(restart)
     if how == "raise":
         raise RuntimeError("told to fail")
-    if how == "timer":
+    if how in ("timer", "released"):
         request = {"version": 1, "pid": os.getpid(), "scope_id": "step", "signal": 9}
+        times = [time.time() - 1] if how == "timer" else [time.time() + 0.3, -1]
         with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as fifo:
-            fifo.write(json.dumps({**request, "expiration_time": time.time() - 1}) + "\n")
-        time.sleep(DEADLINE_S)
+            lines = (json.dumps({**request, "expiration_time": each}) + "\n" for each in times)
+            fifo.writelines(lines)
+        time.sleep(DEADLINE_S if how == "timer" else 1)
+        sys.exit()
     if how.startswith("kill "):
         os.kill(os.getpid(), int(how[5:]))
     sys.exit(int(how))

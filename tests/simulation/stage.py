@@ -37,8 +37,7 @@ SPEC = RunSpec(
 COMMAND = Command(
     spec=SPEC._replace(signals_to_handle=(int(signal.SIGTERM),), event_log_handler="null"),
     env=Environment({"RELIGHT_JOB_ID": "simulated"}), python="python", run_path=(), run_id="job",
-    local_rank_argument=False,
-    agent_store=True, threads=0, timer_file="",
+    local_rank_argument=False, agent_store=True, threads=0, timer_file="", breakpoint={},
 )  # fmt: skip
 
 

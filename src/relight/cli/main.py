@@ -29,6 +29,7 @@ COMMANDS = {
     "submit": "submit a job to this machine, Docker, Slurm … (torchx run)",
     "status": "show the state of a job, or the agents on this machine",
     "stacks": "show where the ranks of a job are, from outside, also if it hangs",
+    "debug": "attach to pdb in a rank that is at breakpoint()",
     "logs": "print the output of a job",
     "wait": "wait for the end of a job",
     "cancel": "stop a job",
@@ -43,8 +44,9 @@ COMMANDS = {
     "version": "print the version",
 }
 
-JOB_COMMANDS = ("submit", "status", "stacks", "logs", "wait", "cancel", "delete", "list",
-            "describe", "components", "schedulers", "configure", "warm", "completion")  # fmt: skip
+JOB_COMMANDS = ("submit", "status", "stacks", "debug", "logs", "wait", "cancel", "delete",
+            "list", "describe", "components", "schedulers", "configure", "warm",
+            "completion")  # fmt: skip
 """Commands that are modules of this package with a function `main`."""
 _LAUNCHERS = ("run", "launch")
 _ON_NODES = ("run", "launch", "coordinator", "doctor")

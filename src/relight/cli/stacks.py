@@ -1,18 +1,16 @@
 """`relight stacks`: shows where the ranks of a job are, from outside."""
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from relight.cli import ranks
 from relight.cli.jobs import HANDLE, HELP, JSON, Page, print_json, read_arguments
 from relight.core import stacks
 from relight.core.fields import printable
 from relight.core.stacks import Group, ProcessStack, ThreadStack
-from relight.errors import EXIT_MACHINE, EXIT_OK, MachineError, UsageError
+from relight.errors import EXIT_MACHINE, EXIT_OK
 from relight.host.stacks import workers
 from relight.host.stacks.take import take, take_all
-from relight.job import handles
-from relight.runner.runner import Runner
 from relight.spec import Flag
 
 PAGE = Page(
@@ -38,8 +36,6 @@ PAGE = Page(
     "exit code: 0 a stack was taken; 2 no such job or process; 4 this machine allows it of none",
 )  # fmt: skip
 
-RUN = "run"
-"""The scheduler of jobs of `relight run`, whose ids end with the pid of the agent."""
 _ALONE = -1
 """Stands for the rank of a process that is none."""
 Taken = Mapping[int, ProcessStack | str]
@@ -52,8 +48,9 @@ def main(argv: list[str]) -> int:
         RelightError: there is no such job or process here, or it may not be read.
     """
     parsed = read_arguments(argv, PAGE, 1, 1, "the pid of a process, or a job")
-    target = parsed.command[0]
-    pids = _ranks_of_process(int(target)) if target.isdecimal() else _ranks_of_job(target)
+    pids = ranks.of(parsed.command[0], "stacks")
+    if not pids:
+        pids = {_ALONE: workers.python_of(int(parsed.command[0]))}
     found: Taken = {_ALONE: take(pids[_ALONE])} if _ALONE in pids else take_all(pids)
     if parsed.values["json"]:
         print_json(_as_object(found, pids))
@@ -61,46 +58,6 @@ def main(argv: list[str]) -> int:
         lines = _report(found, pids, parsed.values["all"])
         print("\n".join(printable(line, lines=False) for line in lines))
     return EXIT_MACHINE if all(isinstance(each, str) for each in found.values()) else EXIT_OK
-
-
-def _ranks_of_process(pid: int) -> dict[int, int]:
-    """Return the pids of the ranks below a process, or of that alone."""
-    if not _exists(pid):
-        raise UsageError(
-            f"there is no process {pid} on this machine", hint="relight status shows the agents"
-        )
-    return workers.below(pid) or {_ALONE: workers.python_of(pid)}
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return pid > 0
-
-
-def _ranks_of_job(text: str) -> dict[int, int]:
-    handle = handles.parse(text)
-    if handle.role:
-        raise UsageError(f"{text} is a part of a job", hint=f"relight stacks {handle}")
-    if handle.scheduler == RUN:
-        return _ranks_of_process(int(handle.app_id.rpartition("-")[2]))
-    found = workers.of_job(str(handle))
-    if found:
-        return found
-    with Runner() as runner:
-        status = runner.status(handle)
-    if status.state.is_over:
-        raise UsageError(f"{handle} is over: {status.state.name}", hint=f"relight logs {handle}")
-    hosts = sorted({each.host for each in status.replicas if each.host})
-    where = f" ({', '.join(hosts[:5])}{', …' if len(hosts) > 5 else ''})" if hosts else ""
-    raise MachineError(
-        f"{handle} has no workers on this machine: it is {status.state.name}",
-        hint=f"run it on a node of the job{where}: relight stacks {handle}",
-    )
 
 
 def _report(found: Taken, pids: Mapping[int, int], every: bool) -> Iterator[str]:

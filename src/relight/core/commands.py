@@ -5,6 +5,8 @@ Both are torchrun's (torch 2.13), with one exception: in arguments, only `${loca
 replaced. What else `string.Template` would replace, such as `$$` and `$local_rank`, stays as it is.
 """
 
+from collections.abc import Mapping
+
 from relight.core.ranks import Assignment, Generation, visible_device, worker_variables
 from relight.env import Environment
 from relight.errors import signal_name
@@ -52,6 +54,8 @@ class Command(NamedTuple):
     """Value of OMP_NUM_THREADS; 0 leaves it unchanged."""
     timer_file: str
     """The FIFO of the workers' timers, empty for none."""
+    breakpoint: Mapping[str, str]
+    """The variables that let `breakpoint()` wait for relight debug."""
 
 
 def argv(command: Command, local_rank: int) -> tuple[str, ...]:
@@ -94,6 +98,7 @@ def common_variables(command: Command) -> dict[str, str]:
     )
     if command.timer_file:
         result["TORCHELASTIC_TIMER_FILE"] = command.timer_file
+    result.update(command.breakpoint)
     if command.threads:
         result["OMP_NUM_THREADS"] = str(command.threads)
     return result

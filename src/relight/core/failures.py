@@ -138,6 +138,8 @@ class Diagnosis(NamedTuple):
             return root.evidence
         if root.aborted_at_exit:
             return "a C++ thread was still running at exit (SIGABRT)"
+        if _text_of(root).startswith(("BdbQuit", "bdb.BdbQuit")):
+            return "pdb was quit, or had no terminal; breakpoint() waits for `relight debug`"
         if _MISMATCH.search(_text_of(root)):
             return "ranks pass tensors of different sizes to one collective"
         if classify(root) is Class.VICTIM:

@@ -176,6 +176,7 @@ class _Gathering:
         self.enough_since: float | None = None  # when the last call began
         self.unknown_may_run_until = 0.0  # workers of a generation that is not known here may run
         self.not_before = 0.0  # the next generation waits until then, after repeated failures
+        self.departure = ""  # which node has left meanwhile, and why
 
 
 class _Ending:
@@ -299,7 +300,9 @@ class Membership:
                 if now < self._gathering.not_before:
                     return self._cause
                 if here < settings.needed:
-                    cause = self._cause if self.generation != NO_GENERATION else ""
+                    cause = self._gathering.departure
+                    if not cause and self.generation != NO_GENERATION:
+                        cause = self._cause
                     return waiting.too_few(hosts, settings.needed, settings.most, left, cause)
                 if not self._has_enough():
                     late = [member.join.host for member in self.members.not_ready()]
@@ -471,10 +474,14 @@ class Membership:
         self._wait_reasons.is_pending = True
 
     def _lose(self, member: Member, what: str, now: float, *, orderly: bool = False) -> None:
-        node = member.node
+        node, was_ready = member.node, self.members.is_ready(member.node)
         self.members.lose(member, now)
         self._wait_reasons.is_pending = True
         if node not in self.roster:
+            if orderly and self.state is GroupState.GATHERING:
+                self._gathering.departure = f"{member.join.host} {what}"
+                if not was_ready:  # it is unfit: too few nodes may be left for a coordinator
+                    self._wait_reasons.at = now
             return
         had_ended_well = node in self.roster.done
         self.roster.remove(node)
@@ -659,6 +666,7 @@ class Membership:
         ending = self._ending
         self.state, self._gathering.since = GroupState.GATHERING, now
         self._gathering.not_before = 0.0
+        self._gathering.departure = ""
         if ending.failure_cause and not ending.membership_changed:
             self._after_failure(ending, now)
         elif ending.has_lost_node and self.settings.smart:

@@ -11,6 +11,14 @@ _LEAST_FILES, _FEW_FILES = 256, 1024
 _LEAST_TASKS, _FEW_TASKS = 256, 2048
 _MANY_HOLDERS = 6
 
+SHM_REMEDY = (
+    "docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory at "
+    "/dev/shm; else mount -o remount,size=16g /dev/shm"
+)
+TMP_REMEDY = "make room there, or set TMPDIR to a directory that has some"
+MEMORY_REMEDY = "raise --memory of the container, or the memory of the batch job"
+HOLDERS_REMEDY = "end them if nobody needs them (nvidia-smi shows how much each takes)"
+
 
 class Disk(NamedTuple):
     """A directory: its size and free space in bytes, and why it is not writable."""
@@ -87,10 +95,7 @@ def judge(machine: Machine, *, alone: bool) -> list[Finding]:
 
 
 def _shared_memory(shm: Disk) -> list[Finding]:
-    remedy = (
-        "docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir of medium Memory at "
-        "/dev/shm; else mount -o remount,size=16g /dev/shm"
-    )
+    remedy = SHM_REMEDY
     why = "DataLoader workers and NCCL share data there, and die with a bus error when it is full"
     if shm.error:
         return [
@@ -110,7 +115,7 @@ def _shared_memory(shm: Disk) -> list[Finding]:
 
 
 def _temporary(tmp: Disk) -> list[Finding]:
-    remedy = "make room there, or set TMPDIR to a directory that has some"
+    remedy = TMP_REMEDY
     why = "relight, Python and compilers write temporary files there"
     if tmp.error:
         what = f"{tmp.path} is not writable: {tmp.error}"
@@ -184,7 +189,7 @@ def _memory(machine: Machine) -> list[Finding]:
             f"the cgroup leaves {_size(machine.memory)} of memory",
             "",
             "a worker with torch takes some 0.5 GiB; above the limit it is killed (exit code 137)",
-            "raise --memory of the container, or the memory of the batch job",
+            MEMORY_REMEDY,
         )
     ]
 
@@ -241,7 +246,7 @@ def _gpus(gpus: Gpus) -> list[Finding]:
                 f"other processes use the GPUs: {shown}{f' and {more} more' if more > 0 else ''}",
                 "",
                 "processes of an earlier job may still hold GPU memory: 'CUDA out of memory'",
-                "end them if nobody needs them (nvidia-smi shows how much each takes)",
+                HOLDERS_REMEDY,
             )
         )
     if findings:

@@ -24,7 +24,8 @@ class QuietWatch:
         limits: after how long workers that do nothing are quiet.
         running: returns the pids of the workers that run, by local rank; None while they are
             frozen.
-        signs: returns how many bytes they have printed, and the highest step they have reported.
+        signs: returns how many bytes they have printed, and the highest step they have reported;
+            None while one of them is at a breakpoint.
         on_change: called when they have been quiet for too long, and when one of them does
             something again.
     """
@@ -34,7 +35,7 @@ class QuietWatch:
         loop: Loop,
         limits: HangTimeout,
         running: Callable[[], Mapping[int, int] | None],
-        signs: Callable[[], tuple[int, int]],
+        signs: Callable[[], tuple[int, int] | None],
         on_change: Callable[[], None],
     ) -> None:
         self.quiet: Quiet | None = None
@@ -59,11 +60,11 @@ class QuietWatch:
             self._on_change()
 
     def _observe(self) -> Observation | None:
-        pids = self._running()
-        if pids is None:
+        pids, signs = self._running(), self._signs()
+        if pids is None or signs is None:
             return None
         workers = {rank: usage_of_all(pid) for rank, pid in pids.items()}
-        return Observation(workers, self._signs())
+        return Observation(workers, signs)
 
 
 def usage_of_all(pid: int) -> Usage:

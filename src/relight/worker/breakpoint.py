@@ -1,0 +1,314 @@
+"""What `breakpoint()` does in a worker: it waits for `relight debug`, with pdb on this side.
+
+The agent sets PYTHONBREAKPOINT, so this module is imported at the first breakpoint. A worker that
+has a terminal as its stdin debugs there, as under torchrun; several share it badly, so only the
+first one does.
+
+The worker listens on a Unix socket in the abstract namespace (unix(7)), named after its pid; only
+its own user and root may connect, one at a time. As long as there is a socket of that name,
+--hang-timeout does not count. Messages are lines of JSON:
+
+    to relight debug     print TEXT, ask PROMPT, candidates LIST, runs
+    from it              line TEXT, complete [TEXT, LINE, BEGIN, END]
+"""
+
+import code
+import contextlib
+import fcntl
+import io
+import json
+import os
+import pdb
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+NAME = "\0relight-breakpoint-"
+"""The name of the socket, before the pid."""
+_TERMINAL = "\0relight-terminal-"
+_OWN = ("bdb", "pdb", __name__)
+"""Modules in which the debugger does not stop."""
+_MOST_SHOWN = 64 * 1024
+"""Most characters that a terminal which attaches late is shown."""
+
+_own = threading.local()
+_one_at_a_time = threading.RLock()
+"""Held by the thread that is at a prompt."""
+_remote: "_Remote | None" = None
+_has_terminal = False
+
+
+def wait(*, header: str | None = None, commands: list[str] | None = None) -> None:
+    """Stop here until somebody debugs this process and continues.
+
+    Args:
+        header: as in `pdb.set_trace`.
+        commands: the same; for Python 3.14 and later.
+    """
+    frame = sys._getframe(1)
+    debugger = getattr(_own, "debugger", None)
+    if debugger is None:
+        debugger = _own.debugger = _debugger()
+    if header is not None:
+        debugger.message(header)
+    if commands is not None:
+        debugger.rcLines.extend(commands)
+    debugger.place = _place_of(frame)
+    debugger.set_trace(frame)
+
+
+def _debugger() -> "_Debugger":
+    """Return the debugger of this thread."""
+    global _remote
+    if _remote is None and not _takes_terminal():
+        _remote = _Remote()
+        os.register_at_fork(after_in_child=_forget)
+    return _Debugger(_remote)
+
+
+def _takes_terminal() -> bool:
+    """Return whether this process may debug at the terminal that is its stdin."""
+    global _has_terminal
+    try:
+        number = os.fstat(0).st_rdev if os.isatty(0) else 0
+    except OSError:
+        number = 0
+    if number and not _has_terminal:
+        holder = socket.socket(socket.AF_UNIX)
+        try:
+            holder.bind(f"{_TERMINAL}{number}")
+            holder.detach()  # held until this process ends
+            _has_terminal = True
+        except OSError:
+            holder.close()  # another rank debugs there
+    return _has_terminal
+
+
+@contextlib.contextmanager
+def _at_terminal() -> Iterator[None]:
+    """Let the terminal be stdout as well, not the agent's pipe: readline edits only there. The
+    socket shows others that this process is at a breakpoint, and that a terminal is attached.
+    """
+    with socket.socket(socket.AF_UNIX) as shown:
+        shown.bind(f"{NAME}{os.getpid()}")
+        is_writable = fcntl.fcntl(0, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+        if not is_writable or os.isatty(1):
+            yield
+            return
+        sys.stdout.flush()
+        before = os.dup(1)
+        os.dup2(0, 1)
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            os.dup2(before, 1)
+            os.close(before)
+
+
+def _forget() -> None:
+    """Share neither the terminal at the other end nor the debugger with a child process."""
+    global _remote, _own, _one_at_a_time
+    if _remote is not None:
+        _remote.disconnect()
+    _remote, _own, _one_at_a_time = None, threading.local(), threading.RLock()
+
+
+class _Debugger(pdb.Pdb):
+    """pdb, whose terminal may be that of `relight debug`.
+
+    Args:
+        remote: the other end; None for this process's own terminal.
+    """
+
+    def __init__(self, remote: "_Remote | None") -> None:
+        stream: Any = remote
+        super().__init__(stdin=stream, stdout=stream, skip=_OWN, nosigint=remote is not None)
+        self._remote = remote
+        self._asks = False
+        self.prompt = "(Pdb) "
+        self.place = ""
+        """Where `breakpoint()` was called, until the first answer."""
+
+    def cmdloop(self, intro: Any | None = None) -> None:
+        """Ask for commands until the process goes on."""
+        if self._asks:  # pdb's own `commands` asks for more
+            super().cmdloop(intro)
+            return
+        remote = self._remote
+        with _one_at_a_time, remote.serving(self) if remote is not None else _at_terminal():
+            self._asks = True
+            try:
+                super().cmdloop(intro)
+            finally:
+                self._asks = False
+
+    def current_place(self) -> str:
+        """Return where this thread is, as `train.py:41 in step`."""
+        return self.place or _place_of(self.curframe)
+
+    def do_interact(self, arg: str) -> None:
+        """Start an interpreter, as pdb does, at the same terminal."""
+        remote, frame = self._remote, self.curframe
+        if remote is None or frame is None:
+            super().do_interact(arg)
+            return
+
+        def ask(prompt: str) -> str:
+            remote.write(prompt)
+            line = remote.readline()
+            return line.rstrip("\n")
+
+        names = {**frame.f_globals, **frame.f_locals}
+        remote.write("*interactive*: exit() ends it\n")
+        with contextlib.redirect_stdout(remote), contextlib.redirect_stderr(remote):
+            try:
+                code.interact("", readfunc=ask, local=names, exitmsg="")
+            except SystemExit:
+                pass
+
+    def candidates(self, text: str, line: str, begin: int, end: int) -> list[str]:
+        """Return the completions of a word, as `cmd.Cmd.complete` finds them."""
+        stripped = line.lstrip()
+        shift = len(line) - len(stripped)
+        begin, end = begin - shift, end - shift
+        complete: Any = self.completenames
+        if begin > 0:
+            command = self.parseline(stripped)[0]
+            complete = getattr(self, f"complete_{command}", self.completedefault)
+        try:
+            return list(complete(text, stripped, begin, end))
+        except Exception:
+            return []  # as readline shows none if a completer fails
+
+
+class _Remote(io.TextIOBase):
+    """The stdin and stdout of pdb: `relight debug`, or nobody yet."""
+
+    def __init__(self) -> None:
+        self._connection: socket.socket | None = None
+        self._received = b""
+        self._tail = ""  # the unfinished last line: a prompt, if a question follows
+        self._shown = ""  # what was printed since the process stopped
+        self._debugger: _Debugger | None = None
+
+    @contextlib.contextmanager
+    def serving(self, debugger: _Debugger) -> Iterator[None]:
+        """Answer for this debugger; then tell the other end that the process runs."""
+        self._debugger = debugger
+        try:
+            yield
+        finally:
+            self._print(self._tail)
+            self._send({"runs": True})
+            self._tail = self._shown = ""
+
+    def disconnect(self) -> None:
+        """Close the connection; the next question waits for another one."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._received = None, b""
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Print at the other end, whole lines."""
+        whole, newline, self._tail = (self._tail + text).rpartition("\n")
+        self._print(whole + newline)
+        return len(text)
+
+    def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+        """Ask with the unfinished line as the prompt, and return the answer. A terminal that leaves
+        has no answer: the next one is asked.
+        """
+        del size
+        while True:
+            if self._connection is None:
+                self._wait()
+            self._send({"ask": self._tail})
+            while (message := self._receive()) is not None:
+                if "line" in message:
+                    self._tail = ""
+                    if self._debugger is not None:
+                        self._debugger.place = ""
+                    return str(message["line"]) + "\n"
+                if "complete" in message and self._debugger is not None:
+                    found = self._debugger.candidates(*message["complete"])
+                    self._send({"candidates": found})
+            self.disconnect()
+
+    def _wait(self) -> None:
+        """Wait until somebody attaches."""
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{NAME}{os.getpid()}")
+        listener.listen(1)
+        place = self._debugger.current_place() if self._debugger is not None else ""
+        say(f"is at a breakpoint in {place}: relight debug {os.getpid()}")
+        try:
+            while self._connection is None:
+                connection, _ = listener.accept()
+                if _is_allowed(connection):
+                    self._connection = connection
+                else:
+                    connection.close()
+        finally:
+            listener.close()
+        self._send({"print": self._shown})
+
+    def _print(self, text: str) -> None:
+        if text:
+            self._shown = (self._shown + text)[-_MOST_SHOWN:]
+            self._send({"print": text})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._connection is None:
+            return
+        try:
+            data = json.dumps(message).encode() + b"\n"
+            self._connection.sendall(data, socket.MSG_NOSIGNAL)
+        except OSError:
+            self.disconnect()
+
+    def _receive(self) -> dict[str, Any] | None:
+        """Return the next message, None if the other end is gone."""
+        while b"\n" not in self._received:
+            try:
+                data = self._connection.recv(65536) if self._connection is not None else b""
+            except OSError:
+                data = b""
+            if not data:
+                return None
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+
+def _place_of(frame: FrameType | None) -> str:
+    if frame is None:
+        return "a thread without Python code"
+    path, function = frame.f_code.co_filename, frame.f_code.co_name
+    near = os.path.relpath(path)
+    shown = path if near.startswith("..") else near
+    return f"{shown}:{frame.f_lineno}" + ("" if function == "<module>" else f" in {function}")
+
+
+def say(text: str) -> None:
+    """Print a line about this rank on stderr, past what the script has made of `sys.stderr`."""
+    rank = os.environ.get("RANK", "?")
+    os.write(2, f"relight: rank {rank} {text}\n".encode(errors="replace"))
+
+
+def _is_allowed(connection: socket.socket) -> bool:
+    """Return whether the other end belongs to this process's user, or to root."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return user in (0, os.geteuid())
