@@ -51,6 +51,7 @@ from relight.core.messages import (
     NodePreempted,
     NodeReady,
     Note,
+    SlowRanks,
     StopWorkers,
     WaitReason,
     WorkersSucceeded,
@@ -408,9 +409,11 @@ class Agent:
             case Confirm(generation, succeeded):
                 if isinstance(self._state, WorkerGroup) and generation == self._generation:
                     self._state.confirm(succeeded)
+            case SlowRanks(generation) if generation == self._generation:
+                self._report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
-            case GenerationFormed() | CheckpointLimit():
+            case GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 
     def lease(self, until: float) -> None:
@@ -476,6 +479,14 @@ class Agent:
                 f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
                 f"this is node {here}"
             )
+
+    def _report_slow_ranks(self, found: SlowRanks) -> None:
+        from relight.host import slow_ranks
+
+        event = slow_ranks.event(found)
+        self.journal.record(event)
+        if isinstance(self._state, WorkerGroup):
+            slow_ranks.keep(self._state.logs.directory, event)
 
     # Signals.
 

@@ -4,9 +4,10 @@
     stuck workers      in an uninterruptible call for too long                (host/stuck)
     missing workers    those for which init_process_group waits for a minute  (host/missing_at_init)
     quiet workers      none of them does anything                             (host/quiet)
+    slow workers       the others wait for them                               (host/pace)
 
 Only the third is always on. What follows is decided elsewhere: by core/supervision for a worker
-that is killed, by core/membership for quiet ones.
+that is killed, by core/membership for quiet and slow ones.
 """
 
 import signal
@@ -25,6 +26,7 @@ from relight.node_job import NodeJob
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
+    from relight.host.pace import PaceWatch
     from relight.host.quiet import QuietWatch
     from relight.host.stuck import StuckWatch
     from relight.host.tcp_store import ReservedPort, TCPStore
@@ -70,6 +72,7 @@ class WorkerWatches:
         self._stuck_watch = self._watch_stuck(job.stuck_after_s)
         self._arrivals: Timer = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
         self._quiet_watch: QuietWatch | None = None
+        self._pace_watch: PaceWatch | None = None
 
     @property
     def quiet(self) -> "Quiet | None":
@@ -92,10 +95,31 @@ class WorkerWatches:
 
         self._quiet_watch = QuietWatch(self._loop, limits, self._running, signs, on_change)
 
+    def watch_pace(
+        self,
+        steps: Callable[[], Mapping[int, int]],
+        report: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None],
+    ) -> None:
+        """Look how much of the time workers wait for others, if the user has asked for it.
+
+        Args:
+            steps: returns the step that each worker has reported last, by local rank.
+            report: as for `PaceWatch`.
+        """
+        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
+        if seconds is None or place.world_size < 2:
+            return
+        from relight.host.pace import PaceWatch
+
+        self._pace_watch = PaceWatch(
+            self._loop, seconds, place.local_world_size, self._running, steps, report,
+            self._journal.say,
+        )  # fmt: skip
+
     def close(self) -> None:
         """End all watches."""
         self._arrivals.cancel()
-        for watch in (self._timers, self._stuck_watch, self._quiet_watch):
+        for watch in (self._timers, self._stuck_watch, self._quiet_watch, self._pace_watch):
             if watch is not None:
                 watch.close()
 
