@@ -30,7 +30,7 @@ from relight.typed import NamedTuple
 
 WINDOWS = 12
 """So many windows are compared."""
-_PERSISTS = 6
+_PERSISTS = 12
 """A rank has been slow, or not, for so many windows before that is told."""
 _LEAST = 0.05
 """Ranks that are slower by less are not named."""
@@ -41,7 +41,7 @@ _TO_DEVIATION = 1.4826
 """From the median absolute deviation to the standard deviation of a normal distribution."""
 _ERROR_OF_MEDIAN = 1.2533
 """The standard error of a median, in those of a mean."""
-_SPREADS = 3.0
+_SPREADS = 2.0
 _OTHER_STEPS = 0.05, 3
 """Ranks don't make the same steps if they differ by more than both this share and this number."""
 
@@ -59,8 +59,7 @@ class Change(NamedTuple):
 
 class _Node(NamedTuple):
     host: str
-    first_rank: int
-    size: int
+    ranks: range
 
 
 class _Window(NamedTuple):
@@ -78,9 +77,11 @@ class SlowRanks:
     """
 
     def __init__(self, nodes: Iterable[tuple[Place, str]]) -> None:
-        self._nodes = [_Node(host, p.first_rank, p.local_world_size) for p, host in nodes]
-        size = sum(node.size for node in self._nodes)
-        self._sigmas = 2 + sqrt(2 * log(max(size, 2)))  # the greatest of `size` is near the root
+        self._nodes = [
+            _Node(host, range(place.first_rank, place.first_rank + place.local_world_size))
+            for place, host in nodes
+        ]
+        size = sum(len(node.ranks) for node in self._nodes)
         self._heard: dict[int, NodePace] = {}
         self._windows: list[_Window] = []
         self._steps_reported = False
@@ -92,7 +93,9 @@ class SlowRanks:
 
     def hear(self, group_rank: int, pace: NodePace, now: float) -> Change | None:
         """Take the report of a node; return the slow ranks if they have changed."""
-        if {len(pace.looks), len(pace.waits), len(pace.steps)} != {self._nodes[group_rank].size}:
+        if {len(pace.looks), len(pace.waits), len(pace.steps)} != {
+            len(self._nodes[group_rank].ranks)
+        }:
             return None
         self._heard[group_rank] = pace
         if len(self._heard) < len(self._nodes):
@@ -116,18 +119,31 @@ class SlowRanks:
         self._windows = [*self._windows[-WINDOWS + 1 :], _Window(waited, steps)]
         if len(self._windows) < WINDOWS:
             return None
-        slower = self._slower()
-        self._count(slower, now)
+        busy = self._busy()
+        slower = [_median(sorted(each)) for each in _beside_others(busy)]
+        self._count(slower, self._stand_out(busy, slower), now)
         return self._change(slower)
 
-    def _slower(self) -> list[list[float]]:
-        """Return by how much each rank was slower than the others, window by window."""
+    def _busy(self) -> list[list[float]]:
+        """Return the time in which each rank was busy, for a step, window by window."""
         factors = self._time_for_a_step()
-        rows = [
-            _beside_others([(1 - share) * f for share, f in zip(w.waited, factors, strict=True)])
-            for w in self._windows
+        return [
+            [(1 - window.waited[rank]) * factor for window in self._windows]
+            for rank, factor in enumerate(factors)
         ]
-        return [list(column) for column in zip(*rows, strict=True)]
+
+    def _stand_out(self, busy: Sequence[Sequence[float]], slower: Sequence[float]) -> set[int]:
+        """Return the ranks that stand out, alone or as those of a node that does."""
+        found = set(_outliers(busy))
+        if 1 < len(self._nodes) < len(busy):
+            means = [
+                [sum(busy[rank][window] for rank in node.ranks) / len(node.ranks)
+                 for window in range(WINDOWS)]
+                for node in self._nodes
+            ]  # fmt: skip
+            for index in _outliers(means):
+                found.update(r for r in self._nodes[index].ranks if slower[r] >= _LEAST)
+        return found
 
     def _time_for_a_step(self) -> list[float]:
         """Return the time from a step to the next by rank, in those of the median rank; 1 where all
@@ -140,14 +156,10 @@ class SlowRanks:
             return [1.0] * len(sums)
         return [middle / each for each in sums]
 
-    def _count(self, slower: Sequence[Sequence[float]], now: float) -> None:
+    def _count(self, slower: Sequence[float], outliers: "set[int]", now: float) -> None:
         """Count for how many windows each rank has been another than it is called."""
-        medians = [_median(sorted(each)) for each in slower]
-        for rank, windows in enumerate(slower):
-            if rank in self._slow:
-                differs = medians[rank] < _LEAST / 2
-            else:
-                differs = self._is_slow(rank, windows, medians)
+        for rank, by in enumerate(slower):
+            differs = by < _LEAST / 2 if rank in self._slow else rank in outliers
             self._streaks[rank] = self._streaks[rank] + 1 if differs else 0
             if self._streaks[rank] == 1:
                 self._since[rank] = now
@@ -156,15 +168,7 @@ class SlowRanks:
                 if self._slow.pop(rank, None) is None:
                     self._slow[rank] = self._since[rank]
 
-    def _is_slow(self, rank: int, windows: Sequence[float], medians: Sequence[float]) -> bool:
-        by = medians[rank]
-        if by < _LEAST:
-            return False
-        error = _ERROR_OF_MEDIAN * _deviation(windows) / sqrt(len(windows))
-        spread = _deviation([*medians[:rank], *medians[rank + 1 :]])
-        return by > self._sigmas * error and by > _SPREADS * spread
-
-    def _change(self, slower: Sequence[Sequence[float]]) -> Change | None:
+    def _change(self, slower: Sequence[float]) -> Change | None:
         """Return the slow ranks if that is to be told: soon, but not before the others that are
         about to be called slow, so that the ranks of a node are told together.
         """
@@ -177,11 +181,11 @@ class SlowRanks:
         slow = tuple(node for node in nodes if node.ranks)
         return Change(slow, min(self._slow.values(), default=0.0))
 
-    def _slow_node(self, node: _Node, slower: Sequence[Sequence[float]]) -> SlowNode:
-        every = range(node.first_rank, node.first_rank + node.size)
-        ranks = tuple(rank for rank in every if rank in self._slow)
-        by = _median(sorted(_median(sorted(slower[rank])) for rank in ranks)) if ranks else 0.0
-        return SlowNode(node.host, ranks, len(ranks) == node.size, by, self._waited_for(ranks))
+    def _slow_node(self, node: _Node, slower: Sequence[float]) -> SlowNode:
+        ranks = tuple(rank for rank in node.ranks if rank in self._slow)
+        by = _median(sorted(slower[rank] for rank in ranks)) if ranks else 0.0
+        is_whole = len(ranks) == len(node.ranks)
+        return SlowNode(node.host, ranks, is_whole, by, self._waited_for(ranks))
 
     def _waited_for(self, ranks: Sequence[int]) -> float:
         """Return the share of the time in which the other ranks waited, above that of these."""
@@ -195,8 +199,34 @@ class SlowRanks:
         return max(0.0, _median(sorted(shares)))
 
 
-def _beside_others(values: Sequence[float]) -> list[float]:
-    """Return by which share each value is above the median of the others."""
+def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
+    """Return which of several ranks, or nodes, are slower than the others beyond all chance.
+
+    Args:
+        busy: for each, its time window by window.
+    """
+    slower = _beside_others(busy)
+    medians = [_median(sorted(each)) for each in slower]
+    # The greatest of n equal ones is about sqrt(2 ln n) standard errors above the others.
+    errors = 1 + sqrt(2 * log(max(len(busy), 4)))
+    found = []
+    for index, by in enumerate(medians):
+        if by < _LEAST:
+            continue
+        error = _ERROR_OF_MEDIAN * _deviation(slower[index]) / sqrt(WINDOWS)
+        spread = _deviation([*medians[:index], *medians[index + 1 :]])
+        if by > errors * error and by > _SPREADS * spread:
+            found.append(index)
+    return found
+
+
+def _beside_others(busy: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return by which share each is above the median of the others, window by window."""
+    rows = [_beside_each_other(values) for values in zip(*busy, strict=True)]
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def _beside_each_other(values: Sequence[float]) -> list[float]:
     order = sorted(range(len(values)), key=values.__getitem__)
     result = [0.0] * len(values)
     for position, rank in enumerate(order):

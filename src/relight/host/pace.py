@@ -16,7 +16,7 @@ from relight.host.stacks.workers import python_of
 
 _LOOKS = 100
 """In a window, if that is long enough."""
-_LEAST_S = 0.05
+_LEAST_S = 0.025
 """Shortest time between two looks on average."""
 _TELL_AFTER = 3
 """After so many windows, the user is told that workers can't be read: they may still start."""
