@@ -130,25 +130,23 @@ def _watch(case: Case, agent: "subprocess.Popen[bytes]", log: Path, limit_s: flo
 
 def table(results: list[Result]) -> list[str]:
     """Return the rows of the documentation."""
-    rows = [
-        "| slower by | what is slow | runs | named | not named | wrong rank | named after | measured |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    heads = "slower by", "what is slow", "runs", "named", "wrong", "named after", "measured"
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for percent in SLOWER:
         for nodes, what in ((1, "one rank of 4"), (2, "both ranks of one of 2 nodes")):
             group = [r for r in results if (r.case.percent, r.case.nodes) == (percent, nodes)]
-            if not group:
-                continue
-            found = [r for r in group if r.found]
-            times = sorted(r.after_s for r in found if r.after_s is not None)
-            by = sorted(r.slower for r in found if r.slower is not None)
-            what = what if percent else f"nothing; {many(nodes, 'node')}"
-            rows.append(
-                f"| {percent} % | {what} | {len(group)} | {len(found) if percent else '-'} | {len(group) - len(found) if percent else '-'} "
-                f"| {sum(r.wrong for r in group)} "
-                f"| {f'{times[len(times) // 2]:.0f} s' if times else '-'} "
-                f"| {f'{by[0]:.0%} to {by[-1]:.0%}' if by else '-'} |"
+            after = sorted(r.after_s for r in group if r.after_s is not None)
+            by = sorted(r.slower for r in group if r.slower is not None)
+            cells = (
+                f"{percent} %",
+                what if percent else f"nothing; {many(nodes, 'node')}",
+                str(len(group)),
+                str(sum(r.found for r in group)) if percent else "-",
+                str(sum(r.wrong for r in group)),
+                f"{after[0]:.0f} to {after[-1]:.0f} s" if after else "-",
+                f"{by[0]:.0%} to {by[-1]:.0%}" if by else "-",
             )
+            rows.append(f"| {' | '.join(cells)} |")
     trained = sum(r.trained_s for r in results if not r.case.percent)
     rows.append(f"\nwithout a slow rank: {trained / 60:.0f} minutes of training in all")
     return rows

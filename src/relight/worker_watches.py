@@ -4,7 +4,7 @@
     stuck workers      in an uninterruptible call for too long                (host/stuck)
     missing workers    those for which init_process_group waits for a minute  (host/missing_at_init)
     quiet workers      none of them does anything                             (host/quiet)
-    slow workers       the others wait for them                               (host/pace)
+    slow workers       the others wait for them                               (host/stacks/pace)
 
 Only the third is always on. What follows is decided elsewhere: by core/supervision for a worker
 that is killed, by core/membership for quiet and slow ones.
@@ -26,8 +26,8 @@ from relight.node_job import NodeJob
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
-    from relight.host.pace import PaceWatch
     from relight.host.quiet import QuietWatch
+    from relight.host.stacks.pace import PaceWatch
     from relight.host.stuck import StuckWatch
     from relight.host.tcp_store import ReservedPort, TCPStore
     from relight.host.timers import WorkerTimers
@@ -109,7 +109,7 @@ class WorkerWatches:
         seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
         if seconds is None or place.world_size < 2:
             return
-        from relight.host.pace import PaceWatch
+        from relight.host.stacks.pace import PaceWatch
 
         self._pace_watch = PaceWatch(
             self._loop, seconds, place.local_world_size, self._running, steps, report,

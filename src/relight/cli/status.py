@@ -30,7 +30,9 @@ PAGE = Page(
     (
         "Shows the state of a job and of its replicas. JOB is its handle, or its id alone.",
         "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
-        "with its workers. PRELOADED is the part that preloaded modules take.",
+        "with its workers. PRELOADED is the part that preloaded modules take. With",
+        "--watch-slow-ranks, ranks that are slower than the others are named, if agents of the",
+        "job run on this machine.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -81,6 +83,8 @@ def main(argv: list[str]) -> int:
     print(f"{handle} {found.state.name}")
     if found.message:
         print(f"  {found.message}")
+    for text in () if found.state.is_over else _slow_ranks(str(handle)):
+        print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
     if found.url:
@@ -117,7 +121,7 @@ def _print_agents(*, as_json: bool) -> int:
     rows = [
         (
             str(agent.pid),
-            printable(agent.run_id).replace("\n", " "),
+            _line(agent.run_id),
             str(len(agent.workers)) if agent.workers else "none yet",
             duration(agent.seconds),
             _mib(agent.memory),
@@ -127,7 +131,25 @@ def _print_agents(*, as_json: bool) -> int:
     ]
     heads = ("PID", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
     print("\n".join(table(rows, heads)))
+    for agent in found:
+        if agent.slow_ranks:
+            print(f"\n{agent.pid}: {_line(agent.slow_ranks)}")
     return EXIT_OK
+
+
+def _slow_ranks(job: str) -> list[str]:
+    """Return which ranks of a job are slow, as far as agents on this machine know."""
+    from relight.host import agents
+
+    try:
+        running = agents.running()
+    except UsageError:  # the system does not show them
+        return []
+    return sorted({_line(each.slow_ranks) for each in running if each.job == job} - {""})
+
+
+def _line(text: str) -> str:
+    return printable(text).replace("\n", " ")
 
 
 def _requested_run_id(agent: "Running") -> str:

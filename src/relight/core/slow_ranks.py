@@ -122,7 +122,7 @@ class SlowRanks:
         busy = self._busy()
         slower = [_median(sorted(each)) for each in _beside_others(busy)]
         self._count(slower, self._stand_out(busy, slower), now)
-        return self._change(slower)
+        return self._change(busy)
 
     def _busy(self) -> list[list[float]]:
         """Return the time in which each rank was busy, for a step, window by window."""
@@ -168,7 +168,7 @@ class SlowRanks:
                 if self._slow.pop(rank, None) is None:
                     self._slow[rank] = self._since[rank]
 
-    def _change(self, slower: Sequence[float]) -> Change | None:
+    def _change(self, busy: Sequence[Sequence[float]]) -> Change | None:
         """Return the slow ranks if that is to be told: soon, but not before the others that are
         about to be called slow, so that the ranks of a node are told together.
         """
@@ -177,26 +177,28 @@ class SlowRanks:
         if not self._untold or (any(self._streaks) and self._untold < _PERSISTS):
             return None
         self._told, self._untold = ranks, 0
-        nodes = [self._slow_node(node, slower) for node in self._nodes]
+        nodes = [self._slow_node(node, busy) for node in self._nodes]
         slow = tuple(node for node in nodes if node.ranks)
         return Change(slow, min(self._slow.values(), default=0.0))
 
-    def _slow_node(self, node: _Node, slower: Sequence[float]) -> SlowNode:
+    def _slow_node(self, node: _Node, busy: Sequence[Sequence[float]]) -> SlowNode:
+        """Return the slow ranks of a node, beside the ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
-        by = _median(sorted(slower[rank] for rank in ranks)) if ranks else 0.0
-        is_whole = len(ranks) == len(node.ranks)
-        return SlowNode(node.host, ranks, is_whole, by, self._waited_for(ranks))
-
-    def _waited_for(self, ranks: Sequence[int]) -> float:
-        """Return the share of the time in which the other ranks waited, above that of these."""
-        if not ranks:
-            return 0.0
-        shares = []
-        for waited, _ in self._windows:
-            own = _median(sorted(waited[rank] for rank in ranks))
-            others = [share for rank, share in enumerate(waited) if rank not in self._slow]
-            shares.append(_median(sorted(others)) - own if others else 0.0)
-        return max(0.0, _median(sorted(shares)))
+        others = [rank for rank in range(len(busy)) if rank not in self._slow]
+        if not ranks or not others:
+            return SlowNode(node.host, ranks, len(ranks) == len(node.ranks), 0.0, 0.0)
+        slower, waited = [], []
+        for number, window in enumerate(self._windows):
+            own, theirs = (
+                _median(sorted(busy[rank][number] for rank in group)) for group in (ranks, others)
+            )
+            slower.append(own / theirs - 1 if theirs > 0 else 0.0)
+            own, theirs = (
+                _median(sorted(window.waited[rank] for rank in group)) for group in (ranks, others)
+            )
+            waited.append(theirs - own)
+        by, wait = (max(0.0, _median(sorted(each))) for each in (slower, waited))
+        return SlowNode(node.host, ranks, len(ranks) == len(node.ranks), by, wait)
 
 
 def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:

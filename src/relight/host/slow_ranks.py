@@ -7,7 +7,6 @@ import os
 import time
 
 from relight.core.messages import SlowRanks
-from relight.core.slow_ranks import describe
 from relight.events import RanksSlow
 
 _FILE = "slow_ranks"
@@ -17,6 +16,8 @@ _MOST = 4096
 
 def event(found: SlowRanks) -> RanksSlow:
     """Return the event of a coordinator's message."""
+    from relight.core.slow_ranks import describe
+
     since = time.time() - found.age_s
     now, then = time.localtime(), time.localtime(since)
     today = (now.tm_year, now.tm_yday) == (then.tm_year, then.tm_yday)

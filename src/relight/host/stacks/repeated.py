@@ -44,8 +44,10 @@ class MainThread:
         if state == "D":  # a read of its memory might block
             return state, ()
         walk = Walk(self._memory(), self._layout, self._symbols)
-        found = walk.threads(self._symbols[elf.RUNTIME], only=self._native_id)
-        return state, found[0].frames if found else ()
+        runtime = self._symbols[elf.RUNTIME]
+        # A fork may still have its parent's id; the main thread is the oldest, which comes last.
+        found = walk.threads(runtime, only=self._native_id) or walk.threads(runtime)
+        return state, found[-1].frames if found else ()
 
     def close(self) -> None:
         """Close the descriptor of its memory."""
