@@ -49,6 +49,7 @@ REASONS = {
     "cli_jobs/test_stacks_command.py": PROC,
     "host/test_arrivals.py": PROC,
     "test_hangs.py": PROC,
+    "test_slow_ranks.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,
     "host/test_connection_hostile.py": SEVERAL_NODES,
     "host/test_devices.py::test_the_gpu_inside_an_intel_processor_counts_only_alone": AFFINITY,
