@@ -2,7 +2,7 @@
 
 Real jobs of DistributedDataParallel on gloo, 4 ranks on 1 node or on 2, in which one rank or all
 ranks of a node need 10 to 50 % more time for their work, or none does. The work is sleep, so that
-four ranks fit on two cores. All of them have: steps of 0.1 s with a jitter of 5, 10 or 20 %, ranks
+four ranks fit on two cores. All of them have: steps of 0.2 s with a jitter of 5, 10 or 20 %, ranks
 that warm up for different times, a checkpoint of 1 s that rank 0 alone writes every 100 steps, an
 evaluation of 3 s every 200 steps in which no rank meets another. Half of the runs call
 `relight.worker.progress`. A run ends when the slow ranks are named, or after `--limit` seconds.
@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 from relight.errors import many
 
 RANKS = 4
-COMPARED_S = 40
+COMPARED_S = 60
 TRAIN = Path(__file__).parent / "slow_ranks_train.py"
 SLOWER = (0, 10, 20, 30, 50)
 JITTERS = (5, 10, 20)
-GRACE_S = 20
+GRACE_S = 15
 """How long a run is watched after the first name, for a second one that is wrong."""
 
 
@@ -157,7 +157,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=6, help="of each case; default 6")
     parser.add_argument("--at-once", type=int, default=3, help="jobs side by side; default 3")
-    parser.add_argument("--limit", type=float, default=240, help="seconds of training; default 240")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of training; default 300")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results" / "slow_ranks.jsonl"

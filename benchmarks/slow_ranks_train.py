@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from relight.worker import progress
 
-STEP_S = 0.1
+STEP_S = 0.2
 CHECKPOINT_S, CHECKPOINT_EVERY = 1.0, 100
 EVALUATION_S, EVALUATION_EVERY = 3.0, 200
 

@@ -7,7 +7,7 @@ than the others, however often they meet and whatever their way to exchange tens
 ranks report their steps and do not make equally many, a rank's busy time counts for a step.
 
 All nodes report equal windows (`NodePace`). In each window a rank is compared with the median of
-the others. It is slow if, over the last windows, the median of that is
+the others. It is slow if, over the last windows, most of the time, that is
 
 - at least 5 %,
 - beyond the noise: so many standard errors above 0, measured on its own windows, as the greatest of
@@ -34,6 +34,8 @@ _PERSISTS = 12
 """A rank has been slow, or not, for so many windows before that is told."""
 _LEAST = 0.05
 """Ranks that are slower by less are not named."""
+_LOW = 0.4
+"""Not the median itself, but what so many windows are below: some may hold a checkpoint."""
 _LEAST_LOOKS = 10
 _MOST_WAITING = 0.97
 """If most ranks wait longer in a window, nothing trains: one of them is in another phase."""
@@ -121,7 +123,7 @@ class SlowRanks:
             return None
         busy = self._busy()
         slower = [_median(sorted(each)) for each in _beside_others(busy)]
-        self._count(slower, self._stand_out(busy, slower), now)
+        self._count(slower, self._stand_out(busy), now)
         return self._change(busy)
 
     def _busy(self) -> list[list[float]]:
@@ -132,7 +134,7 @@ class SlowRanks:
             for rank, factor in enumerate(factors)
         ]
 
-    def _stand_out(self, busy: Sequence[Sequence[float]], slower: Sequence[float]) -> set[int]:
+    def _stand_out(self, busy: Sequence[Sequence[float]]) -> set[int]:
         """Return the ranks that stand out, alone or as those of a node that does."""
         found = set(_outliers(busy))
         if 1 < len(self._nodes) < len(busy):
@@ -142,7 +144,9 @@ class SlowRanks:
                 for node in self._nodes
             ]  # fmt: skip
             for index in _outliers(means):
-                found.update(r for r in self._nodes[index].ranks if slower[r] >= _LEAST)
+                own = self._nodes[index].ranks
+                others = [rank for rank in range(len(busy)) if rank not in own]
+                found.update(r for r in own if _low(_above(busy, [r], others)) >= _LEAST / 2)
         return found
 
     def _time_for_a_step(self) -> list[float]:
@@ -185,20 +189,15 @@ class SlowRanks:
         """Return the slow ranks of a node, beside the ranks that are not slow."""
         ranks = tuple(rank for rank in node.ranks if rank in self._slow)
         others = [rank for rank in range(len(busy)) if rank not in self._slow]
+        is_whole = len(ranks) == len(node.ranks)
         if not ranks or not others:
-            return SlowNode(node.host, ranks, len(ranks) == len(node.ranks), 0.0, 0.0)
-        slower, waited = [], []
-        for number, window in enumerate(self._windows):
-            own, theirs = (
-                _median(sorted(busy[rank][number] for rank in group)) for group in (ranks, others)
-            )
-            slower.append(own / theirs - 1 if theirs > 0 else 0.0)
-            own, theirs = (
-                _median(sorted(window.waited[rank] for rank in group)) for group in (ranks, others)
-            )
-            waited.append(theirs - own)
+            return SlowNode(node.host, ranks, is_whole, 0.0, 0.0)
+        waited = [
+            _median_of(shares, others) - _median_of(shares, ranks) for shares, _ in self._windows
+        ]
+        slower = _above(busy, ranks, others)
         by, wait = (max(0.0, _median(sorted(each))) for each in (slower, waited))
-        return SlowNode(node.host, ranks, len(ranks) == len(node.ranks), by, wait)
+        return SlowNode(node.host, ranks, is_whole, by, wait)
 
 
 def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
@@ -208,11 +207,11 @@ def _outliers(busy: Sequence[Sequence[float]]) -> list[int]:
         busy: for each, its time window by window.
     """
     slower = _beside_others(busy)
-    medians = [_median(sorted(each)) for each in slower]
+    lows, medians = map(_low, slower), [_median(sorted(each)) for each in slower]
     # The greatest of n equal ones is about sqrt(2 ln n) standard errors above the others.
     errors = 1 + sqrt(2 * log(max(len(busy), 4)))
     found = []
-    for index, by in enumerate(medians):
+    for index, by in enumerate(lows):
         if by < _LEAST:
             continue
         error = _ERROR_OF_MEDIAN * _deviation(slower[index]) / sqrt(WINDOWS)
@@ -242,6 +241,22 @@ def _without(order: Sequence[int], position: int) -> Sequence[int]:
     left = len(order) - 1
     middle = {(left - 1) // 2, left // 2}
     return [order[each + (each >= position)] for each in sorted(middle)]
+
+
+def _above(
+    busy: Sequence[Sequence[float]], ranks: Sequence[int], others: Sequence[int]
+) -> list[float]:
+    """Return by which share some ranks are above others, window by window."""
+    pairs = ((_median_of(row, ranks), _median_of(row, others)) for row in zip(*busy, strict=True))
+    return [own / theirs - 1 if theirs > 0 else 0.0 for own, theirs in pairs]
+
+
+def _low(windows: Sequence[float]) -> float:
+    return sorted(windows)[int(_LOW * len(windows))]
+
+
+def _median_of(values: Sequence[float], ranks: Sequence[int]) -> float:
+    return _median(sorted(values[rank] for rank in ranks))
 
 
 def _median(ordered: Sequence[float]) -> float:
