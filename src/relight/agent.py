@@ -410,7 +410,8 @@ class Agent:
                 if isinstance(self._state, WorkerGroup) and generation == self._generation:
                     self._state.confirm(succeeded)
             case SlowRanks(generation) if generation == self._generation:
-                self._report_slow_ranks(message)
+                if isinstance(self._state, WorkerGroup) and self._state.watches is not None:
+                    self._state.watches.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
             case GenerationFormed() | CheckpointLimit() | SlowRanks():
@@ -479,14 +480,6 @@ class Agent:
                 f"generation {number}: {many(world_size, 'worker')} on {many(nodes, 'node')}; "
                 f"this is node {here}"
             )
-
-    def _report_slow_ranks(self, found: SlowRanks) -> None:
-        from relight.host import slow_ranks
-
-        event = slow_ranks.event(found)
-        self.journal.record(event)
-        if isinstance(self._state, WorkerGroup):
-            slow_ranks.keep(self._state.logs.directory, event)
 
     # Signals.
 

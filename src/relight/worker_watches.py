@@ -13,7 +13,7 @@ that is killed, by core/membership for quiet and slow ones.
 import signal
 from collections.abc import Callable, Mapping
 
-from relight.core.messages import GenerationFormed
+from relight.core.messages import GenerationFormed, SlowRanks
 from relight.core.waiting import duration
 from relight.errors import signal_name
 from relight.events import WorkerExited
@@ -27,6 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
     from relight.host.quiet import QuietWatch
+    from relight.host.slow_ranks import ShownSlowRanks
     from relight.host.stacks.pace import PaceWatch
     from relight.host.stuck import StuckWatch
     from relight.host.tcp_store import ReservedPort, TCPStore
@@ -73,6 +74,7 @@ class WorkerWatches:
         self._arrivals: Timer = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
         self._quiet_watch: QuietWatch | None = None
         self._pace_watch: PaceWatch | None = None
+        self._shown: ShownSlowRanks | None = None
 
     @property
     def quiet(self) -> "Quiet | None":
@@ -116,10 +118,26 @@ class WorkerWatches:
             self._journal.say,
         )  # fmt: skip
 
+    def report_slow_ranks(self, found: SlowRanks) -> None:
+        """Tell the user which ranks are slow, as the coordinator has found."""
+        from relight.host import slow_ranks
+
+        event = slow_ranks.event(found)
+        self._journal.record(event)
+        self._shown = self._shown or slow_ranks.ShownSlowRanks()
+        self._shown.show(event)
+
     def close(self) -> None:
         """End all watches."""
         self._arrivals.cancel()
-        for watch in (self._timers, self._stuck_watch, self._quiet_watch, self._pace_watch):
+        watches = (
+            self._timers,
+            self._stuck_watch,
+            self._quiet_watch,
+            self._pace_watch,
+            self._shown,
+        )
+        for watch in watches:
             if watch is not None:
                 watch.close()
 

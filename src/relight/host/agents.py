@@ -108,7 +108,7 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
         warm_memory=system.memory(warm) if warm else 0,
         command=agent.words,
         job=known.get("RELIGHT_JOB_ID", ""),
-        slow_ranks=slow_ranks.kept(known.get("TORCHELASTIC_ERROR_FILE", "")),
+        slow_ranks=slow_ranks.shown_by(agent.pid),
     )
 
 

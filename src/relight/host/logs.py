@@ -64,8 +64,7 @@ class Logs:
     """
 
     def __init__(self, loop: Loop, consoles: Consoles, spec: RunSpec, directory: str) -> None:
-        self.directory = directory
-        """`attempt_<n>` of this generation, empty for none."""
+        self._directory = directory
         self._loop = loop
         self._consoles = consoles
         self._spec = spec
@@ -88,7 +87,7 @@ class Logs:
 
     def error_file(self, local_rank: int) -> str:
         """Return the path where a worker's `@record` writes its exception; empty without files."""
-        return self._path(local_rank, "error.json") if self.directory else ""
+        return self._path(local_rank, "error.json") if self._directory else ""
 
     def stderr_path(self, local_rank: int) -> str:
         """Return the path of a worker's stderr file, or an empty string."""
@@ -124,8 +123,8 @@ class Logs:
             local_rank: the worker.
             prefix: the start of each line where they are tee'd.
         """
-        if self.directory and self._spec.keeps_logs():
-            os.mkdir(os.path.join(self.directory, str(local_rank)))
+        if self._directory and self._spec.keeps_logs():
+            os.mkdir(os.path.join(self._directory, str(local_rank)))
         stdout = self._open_stream(local_rank, STDOUT, prefix)
         raw = Destination(file=False, console=True)
         if self._consoles.stdout is self._consoles.stderr and all(
@@ -178,7 +177,7 @@ class Logs:
     def _path(self, local_rank: int, name: str) -> str:
         # torchrun's layout only where logs are kept: a directory costs 0.1 ms a worker.
         between = "/" if self._spec.keeps_logs() else "."
-        return f"{self.directory}/{local_rank}{between}{name}"
+        return f"{self._directory}/{local_rank}{between}{name}"
 
     def _open_stream(self, local_rank: int, stream: int, prefix: bytes) -> int:
         to_file, to_console = destination(self._spec, local_rank, stream)

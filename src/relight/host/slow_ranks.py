@@ -1,6 +1,7 @@
 """What an agent has been told of slow ranks: as an event, and for `relight status`.
 
-`relight status` reads a file that the agent keeps beside the logs of its workers.
+`relight status` reads it from a file in memory, which it finds by its name among the open files of
+the agent (memfd_create(2), proc_pid_fd(5)). So no file is left behind.
 """
 
 import os
@@ -9,7 +10,8 @@ import time
 from relight.core.messages import SlowRanks
 from relight.events import RanksSlow
 
-_FILE = "slow_ranks"
+_NAME = "relight-slow-ranks"
+_LINK = f"/memfd:{_NAME} (deleted)"
 _MOST = 4096
 """Most bytes of the file that are read."""
 
@@ -31,37 +33,37 @@ def event(found: SlowRanks) -> RanksSlow:
     )
 
 
-def keep(directory: str, told: RanksSlow) -> None:
-    """Write the file of these workers, or remove it if none of them is slow.
+class ShownSlowRanks:
+    """What `relight status` shows of the slow ranks of this process's workers."""
 
-    Args:
-        directory: that of the generation; empty for none.
-        told: the latest event.
-    """
-    if not directory:
-        return
-    path = os.path.join(directory, _FILE)
-    try:
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def show(self, told: RanksSlow) -> None:
+        """Show the latest event, or nothing if no rank is slow."""
+        self.close()
         if told.ranks:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(told.text)
-        else:
-            os.unlink(path)
+            try:
+                self._fd = os.memfd_create(_NAME)
+                os.write(self._fd, told.text.encode()[:_MOST])
+            except OSError:
+                pass  # no descriptor or memory is left; the event and the console have it
+
+    def close(self) -> None:
+        """Show nothing any more."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def shown_by(pid: int) -> str:
+    """Return what an agent shows, empty for nothing, or if its open files can't be read."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        for name in os.listdir(folder):
+            if os.readlink(f"{folder}/{name}") == _LINK:
+                with open(f"{folder}/{name}", encoding="utf-8", errors="replace") as file:
+                    return file.read(_MOST)
     except OSError:
-        pass  # a full disk; the event and the console have it
-
-
-def kept(error_file: str) -> str:
-    """Return the text of the file of these workers, empty for none.
-
-    Args:
-        error_file: TORCHELASTIC_ERROR_FILE of a worker.
-    """
-    directory = os.path.dirname(error_file)
-    for place in (directory, os.path.dirname(directory)):  # as `Logs` may have a folder for each
-        try:
-            with open(os.path.join(place, _FILE), encoding="utf-8", errors="replace") as file:
-                return file.read(_MOST)
-        except OSError:
-            pass
+        pass  # it has ended, or has just closed one
     return ""
