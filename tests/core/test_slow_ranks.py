@@ -174,6 +174,11 @@ def test_a_report_that_does_not_fit_the_node_is_ignored() -> None:
     assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
 
 
+def test_a_rank_alone_is_not_slow() -> None:
+    """An agent does not report one, but anybody may."""
+    assert not Job(1).windows(3 * WINDOWS, equal).named
+
+
 def test_that_a_rank_is_no_longer_slow_is_told_once() -> None:
     job = Job(4).windows(2 * TOLD_AFTER, slow(1, by=0.3)).windows(3 * TOLD_AFTER, equal)
     assert job.named == [(1,), ()]

@@ -41,6 +41,8 @@ Rules:
 - A node that does not get ready although its workers must have exited is dropped: its connection
   is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
   told which nodes it waits for.
+- Nodes may report how much of the time their workers wait for others. All nodes are told which
+  ranks are slow (core/slow_ranks); nothing else follows.
 - The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
   makes no other node wait or restart.
 

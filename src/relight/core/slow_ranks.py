@@ -14,9 +14,9 @@ the others. It is slow if, over the last windows, most of the time, that is
   as many equal ranks as there are would hardly reach,
 - beyond the spread of the others: where all ranks differ, none of them is the odd one out.
 
-The median over windows ignores what happens now and then, such as a checkpoint that rank 0 writes.
-A rank is named when this has been so for several windows on end, and no longer named when it has
-been so for none of as many. Windows in which the job does not train don't count.
+What happens now and then, such as a checkpoint that rank 0 writes, is ignored. A rank is named when
+this has been so for several windows on end, and no longer named when it has been so for none of as
+many. Windows in which the job does not train don't count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,10 +44,9 @@ _TO_DEVIATION = 1.4826
 _ERROR_OF_MEDIAN = 1.2533
 """The standard error of a median, in those of a mean."""
 _SPREADS = 2.0
+"""So many standard deviations of the others a slow rank is above them."""
 _OTHER_STEPS = 0.05, 3
 """Ranks don't make the same steps if they differ by more than both this share and this number."""
-
-
 _MOST_NAMED = 4
 """Most nodes in a line."""
 
@@ -95,6 +94,8 @@ class SlowRanks:
 
     def hear(self, group_rank: int, pace: NodePace, now: float) -> Change | None:
         """Take the report of a node; return the slow ranks if they have changed."""
+        if len(self._streaks) < 2:
+            return None
         if {len(pace.looks), len(pace.waits), len(pace.steps)} != {
             len(self._nodes[group_rank].ranks)
         }:
