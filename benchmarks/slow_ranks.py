@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -79,10 +78,8 @@ def cases(runs: int, chance: random.Random) -> Iterator[Case]:
 
 def run(case: Case, limit_s: float) -> Result:
     """Run one job."""
-    with tempfile.TemporaryDirectory() as directory, socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-        free.close()
-        agents = [_start(case, node, port, Path(directory)) for node in range(case.nodes)]
+    with tempfile.TemporaryDirectory() as directory:
+        agents = [_start(case, node, Path(directory)) for node in range(case.nodes)]
         logs = [Path(directory) / f"stderr{node}" for node in range(case.nodes)]
         try:
             return _watch(case, agents[0], logs[0], limit_s)
@@ -93,10 +90,13 @@ def run(case: Case, limit_s: float) -> Result:
                 agent.wait()
 
 
-def _start(case: Case, node: int, port: int, directory: Path) -> "subprocess.Popen[bytes]":
+def _start(case: Case, node: int, directory: Path) -> "subprocess.Popen[bytes]":
     meeting = ["--standalone"]
     if case.nodes > 1:
-        meeting = [f"--nnodes={case.nodes}", f"--node-rank={node}", f"--master-port={port}"]
+        meeting = [
+            f"--nnodes={case.nodes}", "--rdzv-backend=file", f"--rdzv-endpoint={directory}/meet",
+            "--rdzv-id=slow", "--rdzv-conf=keep_alive_interval=5",
+        ]  # fmt: skip
     command = [
         sys.executable, "-m", "relight", "run", f"--nproc-per-node={RANKS // case.nodes}",
         *meeting, f"--watch-slow-ranks={COMPARED_S}", "--event-log-handler=console",
@@ -152,6 +152,15 @@ def table(results: list[Result]) -> list[str]:
     return rows
 
 
+def read(path: Path) -> list[Result]:
+    """Return the runs of a file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        Result(**{**line, "case": Case(**{**line["case"], "slow": tuple(line["case"]["slow"])})})
+        for line in lines
+    ]
+
+
 def main() -> None:
     """Run all cases, write and print the results."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -162,7 +171,11 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path(__file__).parent / "results" / "slow_ranks.jsonl"
     )
+    parser.add_argument("--show", action="store_true", help="only print the table of --out")
     options = parser.parse_args()
+    if options.show:
+        print("\n".join(table(read(options.out))))
+        return
     options.out.write_text("")
 
     def one(case: Case) -> Result:
