@@ -82,7 +82,7 @@ def run(case: Case, limit_s: float) -> Result:
         agents = [_start(case, node, Path(directory)) for node in range(case.nodes)]
         logs = [Path(directory) / f"stderr{node}" for node in range(case.nodes)]
         try:
-            return _watch(case, agents[0], logs[0], limit_s)
+            return _watch(case, agents[0], logs, limit_s)
         finally:
             for agent in agents:
                 agent.send_signal(signal.SIGTERM)
@@ -106,14 +106,17 @@ def _start(case: Case, node: int, directory: Path) -> "subprocess.Popen[bytes]":
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr)
 
 
-def _watch(case: Case, agent: "subprocess.Popen[bytes]", log: Path, limit_s: float) -> Result:
+def _watch(
+    case: Case, agent: "subprocess.Popen[bytes]", logs: list[Path], limit_s: float
+) -> Result:
     named: list[list[int]] = []
     after_s = slower = None
     began, until = None, time.monotonic() + limit_s + 300
     while agent.poll() is None and time.monotonic() < until:
         time.sleep(0.5)
-        lines = log.read_text(errors="replace").splitlines()
-        if began is None and "train" in lines:
+        texts = [log.read_text(errors="replace") for log in logs]
+        lines = texts[0].splitlines()
+        if began is None and any("\ntrain\n" in text for text in texts):  # rank 0 says so
             began = time.monotonic()
             until = began + limit_s
         events = [json.loads(line) for line in lines if line.startswith('{"t"')]
@@ -124,7 +127,7 @@ def _watch(case: Case, agent: "subprocess.Popen[bytes]", log: Path, limit_s: flo
             slower = told[-1]["slower"]
             until = min(until, time.monotonic() + GRACE_S)
     if began is None or agent.poll() is not None:
-        raise RuntimeError(f"the job did not train: {log.read_text(errors='replace')[-2000:]}")
+        raise RuntimeError(f"the job did not train: {logs[0].read_text(errors='replace')[-2000:]}")
     return Result(case, named, after_s, slower, round(time.monotonic() - began, 1))
 
 
