@@ -26,6 +26,7 @@ EXAMPLES = [
     events.Tick(),
     events.Restarting(1, 3, "rank 1 was killed"),
     events.HealthChecked(0.5, "disk: /tmp has 3 MiB free, less than 1 GiB"),
+    events.RanksSlow([5], ["gpu-03"], 0.28, 0.22, 1.7e9, "rank 5 on gpu-03 is 28% slower"),
     events.NotRestarting("all 3 restarts are used up"),
     events.Ended(0, "all workers succeeded"),
 ]

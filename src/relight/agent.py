@@ -52,6 +52,7 @@ from relight.core.messages import (
     NodePreempted,
     NodeReady,
     Note,
+    SlowRanks,
     StopWorkers,
     WaitReason,
     WorkersSucceeded,
@@ -449,9 +450,12 @@ class Agent:
             case Confirm(generation, succeeded):
                 if isinstance(self._state, WorkerGroup) and generation == self._generation:
                     self._state.confirm(succeeded)
+            case SlowRanks(generation) if generation == self._generation:
+                if isinstance(self._state, WorkerGroup) and self._state.watches is not None:
+                    self._state.watches.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
-            case GenerationFormed() | CheckpointLimit():
+            case GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 
     def lease(self, until: float) -> None:

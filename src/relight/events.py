@@ -154,6 +154,22 @@ class HealthChecked(NamedTuple):
     reason: str
 
 
+class RanksSlow(NamedTuple):
+    """Ranks on these hosts are persistently slower than the others (--watch-slow-ranks), since a
+    time in seconds since 1970; no `ranks`: none is any more.
+
+    `slower`: by which share, and `waited`: for which share of the time the others wait for them;
+    of the slowest node.
+    """
+
+    ranks: list[int]
+    hosts: list[str]
+    slower: float
+    waited: float
+    since: float
+    text: str
+
+
 class NotRestarting(NamedTuple):
     """The workers failed and will not be started again."""
 
@@ -186,6 +202,7 @@ Event = (
     | Tick
     | Restarting
     | HealthChecked
+    | RanksSlow
     | NotRestarting
     | Ended
 )
@@ -247,6 +264,8 @@ def describe(event: Event) -> str:
         case HealthChecked():
             result = f"failed: {event.reason}" if event.reason else "passed"
             return f"the health check {result} ({event.seconds:.1f} s)"
+        case RanksSlow():
+            return event.text
         case NotRestarting():
             return f"no restart: {event.reason}"
         case Ended():
@@ -258,7 +277,7 @@ def describe(event: Event) -> str:
 def is_news(event: Event) -> bool:
     """Return whether an event is shown without `--verbose`."""
     asked = isinstance(event, PreloadUnfit | PreloadWithout) and event.asked
-    return asked or isinstance(event, Mistake)
+    return asked or isinstance(event, Mistake | RanksSlow)
 
 
 def _how_it_ended(exitcode: int) -> str:

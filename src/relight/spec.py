@@ -48,6 +48,7 @@ from relight.values import (
     parse_ranks,
     parse_restarts,
     parse_signals,
+    parse_slow_ranks,
     parse_streams,
 )
 
@@ -78,6 +79,7 @@ class RunSpec(NamedTuple):
     checkpoints: str
     failure_report: str
     hang_timeout: HangTimeout | None
+    watch_slow_ranks: float | None
     health_check: HealthCheck | None
     health_check_timeout: float
     monitor_interval: float
@@ -195,6 +197,9 @@ FLAGS: tuple[Flag, ...] = (
          "treat a job as failed if no rank does anything for so long (auto: 5 minutes or more); "
          "the report says where each rank is",
          from_env=False, variable="RELIGHT_HANG_TIMEOUT"),
+    Flag("watch-slow-ranks", parse_slow_ranks, None, "S",
+         "name ranks that the others wait for persistently, compared over so many seconds [120]",
+         from_env=False, variable="RELIGHT_WATCH_SLOW_RANKS", implied="on"),
     Flag("health-check", parse_health_check, None, "COMMAND|NAMES",
          "what this node must pass before each start of its workers, or it leaves the job: a "
          "command such as ./check.sh, or some of disk[=1G],memory[=1G],shm[=32M],gpu",

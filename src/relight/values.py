@@ -295,6 +295,26 @@ def parse_hang_timeout(text: str) -> HangTimeout | None:
     return HangTimeout(seconds, seconds, adapts=False)
 
 
+SLOW_RANKS_S = 120.0
+"""Over which time ranks are compared if the user does not say."""
+
+
+def parse_slow_ranks(text: str) -> float | None:
+    """Parse `off`, `on` (120 seconds), or seconds."""
+    word = text.strip().lower()
+    if word in ("", "off"):
+        return None
+    if word == "on":
+        return SLOW_RANKS_S
+    try:
+        seconds = float(word)
+    except ValueError:
+        raise ValueError("expected a number of seconds, on or off") from None
+    if not 10 <= seconds <= MOST_SECONDS:
+        raise ValueError(f"expected at least 10 seconds, and at most {MOST_SECONDS:.0f}")
+    return seconds
+
+
 CHECKS = {"disk": 1 << 30, "memory": 1 << 30, "shm": 32 << 20, "gpu": 0}
 """The checks by name, with the least bytes that are free; for a GPU this has no meaning."""
 _UNITS_OF_SIZE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

@@ -15,13 +15,14 @@ core/membership.
 
 import errno
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from relight.core import commands, ranks
 from relight.core.exits import Failure
 from relight.core.messages import (
     FromAgent,
     GenerationFormed,
+    NodePace,
     NodeQuiet,
     StopWorkers,
     WorkerFailed,
@@ -169,6 +170,7 @@ class WorkerGroup:
             self._report_first_failure,
         )  # fmt: skip
         watches.watch_quiet(self._signs, self._on_quiet)
+        watches.watch_pace(self._steps, self._on_pace)
         if signals:  # a signal that came before the workers started
             supervisor.step(SignalReceived(signals[0]))
         loop.run_until(lambda: supervisor.has_ended)
@@ -429,7 +431,7 @@ class WorkerGroup:
         alive = {rank: pids[rank] for rank in supervisor.alive if rank in pids}
         workers.doing.update(doing(alive, are_frozen=supervisor.are_frozen))
 
-    # Whether they do anything.
+    # What they do.
 
     def _signs(self) -> tuple[int, int] | None:
         from relight.host import breakpoints
@@ -438,6 +440,14 @@ class WorkerGroup:
         if breakpoints.any_below(pids.values()):
             return None
         return self.logs.size(), self.memory.step() or 0
+
+    def _steps(self) -> Mapping[int, int]:
+        return self.memory.steps()
+
+    def _on_pace(
+        self, looks: tuple[int, ...], waits: tuple[int, ...], steps: tuple[int, ...]
+    ) -> None:
+        self._send(NodePace(self.formed.generation.id, looks, waits, steps))
 
     def _on_quiet(self) -> None:
         supervisor = self.supervisor

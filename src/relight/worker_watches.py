@@ -4,15 +4,16 @@
     stuck workers      in an uninterruptible call for too long                (host/stuck)
     missing workers    those for which init_process_group waits for a minute  (host/missing_at_init)
     quiet workers      none of them does anything                             (host/quiet)
+    slow workers       the others wait for them                               (host/stacks/pace)
 
 Only the third is always on. What follows is decided elsewhere: by core/supervision for a worker
-that is killed, by core/membership for quiet ones.
+that is killed, by core/membership for quiet and slow ones.
 """
 
 import signal
 from collections.abc import Callable, Mapping
 
-from relight.core.messages import GenerationFormed
+from relight.core.messages import GenerationFormed, SlowRanks
 from relight.core.waiting import duration
 from relight.errors import signal_name
 from relight.events import WorkerExited
@@ -26,6 +27,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from relight.core.activity import Quiet
     from relight.host.quiet import QuietWatch
+    from relight.host.slow_ranks import ShownSlowRanks
+    from relight.host.stacks.pace import PaceWatch
     from relight.host.store_port import StorePort
     from relight.host.stuck import StuckWatch
     from relight.host.timers import WorkerTimers
@@ -70,6 +73,8 @@ class WorkerWatches:
         self._stuck_watch = self._watch_stuck(job.stuck_after_s)
         self._arrivals: Timer = loop.call_after(_INIT_REPORT_S, self._report_missing_at_init)
         self._quiet_watch: QuietWatch | None = None
+        self._pace_watch: PaceWatch | None = None
+        self._shown: ShownSlowRanks | None = None
 
     @property
     def quiet(self) -> "Quiet | None":
@@ -93,10 +98,47 @@ class WorkerWatches:
 
         self._quiet_watch = QuietWatch(self._loop, limits, self._running, signs, on_change)
 
+    def watch_pace(
+        self,
+        steps: Callable[[], Mapping[int, int]],
+        report: Callable[[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None],
+    ) -> None:
+        """Look how much of the time workers wait for others, if the user has asked for it.
+
+        Args:
+            steps: returns the step that each worker has reported last, by local rank.
+            report: as for `PaceWatch`.
+        """
+        seconds, place = self._job.command.spec.watch_slow_ranks, self._formed.place
+        if seconds is None or place.world_size < 2:
+            return
+        from relight.host.stacks.pace import PaceWatch
+
+        self._pace_watch = PaceWatch(
+            self._loop, seconds, place.local_world_size, self._running, steps, report,
+            self._journal.say,
+        )  # fmt: skip
+
+    def report_slow_ranks(self, found: SlowRanks) -> None:
+        """Tell the user which ranks are slow, as the coordinator has found."""
+        from relight.host import slow_ranks
+
+        event = slow_ranks.event(found)
+        self._journal.record(event)
+        self._shown = self._shown or slow_ranks.ShownSlowRanks()
+        self._shown.show(event)
+
     def close(self) -> None:
         """End all watches."""
         self._arrivals.cancel()
-        for watch in (self._timers, self._stuck_watch, self._quiet_watch):
+        watches = (
+            self._timers,
+            self._stuck_watch,
+            self._quiet_watch,
+            self._pace_watch,
+            self._shown,
+        )
+        for watch in watches:
             if watch is not None:
                 watch.close()
 

@@ -66,6 +66,9 @@ def notes_of(*argv: str) -> list[str]:
         (["--max-restarts=3/h"], "max_restarts", RestartBudget(3, 3600.0, "/h")),
         (["--max-restarts=1/90s"], "max_restarts", RestartBudget(1, 90.0, "/90s")),
         (["--hang-timeout=60"], "hang_timeout", HangTimeout(60.0, 60.0, False)),
+        (["--watch-slow-ranks"], "watch_slow_ranks", 120.0),
+        (["--watch-slow-ranks=30"], "watch_slow_ranks", 30.0),
+        (["--watch-slow-ranks=off"], "watch_slow_ranks", None),
         (
             ["--health-check=disk=10G,gpu"],
             "health_check",

@@ -30,9 +30,11 @@ from relight.core.messages import (
     JobEnded,
     Join,
     NodeLeaving,
+    NodePace,
     NodePreempted,
     NodeQuiet,
     NodeReady,
+    SlowRanks,
     StopWorkers,
     WaitReason,
     WorkerFailed,
@@ -137,6 +139,9 @@ class Table:
         if verb.startswith("quiet"):
             quiet_s = float(verb.removeprefix("quiet"))
             return [Received(node, NodeQuiet(generation, quiet_s, 10.0 if quiet_s else 0.0))]
+        if verb.startswith("waited"):  # how often in 100 looks, of each of its two workers
+            waits = tuple(map(int, verb.removeprefix("waited").split(",")))
+            return [Received(node, NodePace(generation, (100, 100), waits, (-1, -1)))]
         if verb == "lost":
             return [NodeLost(node, "no heartbeat")]
         if verb.startswith("returns"):
@@ -179,6 +184,9 @@ class Table:
                 case StopWorkers(which, _, gently, at, _, takes_stacks):
                     how = f"at {at} " if at else "gently " * gently + "look and " * takes_stacks
                     found.setdefault(f"{how}stop {which.number}:", []).append(node)
+                case SlowRanks(which, slow_nodes):
+                    named = ", ".join(f"{n.host} {n.ranks}" for n in slow_nodes) or "none"
+                    found.setdefault(f"slow {which.number} {named}:", []).append(node)
                 case Confirm(which, succeeded):
                     done = f", {' '.join(map(str, succeeded))} done" if succeeded else ""
                     found.setdefault(f"confirm {which.number}{done}:", []).append(node)

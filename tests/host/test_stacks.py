@@ -16,6 +16,7 @@ from relight.host import system
 from relight.host.stacks import workers
 from relight.host.stacks.doing import is_ending
 from relight.host.stacks.memory import StackError
+from relight.host.stacks.repeated import MainThread
 from relight.host.stacks.take import take, take_all
 
 LIMIT_S = 30.0
@@ -120,6 +121,21 @@ def test_a_function_that_sleeps_is_shown_with_its_callers_innermost_first(
         ("script.py", 9, "outer"),
         ("script.py", 11, "<module>"),
     ]
+
+
+def look(pid: int) -> tuple[str, str]:
+    """The state of a process, and where its main thread is, at a second look."""
+    thread = MainThread(pid)
+    thread.look()
+    state, frames = thread.look()
+    thread.close()
+    return state, frames[0].function
+
+
+def test_repeated_looks_see_what_a_stack_shows(python: Path, run: Run) -> None:
+    process = run(python, SLEEPS)
+    inside(process.pid, "rest", 5)
+    assert look(process.pid) == ("S", "rest")
 
 
 def test_what_a_thread_waits_in_is_named(python: Path, run: Run) -> None:
@@ -323,6 +339,7 @@ os.wait()
               .read_text().split()]  # fmt: skip
     try:
         assert inside(pid, "child", 4)[0] == ("script.py", 4, "child")
+        assert look(pid) == ("S", "child")
     finally:
         os.kill(pid, signal.SIGKILL)
 

@@ -31,7 +31,9 @@ PAGE = Page(
         "Shows the state of a job and of its replicas. JOB is its handle, or its id alone; of",
         "relight run on this machine also its name, or the pid of its agent.",
         "Without JOB: your agents (relight run) on this machine, and the memory that each takes",
-        "with its workers. PRELOADED is the part that preloaded modules take.",
+        "with its workers. PRELOADED is the part that preloaded modules take. With",
+        "--watch-slow-ranks, ranks that are slower than the others are named, if agents of the",
+        "job run on this machine.",
     ),
     (
         Flag("roles", str, "", "A,B", "only these roles", from_env=False),
@@ -82,6 +84,8 @@ def main(argv: list[str]) -> int:
     print(f"{handle} {found.state.name}")
     if found.message:
         print(f"  {found.message}")
+    for text in () if found.state.is_over else _slow_ranks(handle):
+        print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
     if found.url:
@@ -122,7 +126,7 @@ def _print_agents(*, as_json: bool) -> int:
         (
             str(agent.pid),
             names.get(agent.pid, ""),
-            printable(agent.run_id).replace("\n", " "),
+            _line(agent.run_id),
             str(len(agent.workers)) if agent.workers else "none yet",
             duration(agent.seconds),
             _mib(agent.memory),
@@ -132,6 +136,9 @@ def _print_agents(*, as_json: bool) -> int:
     ]
     heads = ("PID", "NAME", "RUN ID", "WORKERS", "SINCE", "MEMORY", "PRELOADED")
     print("\n".join(table(rows, heads)))
+    for agent in found:
+        if agent.slow_ranks:
+            print(f"\n{agent.pid}: {_line(agent.slow_ranks)}")
     return EXIT_OK
 
 
@@ -144,6 +151,26 @@ def _names() -> dict[int, str]:
         return {job.pid: job.name for job in JobDirectory(env.read().variables).running()}
     except OSError:
         return {}
+
+
+def _slow_ranks(job: handles.Handle) -> list[str]:
+    """Return which ranks of a job are slow, as far as agents on this machine know."""
+    from relight.host import agents
+
+    try:
+        running = agents.running()
+    except UsageError:  # the system does not show them
+        return []
+    own = [
+        each
+        for each in running
+        if each.job == str(job) or (job.scheduler == "run" and job.app_id.endswith(f"-{each.pid}"))
+    ]
+    return sorted({_line(each.slow_ranks) for each in own} - {""})
+
+
+def _line(text: str) -> str:
+    return printable(text).replace("\n", " ")
 
 
 def _requested_run_id(agent: "Running") -> str:

@@ -41,6 +41,8 @@ Rules:
 - A node that does not get ready although its workers must have exited is dropped: its connection
   is closed, and the others wait until its lease has expired. If a stop takes long, all nodes are
   told which nodes it waits for.
+- Nodes may report how much of the time their workers wait for others. All nodes are told which
+  ranks are slow (core/slow_ranks); nothing else follows.
 - The last call ends even if nodes keep joining. A host whose nodes come and go (core/flapping)
   makes no other node wait or restart.
 
@@ -73,10 +75,12 @@ from relight.core.messages import (
     JobEnded,
     Join,
     NodeLeaving,
+    NodePace,
     NodePreempted,
     NodeQuiet,
     NodeReady,
     Note,
+    SlowRanks,
     StopWorkers,
     WaitReason,
     WorkerFailed,
@@ -443,6 +447,8 @@ class Membership:
                     self._stop(reason, now, stop)
             case NodeQuiet(_, quiet_s, limit_s) if current:
                 self.roster.set_quiet(node, now - quiet_s, limit_s if quiet_s else 0.0)
+            case NodePace() if current:
+                self._compare_pace(node, message, now)
             case WorkersSucceeded() if current and self.state in (
                 GroupState.RUNNING,
                 GroupState.RECOVERING,
@@ -455,6 +461,25 @@ class Membership:
                 self._agreement.answer(node, limit, calls)
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
+
+    def _compare_pace(self, node: str, pace: NodePace, now: float) -> None:
+        """Compare the ranks of all nodes while all of them run; tell which are slow."""
+        from relight.core import slow_ranks
+
+        roster = self.roster
+        if self.state is not GroupState.RUNNING or roster.is_ending:
+            return
+        if roster.slow_ranks is None:
+            joins = [self.members[each].join for each in roster.order if each is not None]
+            places = ranks.places([NodeSlots(join.slots, join.role) for join in joins])
+            hosts = [join.host for join in joins]
+            roster.slow_ranks = slow_ranks.SlowRanks(zip(places, hosts, strict=True))
+        change = roster.slow_ranks.hear(roster.places[node], pace, now)
+        if change is not None:
+            age_s = now - change.since if change.nodes else 0.0
+            told = SlowRanks(self.generation, change.nodes, age_s)
+            for each in roster.places:
+                self._send(each, told)
 
     def _on_ready(self, member: Member, ready: NodeReady, current: bool, now: float) -> None:
         node = member.node

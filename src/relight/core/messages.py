@@ -2,10 +2,10 @@
 
 Each field of a message from the network is checked before the message is used (`core/fields`).
 
-    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePreempted
-                            CheckpointCalls NodeLeaving Heartbeat
-    coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm WaitReason Note
-                            JobEnded Redirect Heartbeat (the echo)
+    agent -> coordinator    Join NodeReady WorkerFailed WorkersSucceeded NodeQuiet NodePace
+                            NodePreempted CheckpointCalls NodeLeaving Heartbeat
+    coordinator -> agent    GenerationFormed CheckpointLimit StopWorkers Confirm SlowRanks
+                            WaitReason Note JobEnded Redirect Heartbeat (the echo)
 """
 
 from relight.core.exits import Failure
@@ -101,6 +101,19 @@ class NodeQuiet(NamedTuple):
     limit_s: float
 
 
+class NodePace(NamedTuple):
+    """How the workers of this node have spent the last window, by local rank.
+
+    `looks`: how often each was looked at, and `waits`: in how many of them it waited for its peers
+    in a collective. `steps`: how many it has done, -1 if it reports none.
+    """
+
+    generation: GenerationId
+    looks: tuple[int, ...]
+    waits: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
 class NodePreempted(NamedTuple):
     """The node leaves the job within `limit_s` seconds; its workers could save a checkpoint."""
 
@@ -167,6 +180,28 @@ class Confirm(NamedTuple):
     succeeded: tuple[int, ...] = ()
 
 
+class SlowNode(NamedTuple):
+    """Ranks of a node that are slower than the others, by the share `slower`; `is_whole`: these are
+    all its ranks. The others wait for them for the share `waited` of the time.
+    """
+
+    host: str
+    ranks: tuple[int, ...]
+    is_whole: bool
+    slower: float
+    waited: float
+
+
+class SlowRanks(NamedTuple):
+    """The ranks that are persistently slower than the others, for `age_s` seconds; none if none is
+    any more.
+    """
+
+    generation: GenerationId
+    nodes: tuple[SlowNode, ...]
+    age_s: float
+
+
 class WaitReason(NamedTuple):
     """Why there is no generation for this node yet, as text for users. `spare`: the node is kept in
     reserve. `generation` is the latest generation, if any.
@@ -218,10 +253,18 @@ FromAgent = (
     | WorkerFailed
     | WorkersSucceeded
     | NodeQuiet
+    | NodePace
     | NodePreempted
     | CheckpointCalls
     | NodeLeaving
 )
 FromCoordinator = (
-    GenerationFormed | CheckpointLimit | StopWorkers | Confirm | WaitReason | Note | JobEnded
+    GenerationFormed
+    | CheckpointLimit
+    | StopWorkers
+    | Confirm
+    | SlowRanks
+    | WaitReason
+    | Note
+    | JobEnded
 )

@@ -9,6 +9,10 @@ Invariants are in `check`.
 
 from collections.abc import Sequence
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.slow_ranks import SlowRanks
+
 
 class Roster:
     """The nodes of a generation, and the progress of their workers.
@@ -26,6 +30,8 @@ class Roster:
         """Nodes whose workers have succeeded, and when."""
         self.lapsed = False
         """Whether the leases of all nodes that have announced the generation were over."""
+        self.slow_ranks: SlowRanks | None = None
+        """Set once a node reports its pace."""
         self._quiet: dict[str, tuple[float, float]] = {}  # nodes whose workers do nothing
         self._succeeded_at = 0.0  # the workers of the last node that succeeded
         self._done_and_gone: set[int] = set()  # places whose nodes succeeded and are gone

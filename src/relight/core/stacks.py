@@ -9,6 +9,7 @@ peers come last, and of the others the smallest is first.
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import takewhile
 
 from relight.core.exits import Doing
 from relight.core.failures import named_ranks
@@ -28,6 +29,17 @@ _LIBRARY = re.compile(
 _TORCH = re.compile(r"/torch/")
 _OF_PEERS = re.compile(r"/torch/(?:distributed|autograd|cuda)/")
 """Where a worker waits for others; DistributedDataParallel does so below `backward`."""
+_COLLECTIVE = re.compile(
+    r"/torch/(?:distributed/(?:distributed_c10d|_functional_collectives|nn/functional)\.py|cuda/)"
+)
+"""Whoever is in one of these waits for all ranks, even if it uses CPU time, as NCCL does."""
+_PERHAPS_COLLECTIVE = re.compile(
+    r"/torch/(?:distributed|autograd)/|/torch/nn/parallel/distributed\.py"
+)
+"""Whoever sleeps below one of these waits for all ranks; else it computes."""
+_NO_COLLECTIVE = re.compile(r"/torch/distributed/(?:checkpoint|pipelining|rpc)/")
+_OF_PAIRS = re.compile(r"i?send|i?recv|batch_isend_irecv|send_object_list|recv_object_list")
+"""Functions in which two ranks meet: a stage of a pipeline waits for the stage before."""
 _MOST_FRAMES = 30
 _GENERIC = re.compile(r"wrapper|inner|wrapped|decorate_\w+|new_func|\w*_fn")
 """Functions that decorators put around the one that the user has called."""
@@ -178,6 +190,25 @@ def few_or_many(ranks: Sequence[int]) -> str:
     """Return `rank 3`, `ranks 0-3, 5`, or `31 ranks` where that would be long."""
     text = named_ranks(ranks)
     return text if len(text) <= _FEW else f"{len(ranks)} ranks"
+
+
+def waits_for_all(frames: Sequence[Frame], state: str) -> bool:
+    """Return whether a thread waits for all other ranks, as in a collective.
+
+    Args:
+        frames: its stack, the innermost first.
+        state: its state in proc(5).
+    """
+    called = list(takewhile(lambda frame: _LIBRARY.search(frame.file), frames))
+    if any(
+        _NO_COLLECTIVE.search(frame.file)
+        or (_OF_PEERS.search(frame.file) and _OF_PAIRS.fullmatch(_short(frame.function)))
+        for frame in called
+    ):
+        return False
+    if any(_COLLECTIVE.search(frame.file) for frame in called):
+        return True
+    return state == "S" and any(_PERHAPS_COLLECTIVE.search(frame.file) for frame in called)
 
 
 def traceback_lines(frames: Iterable[Frame]) -> list[str]:

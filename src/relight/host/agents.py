@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from relight.errors import UsageError
-from relight.host import system
+from relight.host import slow_ranks, system
 from relight.typed import NamedTuple
 
 _COLD, _WARM = "worker spawner ", "warm spawner of"
@@ -19,8 +19,10 @@ _COLD, _WARM = "worker spawner ", "warm spawner of"
 class Running(NamedTuple):
     """An agent that runs here. Memory is in bytes; shared pages count in part (PSS).
 
-    `run_id` is empty while it has no workers. `warm_pid` is the pid of the warm spawner, which
-    holds the modules of --preload, 0 without one; its memory is part of `memory`.
+    `run_id` is empty while it has no workers; `job` is the id of the job that it is a part of, if
+    any. `warm_pid` is the pid of the warm spawner, which holds the modules of --preload, 0 without
+    one; its memory is part of `memory`. `slow_ranks` says which are slow (--watch-slow-ranks),
+    empty for none.
     """
 
     pid: int
@@ -31,6 +33,8 @@ class Running(NamedTuple):
     warm_pid: int
     warm_memory: int
     command: tuple[str, ...]
+    job: str = ""
+    slow_ranks: str = ""
 
 
 class _Process(NamedTuple):
@@ -93,15 +97,18 @@ def _describe(agent: _Process, children: dict[int, list[_Process]]) -> Running:
     # Orphans of a worker are the spawner's children too, but most of them lead no session.
     workers = [w for pid in holders for w in children.get(pid, []) if w.session == w.pid]
     warm = next((child.pid for child in own if child.name == _WARM), 0)
+    known = next(filter(None, (_variables(worker.pid) for worker in workers)), {})
     return Running(
         pid=agent.pid,
-        run_id=next(filter(None, (_run_id(worker.pid) for worker in workers)), ""),
+        run_id=known.get("TORCHELASTIC_RUN_ID", ""),
         workers=tuple(sorted(worker.pid for worker in workers)),
         seconds=agent.seconds,
         memory=sum(system.memory(pid) for pid in _tree(agent.pid, children)),
         warm_pid=warm,
         warm_memory=system.memory(warm) if warm else 0,
         command=agent.words,
+        job=known.get("RELIGHT_JOB_ID", ""),
+        slow_ranks=slow_ranks.shown_by(agent.pid),
     )
 
 
@@ -139,13 +146,12 @@ def _processes() -> Iterator[_Process]:
             yield _Process(int(name), int(parent), session, short, seconds, tuple(words))
 
 
-def _run_id(pid: int) -> str:
+def _variables(pid: int) -> dict[str, str]:
     try:
-        variables = _read(f"/proc/{pid}/environ").split("\0")
+        pairs = [text.partition("=") for text in _read(f"/proc/{pid}/environ").split("\0")]
     except OSError:
-        return ""
-    mark = "TORCHELASTIC_RUN_ID="
-    return next((v.removeprefix(mark) for v in variables if v.startswith(mark)), "")
+        return {}
+    return {name: value for name, _, value in pairs}
 
 
 def _read(path: str) -> str:

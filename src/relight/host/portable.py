@@ -79,7 +79,11 @@ def fit(spec: "RunSpec", notes: list[str]) -> "RunSpec":
         notes.append(
             "--hang-timeout has no effect on this system: it does not count what workers do"
         )
-    return spec._replace(preload=(), hang_timeout=None)
+    if spec.watch_slow_ranks:
+        notes.append(
+            "--watch-slow-ranks has no effect on this system: it does not show where workers wait"
+        )
+    return spec._replace(preload=(), hang_timeout=None, watch_slow_ranks=None)
 
 
 def require_linux(what: str) -> None:

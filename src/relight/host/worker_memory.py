@@ -41,10 +41,14 @@ class WorkerMemory:
 
     def step(self) -> int | None:
         """Return the highest step that a worker of this node has reported, None if none has."""
+        return max(self.steps().values(), default=None)
+
+    def steps(self) -> dict[int, int]:
+        """Return the step that each worker has reported last, by local rank, if it has."""
         for local_rank in self._paths:
             self._page(local_rank, make=False)
-        reported = (page for page in self._open.values() if page[words.STEP_AT])
-        return max((page[words.STEP] for page in reported), default=None)
+        pages = self._open.items()
+        return {rank: page[words.STEP] for rank, page in pages if page[words.STEP_AT]}
 
     def limit(self, call: int, answer: Callable[[int], None]) -> None:
         """Hold workers at a call of `should_checkpoint` until they are told more.

@@ -72,11 +72,12 @@ class Walk:
         self._frame_size = max(*fields, layout.frame_owner) + 8
         self._codes: dict[int, _Code] = {}
 
-    def threads(self, runtime: int) -> list[Thread]:
+    def threads(self, runtime: int, only: int = 0) -> list[Thread]:
         """Return the threads of all interpreters, in no particular order.
 
         Args:
             runtime: the address of `_PyRuntime`.
+            only: the id of the one thread to return; 0 for all.
 
         Raises:
             StackError: the memory is not as expected.
@@ -90,7 +91,7 @@ class Walk:
             left = MOST_THREADS - len(found)
             for address in self._chain(interpreter + layout.threads, layout.next_thread, left):
                 native_id = self._memory.word(address + layout.native_id)
-                if native_id < 1 << 31:  # else the thread has just ended
+                if native_id < 1 << 31 and only in (0, native_id):  # else it has just ended
                     found.append(Thread(native_id, self._frames(address)))
         return found
 

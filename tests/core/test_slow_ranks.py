@@ -1,0 +1,256 @@
+"""Which ranks are slow: the rules of --watch-slow-ranks, on made-up windows of training."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from relight.core import stacks
+from relight.core.messages import NodePace, SlowNode
+from relight.core.ranks import GenerationId, NodeSlots, places
+from relight.core.slow_ranks import WINDOWS, Change, SlowRanks, describe
+from relight.core.stacks import Frame
+
+GENERATION = GenerationId(0, "")
+LOOKS, STEPS = 100, 40
+TOLD_AFTER = 2 * WINDOWS
+TORCH = "/env/lib/python3.11/site-packages/torch"
+OWN = Frame("/home/u/train.py", 88, "main")
+
+Times = Callable[[int, int, int], float]
+"""How long a rank works on a step, given the window, the step and the rank."""
+
+
+class Job:
+    """A job of several nodes that trains window by window, and what is told of it."""
+
+    def __init__(self, *slots: int, seed: int = 0, jitter: float = 0.1) -> None:
+        self.slots = slots
+        self.chance = random.Random(seed)
+        self.jitter = jitter
+        located = places([NodeSlots(size, "") for size in slots])
+        self.compares = SlowRanks((place, f"node{place.group_rank}") for place in located)
+        self.told: list[Change] = []
+        self.now = 0.0
+
+    def windows(
+        self, count: int, times: Times, *, reports: bool = False, meets: bool = True
+    ) -> "Job":
+        """Train for so many windows; with `meets`, all ranks meet at the end of each step."""
+        size = sum(self.slots)
+        for window in range(count):
+            busy, total = [0.0] * size, [0.0] * size
+            for step in range(STEPS):
+                works = [
+                    times(window, step, rank) * max(0.1, self.chance.gauss(1, self.jitter))
+                    for rank in range(size)
+                ]
+                for rank, work in enumerate(works):
+                    busy[rank] += work
+                    total[rank] += (max(works) if meets else work) + 0.02
+            steps = [round(STEPS * min(total) / each) if reports else -1 for each in total]
+            waits = [
+                sum(self.chance.random() > works / all_of_it for _ in range(LOOKS))
+                for works, all_of_it in zip(busy, total, strict=True)
+            ]
+            self.hear(waits if meets else [0] * size, steps)
+        return self
+
+    def hear(self, waits: Sequence[int], steps: Sequence[int], looks: int = LOOKS) -> None:
+        """All nodes report a window."""
+        self.now += 10
+        first = 0
+        for node, size in enumerate(self.slots):
+            part = slice(first, first + size)
+            pace = NodePace(GENERATION, (looks,) * size, tuple(waits[part]), tuple(steps[part]))
+            change = self.compares.hear(node, pace, self.now)
+            self.told += [change] if change else []
+            first += size
+
+    @property
+    def named(self) -> list[tuple[int, ...]]:
+        """The ranks of each change that was told."""
+        return [tuple(rank for node in change.nodes for rank in node.ranks) for change in self.told]
+
+
+def slow(*ranks: int, by: float) -> Times:
+    return lambda _, __, rank: 1 + by if rank in ranks else 1.0
+
+
+def equal(*_: int) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize("by", [0.2, 0.3, 0.5])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_that_the_others_wait_for_is_named_once(rank: int, by: float) -> None:
+    job = Job(4).windows(3 * TOLD_AFTER, slow(rank, by=by))
+    assert job.named == [(rank,)]
+    (node,) = job.told[0].nodes
+    assert node.slower == pytest.approx(by, abs=0.06)
+    assert node.waited == pytest.approx(1 - 1 / (1 + by), abs=0.06)
+    assert not node.is_whole
+
+
+def test_of_two_ranks_the_slow_one_is_named() -> None:
+    assert Job(1, 1).windows(2 * TOLD_AFTER, slow(1, by=0.2)).named == [(1,)]
+
+
+def test_a_rank_that_is_slower_by_a_tenth_is_named_in_the_end() -> None:
+    assert Job(4, jitter=0.05).windows(5 * TOLD_AFTER, slow(2, by=0.1)).named == [(2,)]
+
+
+@pytest.mark.parametrize("slots", [(2, 2), (4, 4), (2, 2, 2)])
+def test_all_ranks_of_a_slow_node_are_named_together(slots: tuple[int, ...]) -> None:
+    whole = range(slots[0], slots[0] + slots[1])
+    job = Job(*slots).windows(3 * TOLD_AFTER, slow(*whole, by=0.3))
+    assert job.named == [tuple(whole)]
+    assert [(node.host, node.is_whole) for node in job.told[0].nodes] == [("node1", True)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("slots", [(2,), (4,), (2, 2), (4, 4)])
+@pytest.mark.parametrize("jitter", [0.05, 0.2])
+def test_no_rank_is_named_where_all_are_equal(
+    slots: tuple[int, ...], jitter: float, seed: int
+) -> None:
+    assert not Job(*slots, seed=seed, jitter=jitter).windows(150, equal).named
+
+
+def test_a_checkpoint_now_and_then_makes_no_rank_slow() -> None:
+    def times(window: int, step: int, rank: int) -> float:
+        return 15.0 if rank == 0 and window % 3 == 0 and step == 5 else 1.0
+
+    assert not Job(4).windows(100, times).named
+
+
+def test_a_checkpoint_in_every_window_does() -> None:
+    """The others wait for it all the time."""
+    job = Job(4).windows(50, lambda _, step, rank: 8.0 if (rank, step) == (0, 5) else 1.0)
+    assert job.named == [(0,)]
+
+
+def test_no_rank_is_named_where_all_differ() -> None:
+    """The data may be so: the slowest one is not the odd one out."""
+    assert not Job(8).windows(100, lambda _, __, rank: 1 + 0.1 * rank).named
+
+
+def test_ranks_that_do_not_meet_in_collectives_are_not_compared() -> None:
+    """Such as the stages of a pipeline: one may have more to do than another."""
+    assert not Job(4).windows(100, slow(1, by=0.5), meets=False).named
+
+
+def test_ranks_that_do_not_meet_are_compared_by_the_steps_that_they_report() -> None:
+    job = Job(4).windows(50, slow(1, by=0.3), meets=False, reports=True)
+    assert job.named == [(1,)]
+    assert job.told[0].nodes[0].slower == pytest.approx(0.3, abs=0.06)
+    assert job.told[0].nodes[0].waited == 0
+
+
+def test_that_an_evaluation_by_one_rank_takes_long_does_not_make_it_slow() -> None:
+    job = Job(4).windows(WINDOWS, equal)
+    for _ in range(5 * WINDOWS):
+        job.hear([0, LOOKS, LOOKS, LOOKS], [-1] * 4)
+    assert not job.windows(WINDOWS, equal).named
+
+
+def test_a_phase_without_steps_does_not_count_where_steps_are_reported() -> None:
+    job = Job(4).windows(WINDOWS, equal, reports=True)
+    for _ in range(5 * WINDOWS):
+        job.hear([0, 40, 40, 40], [0] * 4)
+    assert not job.windows(WINDOWS, equal, reports=True).named
+
+
+def test_windows_in_which_workers_were_hardly_looked_at_do_not_count() -> None:
+    job = Job(4)
+    for _ in range(5 * WINDOWS):
+        job.hear([0, 3, 3, 3], [-1] * 4, looks=4)
+    assert not job.named
+
+
+def test_a_report_that_does_not_fit_the_node_is_ignored() -> None:
+    job = Job(1, 1)
+    assert job.compares.hear(0, NodePace(GENERATION, (9, 9), (0,), (-1,)), 0.0) is None
+    assert job.windows(2 * TOLD_AFTER, slow(1, by=0.3)).named == [(1,)]
+
+
+def test_a_rank_alone_is_not_slow() -> None:
+    """An agent does not report one, but anybody may."""
+    assert not Job(1).windows(3 * WINDOWS, equal).named
+
+
+def test_that_a_rank_is_no_longer_slow_is_told_once() -> None:
+    job = Job(4).windows(2 * TOLD_AFTER, slow(1, by=0.3)).windows(3 * TOLD_AFTER, equal)
+    assert job.named == [(1,), ()]
+
+
+def test_a_second_slow_rank_is_told_with_the_first() -> None:
+    job = Job(8).windows(2 * TOLD_AFTER, slow(1, by=0.3))
+    assert job.windows(3 * TOLD_AFTER, slow(1, 5, by=0.3)).named == [(1,), (1, 5)]
+
+
+def test_the_time_since_when_a_rank_is_slow_is_about_when_it_began() -> None:
+    job = Job(4).windows(50, equal)
+    began = job.now
+    job.windows(2 * TOLD_AFTER, slow(1, by=0.4))
+    assert began < job.told[0].since <= began + 10 * WINDOWS
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expected"),
+    [
+        (
+            [SlowNode("gpu-03", (5,), False, 0.28, 0.22)],
+            "rank 5 on gpu-03 is 28% slower than the others: they wait for it 22% of the time, "
+            "since 14:02",
+        ),
+        (
+            [SlowNode("gpu-03", (8, 9), True, 0.28, 0.22)],
+            "all ranks of gpu-03 are 28% slower than the others: they wait for them 22% of the "
+            "time, since 14:02",
+        ),
+        (
+            [SlowNode("a", (0, 2), False, 0.1, 0.0), SlowNode("b", (4,), True, 0.2, 0.0)],
+            "ranks 0, 2 on a are 10% slower than the others, since 14:02; rank 4 on b is 20% "
+            "slower than the others, since 14:02",
+        ),
+        ([], "no rank is slower than the others any more"),
+    ],
+)
+def test_slow_ranks_are_told_in_a_line(nodes: list[SlowNode], expected: str) -> None:
+    assert describe(nodes, "14:02") == expected
+
+
+def test_many_slow_nodes_are_counted() -> None:
+    nodes = [SlowNode(f"n{number}", (number,), True, 0.1, 0.1) for number in range(9)]
+    assert describe(nodes, "14:02").endswith("; and ranks on 5 more nodes")
+
+
+C10D, AUTOGRAD = f"{TORCH}/distributed/distributed_c10d.py", f"{TORCH}/autograd/graph.py"
+
+
+@pytest.mark.parametrize(
+    ("state", "called", "expected"),
+    [
+        ("S", [(C10D, "all_reduce")], True),
+        ("R", [(C10D, "all_reduce")], True),  # NCCL spins
+        ("S", [(AUTOGRAD, "_engine_run_backward")], True),  # as DistributedDataParallel
+        ("R", [(AUTOGRAD, "_engine_run_backward")], False),  # it computes gradients
+        ("S", [(f"{TORCH}/nn/parallel/distributed.py", "DDP._sync_buffers")], True),
+        ("R", [(f"{TORCH}/nn/functional.py", "relu"),
+               (f"{TORCH}/distributed/fsdp/fsdp.py", "FSDP.forward")], False),
+        ("S", [(C10D, "recv")], False),  # a stage of a pipeline waits for the one before
+        ("S", [(C10D, "batch_isend_irecv"),
+               (f"{TORCH}/distributed/pipelining/schedules.py", "step")], False),
+        ("S", [(f"{TORCH}/distributed/checkpoint/filesystem.py", "write")], False),
+        ("S", [(f"{TORCH}/utils/data/dataloader.py", "__next__")], False),
+        ("S", [], False),
+        ("D", [], False),
+    ],
+)  # fmt: skip
+def test_only_who_waits_for_all_ranks_waits(
+    state: str, called: list[tuple[str, str]], expected: bool
+) -> None:
+    """Whatever the user's own code around it is called from."""
+    frames = [*(Frame(file, 1, name) for file, name in called), OWN, Frame(C10D, 1, "barrier")]
+    assert stacks.waits_for_all(frames, state) is expected

@@ -1,0 +1,98 @@
+"""Slow ranks of real workers: they are named from outside, on all consoles and in the status."""
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import Launch, Start
+
+LIMIT_S = 240.0
+TRAIN = """
+import os, time, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+node = int(os.environ["GROUP_RANK"])
+model = DistributedDataParallel(torch.nn.Linear(8, 8))
+end = time.monotonic() + float(os.environ.get("TRAIN_S", "600"))
+while True:
+    over = torch.tensor([float(time.monotonic() > end)])
+    time.sleep(0.08 if node == 1 and "SLOW" in os.environ else 0.05)
+    model(torch.ones(2, 8)).sum().backward()
+    dist.all_reduce(over)
+    if over > 0:
+        break
+"""
+
+
+def until_told(log: Path, agent: "subprocess.Popen[bytes]") -> dict[str, object]:
+    """Return the first event of slow ranks in the output of an agent."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        lines = log.read_text(errors="replace").splitlines()
+        for line in lines:
+            if line.startswith('{"t"') and json.loads(line)["event"] == "RanksSlow":
+                return dict(json.loads(line))
+        assert agent.poll() is None, lines
+        assert time.monotonic() < deadline, lines
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+def test_a_slow_node_is_named_on_all_nodes_and_in_the_status(
+    start: Start, launch: Launch, script: Callable[[str], Path], tmp_path: Path
+) -> None:
+    program = script(TRAIN)
+    agents, logs = [], [tmp_path / "log0", tmp_path / "log1"]
+    for log in logs:
+        with open(log, "wb") as stderr:
+            agents.append(
+                start("run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=file",
+                      f"--rdzv-endpoint={tmp_path}/where", "--rdzv-id=slow",
+                      "--watch-slow-ranks=10", "--event-log-handler=console", program,
+                      variables={"SLOW": "1"}, stderr=stderr)
+            )  # fmt: skip
+    for agent, log in zip(agents, logs, strict=True):
+        event = until_told(log, agent)
+        assert event["ranks"] == [2, 3]
+        text = str(event["text"])
+        assert text.startswith(f"all ranks of {event['hosts'][0]} are ")  # type: ignore[index]
+        assert " slower than the others: they wait for them " in text
+        assert f"relight: {text}\n" in log.read_text()
+    status = launch("status")
+    assert f"{agents[0].pid}: all ranks of " in status.stdout
+    for agent in agents:
+        agent.send_signal(signal.SIGTERM)
+    for agent in agents:
+        agent.wait(LIMIT_S)
+
+
+@pytest.mark.slow
+def test_no_rank_is_named_without_the_flag_and_where_all_are_equal(
+    launch: Launch, script: Callable[[str], Path]
+) -> None:
+    program = script(TRAIN)
+    for flags in ([], ["--watch-slow-ranks=10"]):
+        done = launch(
+            "run", "--nproc-per-node=3", "--event-log-handler=console", *flags, program,
+            timeout=LIMIT_S, TRAIN_S="30" if flags else "1",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert "slow" not in done.stderr
+
+
+@pytest.mark.slow
+def test_that_workers_cannot_be_read_is_said(launch: Launch) -> None:
+    done = launch("run", "--no-python", "--nproc-per-node=2", "--watch-slow-ranks=10", "sleep", "4")
+    assert done.returncode == 0
+    assert done.stderr.count("can't see whether ranks are slow: process ") == 1
+    assert "is not a Python process" in done.stderr
+
+
+def test_a_time_that_is_too_short_is_refused(launch: Launch) -> None:
+    done = launch("run", "--watch-slow-ranks=1", "train.py")
+    assert done.returncode == 2
+    assert "at least 10 seconds" in done.stderr
