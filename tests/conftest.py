@@ -37,6 +37,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
 
 _LONGEST = (
     "tests/programs/test_programs.py",
+    "tests/test_failures_on_nodes.py",
     "tests/test_examples.py",
     "tests/warm/test_endings.py",
     "tests/schedulers/test_ray.py",
@@ -45,6 +46,7 @@ _LONGEST = (
     "tests/warm/test_faults.py",
     "tests/warm/test_draws.py",
     "tests/test_failures_e2e.py",
+    "tests/test_tracebacks_once.py",
     "tests/nodes/test_network.py",
 )
 """Files begun last would be waited for by one processor alone."""
