@@ -163,8 +163,8 @@ class Agent:
             self.loop.call_after(_SHOWN_AFTER_S, self._show_job)
             exit_code, reason = self._run()
             self.journal.record(Ended(exit_code, reason))
-            if self._shown is not None:
-                self._shown.close(exit_code, reason)
+            if (shown := self._shown) is not None:
+                self.loop.attempt(lambda: shown.close(exit_code, reason), "showing the job's end")
             broken = False
             return exit_code
         finally:
@@ -362,15 +362,17 @@ class Agent:
 
     def _show_job(self) -> None:
         """Let commands of this user see the job, unless it is part of one that they know."""
-        if "RELIGHT_JOB_ID" in self.job.command.env.variables:
-            return
+        if "RELIGHT_JOB_ID" not in self.job.command.env.variables:
+            self.loop.attempt(self._open_job_socket, "showing the job")
+
+    def _open_job_socket(self) -> None:
         from relight.sight.job_socket import JobSocket, View
 
         def look() -> View:
             return View(self._state, self._workers, self._restart)
 
+        began = time.time() - _SHOWN_AFTER_S
         try:
-            began = time.time() - _SHOWN_AFTER_S
             self._shown = JobSocket(self.loop, self.job, began, look)
         except OSError as error:
             if self.journal.verbose:

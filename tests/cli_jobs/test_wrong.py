@@ -306,7 +306,7 @@ def test_jobs_are_listed_without_a_working_directory(relight: Command, place: Pa
     found = subprocess.run(
         [sys.executable, "-c", code + "sys.exit(main(['list', '--json']))"],
         cwd=place / "gone", capture_output=True, text=True, timeout=60, check=False,
-        env={**os.environ, "RELIGHT_STATE_DIR": str(place)},
+        env={**os.environ, "RELIGHT_STATE_DIR": str(place), "XDG_RUNTIME_DIR": str(place)},
     )  # fmt: skip
     assert (found.returncode, found.stdout, found.stderr) == (0, "[]\n", "")
 

@@ -51,7 +51,7 @@ REASONS = {
     "test_hangs.py": PROC,
     "test_tracebacks_once.py": PROC,
     "test_debug.py": PROC,
-    "test_slow_ranks.py": PROC,
+    "test_watch_slow_ranks.py": PROC,
     "host/test_connection.py": SEVERAL_NODES,
     "host/test_connection_hostile.py": SEVERAL_NODES,
     "host/test_devices.py::test_the_gpu_inside_an_intel_processor_counts_only_alone": AFFINITY,

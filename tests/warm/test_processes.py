@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from conftest import RELIGHT, clean_environment
 
-from relight.host import fit, warm_sockets
+from relight.host import fit, user_sockets
 from relight.worker import inputs
 from warm.test_endings import MODULES as ENDING_MODULES
 from warm.test_endings import SCRIPTS
@@ -727,7 +727,7 @@ def test_it_ends_after_its_time_without_use(shell: Shell) -> None:
     assert shell.takes()
     assert not is_gone(pid)
     wait(lambda: is_gone(pid))
-    assert not list((shell.runtime / "relight").glob("[!l]*"))
+    assert not list((shell.runtime / "relight").glob("[!lj]*"))
 
 
 def test_it_ends_with_a_process(shell: Shell) -> None:
@@ -745,7 +745,7 @@ def test_it_ends_when_no_job_can_find_it_any_more(shell: Shell, what: str) -> No
     pid = shell.make()
     folder = shell.runtime / "relight"
     if what == "socket":
-        for path in folder.glob("[!l]*"):
+        for path in folder.glob("[!lj]*"):
             path.unlink()
     else:
         shutil.rmtree(folder)
@@ -1038,7 +1038,7 @@ def test_who_asks_it_during_a_job_does_the_job_no_harm(shell: Shell, what: str) 
         assert job.stdout is not None
         assert job.stdout.readline() == "waits\n"
         work.rmdir()
-        connections = [warm_sockets.connect(str(path), 0.5) for _ in range(40)]
+        connections = [user_sockets.connect(str(path), 0.5) for _ in range(40)]
         silent = [stack.enter_context(each) for each in connections if each is not None]
         for connection in silent:
             with contextlib.suppress(OSError):

@@ -194,7 +194,7 @@ class Outcome:
 
     def _ended(self, missing: list[RankReports]) -> RanksRepr:
         """Return how ranks have ended before the test had."""
-        lines = [line for line in self._output.splitlines() if line not in _UNTRUE]
+        lines = [line for line in self._output.splitlines() if not line.startswith(_UNTRUE)]
         titles = [line for line in lines if line.startswith(_VERDICT)]
         if titles:
             title = titles[0].removeprefix("relight: ")

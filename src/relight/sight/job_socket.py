@@ -66,15 +66,18 @@ class JobSocket:
         """Remove the socket, and keep the last snapshot of the job."""
         from relight.sight import answers
 
+        try:
+            answers.keep_last(self, exit_code, reason)  # first: who finds no socket finds this
+        except OSError:
+            pass  # a full disk: the job itself is not concerned
         self._loop.forget(self._listener)
         self._listener.close()
         for client in list(self._clients):
             client.close()
         try:
             os.unlink(self._path)
-            answers.keep_last(self, exit_code, reason)
         except OSError:
-            pass  # a full disk: the job itself is not concerned
+            pass  # somebody has removed it
 
     def answer(self, question: bytes) -> bytes:
         """Return the answer to a line of a client."""

@@ -134,7 +134,9 @@ class Run:
     def list(self, cfg: Mapping[str, Any]) -> Sequence[Listed]:
         """Return the jobs that run, and the last that have ended, the newest first."""
         del cfg
-        every = [*self._jobs.running(), *self._jobs.ended()]
+        running = self._jobs.running()
+        ids = {job.id for job in running}  # one that is about to end is in both
+        every = [*running, *(job for job in self._jobs.ended() if job.id not in ids)]
         return [Listed(each.id, _state(each), each.name, _time(each.started)) for each in every]
 
     def close(self) -> None:
