@@ -31,6 +31,29 @@ raise ValueError("no file")
 """
 
 
+TOGETHER = """
+import os, signal, time
+if "RANK" in os.environ:
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    here = os.path.dirname(__file__)
+    attempt = f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} rank "
+    open(os.path.join(here, attempt + os.environ["RANK"]), "w").close()
+    size = int(os.environ["WORLD_SIZE"])
+    while sum(each.startswith(attempt) for each in os.listdir(here)) < size:
+        time.sleep(0.01)
+"""
+"""Runs before each script: all ranks begin at one time, and none is stopped before it has failed."""
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> dict[str, str]:
+    """Variables with which all ranks fail, whichever is the first."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(TOGETHER)
+    return {"PYTHONPATH": str(folder)}
+
+
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     terminal = Terminal(columns=200)
@@ -39,13 +62,15 @@ def terminal() -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def shown(start: Start, terminal: Terminal, script: Script) -> Callable[..., str]:
+def shown(
+    start: Start, terminal: Terminal, script: Script, together: dict[str, str]
+) -> Callable[..., str]:
     """Run a script on a terminal; return what is there in the end."""
 
     def run(text: str, *flags: str, **variables: str) -> str:
         agent = start(
             "run", *flags, script(text), stdout=terminal.agents_end, stderr=terminal.agents_end,
-            variables={"NO_COLOR": "1", "OMP_NUM_THREADS": "1", **variables},
+            variables={"NO_COLOR": "1", "OMP_NUM_THREADS": "1", **together, **variables},
         )  # fmt: skip
         return terminal.read_to_end(agent).decode().replace("\r\n", "\n")
 
@@ -299,9 +324,12 @@ def test_with_a_file_every_byte_is_in_the_file_and_on_the_terminal(
         assert log.read_text().endswith("\nValueError: no file data.bin\n")
 
 
-def test_a_pipe_has_the_tracebacks_of_all_workers(start: Start, script: Script) -> None:
+def test_a_pipe_has_the_tracebacks_of_all_workers(
+    start: Start, script: Script, together: dict[str, str]
+) -> None:
     """Without colours, also if they are forced."""
-    agent = start("run", "--nproc-per-node=3", script(SAME), variables={"FORCE_COLOR": "1"})
+    variables = {"FORCE_COLOR": "1", **together}
+    agent = start("run", "--nproc-per-node=3", script(SAME), variables=variables)
     _, errors = agent.communicate(timeout=60)
     plain = re.sub(rb"\x1b\[[\d;]*m", b"", errors.partition(b"relight: ranks")[0])
     assert plain.count(HEADER) == 3
