@@ -42,7 +42,7 @@ if "RANK" in os.environ:
     while sum(each.startswith(attempt) for each in os.listdir(here)) < size:
         time.sleep(0.01)
 """
-"""Runs before each script: all ranks begin at one time, and none is stopped before it has failed."""
+"""Runs before each script: all ranks begin together, and none is stopped before it has failed."""
 
 
 @pytest.fixture

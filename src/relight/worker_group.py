@@ -41,6 +41,7 @@ from relight.host.scratch import Scratch
 from relight.host.supervisor import Supervisor
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
+from relight.worker_watches import WorkerWatches
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -163,8 +164,6 @@ class WorkerGroup:
         supervisor.lease(lease_until())
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
-        from relight.worker_watches import WorkerWatches  # the workers need not wait for it
-
         watches = self.watches = WorkerWatches(
             loop, self._services.journal, job, self.formed, self._store, supervisor,
             self._report_first_failure,

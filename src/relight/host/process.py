@@ -15,6 +15,7 @@ from relight.errors import InternalError, MachineError
 from relight.events import SpawnerLost, WorkerExited, WorkersFrozen, WorkerStarted
 from relight.host import spawner, system
 from relight.host.loop import Alarm, Loop
+from relight.host.memory import OomCounters
 from relight.host.spawner import WorkerPlan
 
 __all__ = ["WorkerPlan", "Workers"]
@@ -72,9 +73,6 @@ class Workers:
             ) from None
         # The orphans of a killed spawner become our children, see _on_spawner_exit.
         system.become_subreaper()
-        # Loaded once the workers have started: they need not wait for it.
-        from relight.host.memory import OomCounters
-
         self.memory = OomCounters()
         self._spawner_gone = self._spawner_exiting = False
         self._insisting = Alarm(loop, self._end_stopped)
