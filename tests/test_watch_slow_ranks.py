@@ -25,6 +25,8 @@ while True:
     dist.all_reduce(over)
     if over > 0:
         break
+dist.barrier()
+os._exit(0)  # a thread of torch that still runs would abort the shutdown of Python
 """
 
 
