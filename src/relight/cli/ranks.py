@@ -7,9 +7,6 @@ from relight.host.stacks import workers
 from relight.job import handles
 from relight.runner.runner import Runner
 
-_RUN = "run"
-"""The scheduler of jobs of `relight run`, whose ids end with the pid of the agent."""
-
 
 def of(target: str, command: str) -> dict[int, int]:
     """Return the pids of the ranks below a process, or of a job, by rank; empty if the process is
@@ -52,7 +49,7 @@ def _of_job(text: str, command: str) -> dict[int, int]:
     handle = handles.parse(text)
     if handle.role:
         raise UsageError(f"{text} is a part of a job", hint=f"relight {command} {handle}")
-    of_run = handle.scheduler == _RUN
+    of_run = handle.scheduler == handles.RUN
     found = workers.below(_agent_of(handle)) if of_run else workers.of_job(str(handle))
     if found:
         return found

@@ -164,7 +164,8 @@ def _slow_ranks(job: handles.Handle) -> list[str]:
     own = [
         each
         for each in running
-        if each.job == str(job) or (job.scheduler == "run" and job.app_id.endswith(f"-{each.pid}"))
+        if each.job == str(job)
+        or (job.scheduler == handles.RUN and job.app_id.endswith(f"-{each.pid}"))
     ]
     return sorted({_line(each.slow_ranks) for each in own} - {""})
 

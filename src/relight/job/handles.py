@@ -6,6 +6,8 @@ from typing import NamedTuple
 from relight.errors import UsageError
 
 SESSION = "relight"
+RUN = "run"
+"""The scheduler of the jobs of `relight run`, whose ids end with the pid of the agent."""
 _PART = r"(?:/([^/\s]+)(?:/([0-9,]+))?)?/?"
 _FORM = r"([A-Za-z0-9_.-]+)://([^/\s]*)/([^/\s]+)" + _PART
 _ID_FORM = r"([^/\s]*[^/\s:])" + _PART
@@ -58,7 +60,7 @@ def _by_name(text: str) -> Handle | None:
         for found in (jobs.running(), jobs.ended()):
             for job in found:
                 if text in (job.id, job.name, str(job.pid)):
-                    return Handle("run", SESSION, job.id)
+                    return Handle(RUN, SESSION, job.id)
     except OSError:
         pass  # this user has no such directory
     return None

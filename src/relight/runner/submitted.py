@@ -124,8 +124,8 @@ def _of_run(
     find: Callable[[str], Scheduler], session: str
 ) -> Iterator[tuple[str, str, AppState, str]]:
     try:
-        for each in find("run").list({}):
-            handle = str(Handle("run", session, each.app_id))
+        for each in find(handles.RUN).list({}):
+            handle = str(Handle(handles.RUN, session, each.app_id))
             yield handle, each.name, each.state, each.submitted
     except RelightError:
         pass  # this user has no directory for their sockets

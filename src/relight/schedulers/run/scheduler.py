@@ -17,6 +17,7 @@ from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
 from relight.host import files, system
 from relight.host.run_jobs import JobDirectory
 from relight.job.app import AppDef, AppState
+from relight.job.handles import RUN
 from relight.schedulers.api import (
     AppStatus,
     Capabilities,
@@ -28,7 +29,6 @@ from relight.schedulers.api import (
     no_replica,
 )
 
-NAME = "run"
 _POLL_S = 0.2
 _STOP_S = 90.0
 """How long a job may take to stop: its workers have a grace time of 30 s by default."""
@@ -47,7 +47,7 @@ def make() -> "Run":
 class Run:
     """The jobs of `relight run` on this machine."""
 
-    name = NAME
+    name = RUN
     options: Sequence[Option] = ()
     capabilities = Capabilities()
 
