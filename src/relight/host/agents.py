@@ -46,6 +46,17 @@ class _Process(NamedTuple):
     words: tuple[str, ...]
 
 
+def exists(pid: int) -> bool:
+    """Return whether there is a process of this number."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
+
+
 def running() -> list[Running]:
     """Return this user's agents, in the order of their pids.
 
