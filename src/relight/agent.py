@@ -69,7 +69,7 @@ from relight.errors import (
     signal_name,
 )
 from relight.events import Ended, Formed, Mistake, NotRestarting, Restarting, SignalReceived
-from relight.group import LocalLink
+from relight.group import Group, LocalLink
 from relight.host.console import Consoles
 from relight.host.descriptors import raise_limit
 from relight.host.journal import Journal
@@ -369,7 +369,7 @@ class Agent:
         from relight.sight.job_socket import JobSocket, View
 
         def look() -> View:
-            return View(self._state, self._workers, self._restart)
+            return View(self._state, self._workers, self._restart, self.journal.events)
 
         began = time.time() - _SHOWN_AFTER_S
         try:
@@ -405,6 +405,14 @@ class Agent:
     def say(self, message: str) -> None:
         """Print a message to the user on stderr."""
         self.journal.say(message)
+
+    def coordinates(self, job: str, group: Group) -> None:
+        """Record the steps of a group that is decided here, if the user asks for it."""
+        if self.job.command.spec.record_group:
+            from relight.core.group_replay import Recorder
+
+            write, settings = self.journal.events.write_to_file, group.membership.settings
+            group.on_step = Recorder(job, settings, group.origin, write).step
 
     def announce(self) -> Announce | None:
         """Return the generation that this node is in, if any."""

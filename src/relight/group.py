@@ -7,7 +7,7 @@ for each job, and agents reach it by a `link.RemoteLink`.
 import os
 from collections.abc import Callable, Sequence
 
-from relight.core.group_types import Drop, GroupSettings, NodeLost, Received, Send
+from relight.core.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.membership import Membership
 from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
 from relight.events import Tick
@@ -35,6 +35,9 @@ class LinkOwner(Protocol):
     def say(self, message: str) -> None:
         """Print a message to the user."""
 
+    def coordinates(self, job: str, group: "Group") -> None:
+        """Look at a group that is decided in this process, before its first step."""
+
 
 class Group:
     """One job's membership, its deadlines, and where its messages go.
@@ -49,20 +52,27 @@ class Group:
     def __init__(
         self, loop: Loop, settings: GroupSettings, coordinates: Callable[[], bool] = lambda: True
     ) -> None:
-        self.membership = Membership(settings, origin=os.urandom(8).hex())
+        self.origin = os.urandom(8).hex()
+        self.membership = Membership(settings, self.origin)
         self._coordinates = coordinates
         self.recipients: dict[str, Recipient] = {}
         """The connected nodes, each with the function that delivers a message to it."""
         self.on_drop: Callable[[str], None] = lambda *_: None
         """Called with a node that is dropped, whose messages must not be answered any more."""
+        self.on_step: Callable[[Event, float, list[Effect]], None] | None = None
+        """Called with each step, its time and its effects, before these are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
 
-    def step(self, event: Received | NodeLost | Tick) -> None:
+    def step(self, event: Event) -> None:
         """Take an event and carry out its effects."""
         if not self._coordinates():
             return
-        for effect in self.membership.step(event, self._loop.now()):
+        now = self._loop.now()
+        effects = self.membership.step(event, now)
+        if self.on_step is not None:
+            self.on_step(event, now, effects)
+        for effect in effects:
             match effect:
                 case Send(node, message) if node in self.recipients:
                     self.recipients[node](message)
@@ -99,6 +109,7 @@ class LocalLink:
             self._loop.call_after(0, lambda: owner.received(message))
 
         self._group.recipients[node] = receive
+        owner.coordinates("", self._group)
         self.send(self.join)
 
     def send(self, message: FromAgent) -> None:

@@ -263,6 +263,7 @@ class RemoteLink(finders.Seeker):
             self._loop, sock, self._meeting.security, self._finder, self._divert, self.say
         )
         self._coordinator.settings[self._meeting.job] = self._settings
+        self._coordinator.on_group = self._owner.coordinates
 
     def found(self, result: "SearchResult") -> None:
         """Connect to the coordinator, or become it, as the finder answered."""

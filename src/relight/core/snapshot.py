@@ -67,3 +67,15 @@ class Output(NamedTuple):
 
     local_rank: int
     stream: str
+
+
+class EventsAfter(NamedTuple):
+    """A question to an agent: the events that it has in memory whose numbers are above `number`, as
+    lines; with `follow`, then also each that comes, until the job is over here.
+    """
+
+    number: int
+    follow: bool
+
+
+Question = Output | EventsAfter

@@ -9,10 +9,11 @@ its socket, which the next reader removes.
 
 import contextlib
 import os
-from collections.abc import Mapping
+import socket
+from collections.abc import Iterator, Mapping
 
 from relight.core import fields
-from relight.core.snapshot import NodeSnapshot, Output
+from relight.core.snapshot import EventsAfter, NodeSnapshot, Output, Question
 from relight.host import files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 
@@ -57,10 +58,22 @@ class JobDirectory:
 
     def output(self, job: str, question: Output) -> str:
         """Return the end of what a worker has printed; empty if its agent does not answer."""
-        line = fields.to_json(question)
-        import json
+        return self._answer(job, _line(question)).decode(errors="replace")
 
-        return self._answer(job, json.dumps(line).encode() + b"\n").decode(errors="replace")
+    def events(self, job: str, question: EventsAfter) -> Iterator[str]:
+        """Return the lines of the events that an agent has in memory, and those that come if the
+        question is to follow them; none if it does not answer.
+        """
+        connection = self._connect(job)
+        if connection is None:
+            return
+        with connection, contextlib.suppress(OSError):
+            connection.sendall(_line(question))
+            if question.follow:
+                connection.settimeout(None)
+            with connection.makefile("r", encoding="utf-8", errors="replace") as lines:
+                for line in lines:
+                    yield line.rstrip("\n")
 
     def keep(self, snapshot: NodeSnapshot) -> None:
         """Keep the last snapshot of a job; remove the oldest of more than 100.
@@ -88,8 +101,11 @@ class JobDirectory:
             name.removesuffix(ending) for name in os.listdir(self.path) if name.endswith(ending)
         ]
 
+    def _connect(self, job: str) -> socket.socket | None:
+        return user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+
     def _answer(self, job: str, question: bytes) -> bytes:
-        connection = user_sockets.connect(os.path.join(self.path, job + OF_JOB), _TIMEOUT_S)
+        connection = self._connect(job)
         if connection is None:
             return b""
         data = bytearray()
@@ -111,6 +127,12 @@ class JobDirectory:
 def is_id(text: str) -> bool:
     """Return whether a text may be the id of a job: it is part of a path."""
     return bool(text) and set(text) <= _LETTERS and not text.startswith(".")
+
+
+def _line(question: Question) -> bytes:
+    import json
+
+    return json.dumps(fields.to_json(question)).encode() + b"\n"
 
 
 def _snapshot(data: bytes) -> NodeSnapshot | None:

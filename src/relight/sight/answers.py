@@ -1,4 +1,4 @@
-"""What an agent answers to those who ask how its job is: a snapshot, or the end of an output."""
+"""What an agent answers: a snapshot of its job, the end of a worker's output, or its events."""
 
 import json
 import os
@@ -13,10 +13,13 @@ from relight.core.snapshot import (
     RUNNING,
     STOPPING,
     WAITING,
+    EventsAfter,
     NodeSnapshot,
     Output,
+    Question,
     RankSnapshot,
 )
+from relight.events import Recorded, line_of
 from relight.host.run_jobs import JobDirectory
 from relight.job import privacy
 from relight.sight.job_socket import JobSocket, View
@@ -26,19 +29,30 @@ from relight.worker_group import WorkerGroup
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
 
 
-def answer(server: JobSocket, question: bytes) -> bytes:
-    """Return the answer to a line of a client; nothing if it is no question."""
+def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
+    """Return the answer to a line of a client, empty if it is no question, and whether the client
+    gets each further event too.
+    """
     if not question.strip():
-        return json.dumps(fields.to_json(snapshot(server))).encode()
+        return json.dumps(fields.to_json(snapshot(server))).encode(), False
     try:
-        asked: Output = fields.record(Output, fields.decode(question))
+        asked: Question = fields.message(Question, fields.decode(question))
     except fields.Malformed:
-        return b""
-    workers = server.look().workers
-    if workers is None:
-        return b""
-    streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(asked.stream, (STDOUT, STDERR))
-    return b"".join(workers.logs.tail(asked.local_rank, stream) for stream in streams)
+        return b"", False
+    match asked:
+        case EventsAfter(number, follow):
+            return b"".join(map(event_line, server.look().events.after(number))), follow
+        case Output(local_rank, name):
+            workers = server.look().workers
+            if workers is None:
+                return b"", False
+            streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(name, (STDOUT, STDERR))
+            return b"".join(workers.logs.tail(local_rank, stream) for stream in streams), False
+
+
+def event_line(recorded: Recorded) -> bytes:
+    """Return an event as a line of an answer."""
+    return line_of(recorded).encode() + b"\n"
 
 
 def keep_last(server: JobSocket, exit_code: int, reason: str) -> None:

@@ -1,8 +1,8 @@
 """The socket on which an agent says how its job is, to commands of the same user on this machine.
 
-A client sends a line: an empty one for the snapshot of the job, or an `Output` in JSON for the end
-of what a worker has printed. It gets the answer, and the end of the connection. The agent never
-waits for a client.
+A client sends a line: an empty one for the snapshot of the job, or a `Question` of core/snapshot in
+JSON. It gets the answer, and the end of the connection; one that follows the events gets each that
+comes, and the end with that of the job. The agent never waits for a client.
 
 The socket is made once the job has run for a second. It costs next to nothing then: what answers
 (sight/answers) is loaded when the first client comes.
@@ -13,7 +13,9 @@ import socket
 from collections.abc import Callable
 
 from relight.core.messages import GenerationFormed, NodeReady
+from relight.events import Recorded
 from relight.host import user_sockets
+from relight.host.journal import EventLog
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
@@ -25,17 +27,20 @@ _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16
 _BUFFER = 1 << 20
 """Bytes of an answer that the kernel is asked to hold, so that most are sent at once."""
+_MOST_UNSENT = 1 << 20
+"""Bytes that may wait for a client which follows the events."""
 _LIMIT_S = 5.0
-"""How long a client may take."""
+"""How long a client may take, unless it follows the events."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, and the number of the last restart."""
+    """The agent's state, its latest workers, the number of the last restart, and its events."""
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
+    events: EventLog
 
 
 class JobSocket:
@@ -79,15 +84,26 @@ class JobSocket:
         except OSError:
             pass  # somebody has removed it
 
-    def answer(self, question: bytes) -> bytes:
-        """Return the answer to a line of a client."""
+    def answer(self, question: bytes) -> tuple[bytes, bool]:
+        """Return the answer to a line of a client, and whether it follows the events."""
         from relight.sight import answers
 
+        if self._tell not in (listeners := self.look().events.listeners):
+            listeners.append(self._tell)
         return answers.answer(self, question)
 
     def forget(self, client: "_Client") -> None:
         """Forget a client that is served."""
         self._clients.discard(client)
+
+    def _tell(self, recorded: Recorded) -> None:
+        following = [client for client in self._clients if client.follows]
+        if following:
+            from relight.sight import answers
+
+            line = answers.event_line(recorded)
+            for client in following:
+                client.add(line)
 
     def _accept(self) -> None:
         try:
@@ -102,9 +118,14 @@ class JobSocket:
 
 
 class _Client:
-    """One connection: a line in, the answer out."""
+    """One connection: a line in, the answer out.
+
+    Attributes:
+        follows: whether it gets each event that comes.
+    """
 
     def __init__(self, loop: Loop, server: JobSocket, connection: socket.socket) -> None:
+        self.follows = False
         self._loop, self._server, self._socket = loop, server, connection
         self._question, self._answer = bytearray(), b""
         self._limit = loop.call_after(_LIMIT_S, self.close)
@@ -118,6 +139,14 @@ class _Client:
         self._socket.close()
         self._server.forget(self)
 
+    def add(self, line: bytes) -> None:
+        """Send a further line; a client that does not read is given up."""
+        if len(self._answer) > _MOST_UNSENT:
+            self.close()
+        else:
+            self._answer += line
+            self._send()
+
     def _receive(self) -> None:
         try:
             data = self._socket.recv(_MOST_QUESTION)
@@ -128,25 +157,31 @@ class _Client:
         self._question += data
         if not data or len(self._question) > _MOST_QUESTION:
             self.close()
-        elif b"\n" in data:
+        elif b"\n" in data and not self.follows:
             self._loop.on_readable(self._socket, None)
             if not self._loop.attempt(self._begin_answer, "a question about the job"):
                 self.close()
 
     def _begin_answer(self) -> None:
-        self._answer = self._server.answer(bytes(self._question).partition(b"\n")[0])
-        self._loop.on_writable(self._socket, self._send)
+        question = bytes(self._question).partition(b"\n")[0]
+        self._answer, self.follows = self._server.answer(question)
+        if self.follows:
+            self._limit.cancel()
+            self._loop.on_readable(self._socket, self._receive)  # to see that it is gone
+        self._send()
 
     def _send(self) -> None:
         try:
             sent = self._socket.send(self._answer)
         except BlockingIOError:
-            return
+            sent = 0
         except OSError:
             self.close()
             return
         self._answer = self._answer[sent:]
-        if not self._answer:
+        if self._answer or self.follows:
+            self._loop.on_writable(self._socket, self._send if self._answer else None)
+        else:
             self.close()
 
 

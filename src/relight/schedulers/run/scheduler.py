@@ -6,7 +6,7 @@ Nothing is submitted here. A job is known once it has run for a second (`host/ru
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,7 @@ from relight import env
 from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot
 from relight.core.waiting import duration
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
-from relight.host import files, system
+from relight.host import growing_files, system
 from relight.host.run_jobs import JobDirectory
 from relight.job.app import AppDef, AppState
 from relight.job.handles import RUN
@@ -94,7 +94,9 @@ class Run:
             paths = [getattr(worker, query.stream)]
         paths = [path for path in paths if path]
         if paths:
-            return _lines(paths, lambda: query.follow and self._runs(app_id, worker))
+            return growing_files.lines(
+                lambda: paths, lambda: query.follow and self._runs(app_id, worker)
+            )
         if job.state == ENDED or query.follow:
             raise UsageError(
                 f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
@@ -205,32 +207,6 @@ def _worker(job: NodeSnapshot, query: LogQuery) -> RankSnapshot:
             return each
     known = ", ".join(f"{job.role}/{each.rank}" for each in job.ranks)
     raise no_replica(job.id, query, known or "no workers now")
-
-
-def _lines(paths: Sequence[str], follow: Callable[[], bool]) -> Iterator[str]:
-    """Return the lines of files, then those that are added while `follow` returns true."""
-    opened = []
-    try:
-        for path in paths:
-            try:
-                opened.append(files.opened(path))
-            except OSError as error:
-                raise MachineError(f"can't read {path}: {error.strerror}") from None
-        rests = [b""] * len(opened)
-        while True:
-            goes_on = follow()
-            for number, file in enumerate(opened):
-                while data := file.read(1 << 20):
-                    *lines, rests[number] = (rests[number] + data).split(b"\n")
-                    for line in lines:
-                        yield line.decode(errors="replace")
-            if not goes_on:
-                break
-            time.sleep(_POLL_S)
-        yield from (rest.decode(errors="replace") for rest in rests if rest)
-    finally:
-        for file in opened:
-            file.close()
 
 
 def _time(seconds: float) -> str:
