@@ -13,6 +13,7 @@ from relight.core.snapshot import (
     RUNNING,
     STOPPING,
     WAITING,
+    Everywhere,
     NodeSnapshot,
     Output,
     RankSnapshot,
@@ -29,26 +30,50 @@ _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
 def answer(server: JobSocket, question: bytes) -> bytes:
     """Return the answer to a line of a client; nothing if it is no question."""
     if not question.strip():
-        return json.dumps(fields.to_json(snapshot(server))).encode()
+        return _written(snapshot(server)).encode()
     try:
         asked: Output = fields.record(Output, fields.decode(question))
     except fields.Malformed:
         return b""
     workers = server.look().workers
-    if workers is None:
+    if workers is None or workers.supervisor is None:
         return b""
+    local_rank, ranks = asked.local_rank, workers.supervisor.workers.ranks
+    if asked.rank is not None:
+        if asked.rank not in ranks:
+            return b""
+        local_rank = ranks.index(asked.rank)
     streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(asked.stream, (STDOUT, STDERR))
-    return b"".join(workers.logs.tail(asked.local_rank, stream) for stream in streams)
+    return b"".join(workers.logs.tail(local_rank, stream) for stream in streams)
 
 
-def keep_last(server: JobSocket, exit_code: int, reason: str) -> None:
+def for_all_nodes(question: bytes) -> str | None:
+    """Return the question to all nodes that a line of a client is, None if it is none."""
+    try:
+        found: Everywhere = fields.record(Everywhere, fields.decode(question))
+    except fields.Malformed:
+        return None
+    return found.question
+
+
+def answer_node(server: JobSocket, question: str) -> str:
+    """Return the answer to another node. The command is left out: that node has the same."""
+    if question.strip():
+        return answer(server, question.encode()).decode(errors="replace")[-fields.MAX_ANSWER :]
+    own = snapshot(server)._replace(command=(), directory="")
+    text = _written(own)
+    if len(text) > fields.MAX_ANSWER:
+        text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
+    return text
+
+
+def keep_last(server: JobSocket) -> None:
     """Keep how the job was at its end.
 
     Raises:
         OSError: it can't be written.
     """
-    last = snapshot(server)._replace(state=ENDED, exit_code=exit_code, reason=reason)
-    JobDirectory(server.job.command.env.variables).keep(last)
+    JobDirectory(server.job.command.env.variables).keep(snapshot(server))
 
 
 def snapshot(server: JobSocket) -> NodeSnapshot:
@@ -57,6 +82,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
     formed = view.workers.formed if view.workers is not None else None
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
     words = privacy.of_words((spec.script, *spec.script_args[:_MOST_WORDS]))
+    exit_code, reason = server.end or (None, "")
     return NodeSnapshot(
         id=server.id,
         name=server.name,
@@ -68,7 +94,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         role=spec.role,
         started=server.began,
         taken=time.time(),
-        state=_state(view),
+        state=_state(view) if server.end is None else ENDED,
         generation=formed.generation.number if formed is not None else -1,
         restart=view.restart,
         max_restarts=job.settings.max_restarts,
@@ -76,11 +102,15 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         node=formed.place.group_rank if formed is not None else -1,
         nodes=formed.place.group_world_size if formed is not None else 0,
         world_size=formed.place.world_size if formed is not None else 0,
-        exit_code=None,
-        reason="",
+        exit_code=exit_code,
+        reason=reason,
         run_directory=job.run_directory,
         ranks=_ranks(view.workers) if view.workers is not None else (),
     )
+
+
+def _written(snapshot: NodeSnapshot) -> str:
+    return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
 
 
 def _state(view: View) -> str:
