@@ -48,10 +48,12 @@ from relight.core.messages import (
     GenerationFormed,
     JobEnded,
     Join,
+    NodeAnswered,
     NodeLeaving,
     NodePreempted,
     NodeReady,
     Note,
+    Question,
     SlowRanks,
     StopWorkers,
     WaitReason,
@@ -373,7 +375,7 @@ class Agent:
 
         began = time.time() - _SHOWN_AFTER_S
         try:
-            self._shown = JobSocket(self.loop, self.job, began, look)
+            self._shown = JobSocket(self.loop, self.job, began, look, self.link)
         except OSError as error:
             if self.journal.verbose:
                 self.journal.say(f"relight status can't show this job: {error}")
@@ -395,6 +397,7 @@ class Agent:
             facts=job.facts,
             announce=None,
             stop_s=_stop_s(job),
+            answers=True,
         )
         if meeting is None:
             return LocalLink(self.loop, job.settings, join)
@@ -465,6 +468,9 @@ class Agent:
                     self._state.watches.report_slow_ranks(message)
             case CheckpointLimit(generation, limit) if generation == self._generation:
                 self._count_calls(limit)
+            case Question() | NodeAnswered():
+                if self._shown is not None:
+                    self._shown.received(message)
             case GenerationFormed() | CheckpointLimit() | SlowRanks():
                 pass  # outdated: this node will send NodeReady again
 

@@ -289,7 +289,7 @@ class Coordinator:
         """Return the hello. It names the jobs served here, so that an agent whose token is refused
         learns whether the coordinator of its own job has refused it.
         """
-        hello: Message = {"sender": "coordinator"}
+        hello: Message = {"sender": "coordinator", "relays": True}
         if len(self.groups) > _MOST_JOBS_NAMED:  # each agent would have to read them all
             return hello
         longer: Message = {**hello, "jobs": list(self.groups)}

@@ -5,14 +5,18 @@ for each job, and agents reach it by a `link.RemoteLink`.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from relight.core.group_types import Drop, Effect, Event, GroupSettings, Received, Send
 from relight.core.membership import Membership
-from relight.core.messages import Announce, FromAgent, FromCoordinator, Join
+from relight.core.messages import Announce, Answer, AskNodes, FromAgent, FromCoordinator, Join
 from relight.events import Tick
 from relight.host.loop import Alarm, Loop
 from relight.typed import Protocol
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from relight.core.questions import Questions
 
 Recipient = Callable[[FromCoordinator], None]
 
@@ -63,11 +67,16 @@ class Group:
         """Called with each step, its time and its effects, before these are carried out."""
         self._loop = loop
         self._alarm = Alarm(loop, lambda: self.step(Tick()))
+        self._questions: Questions | None = None  # until a node asks all of them something
 
     def step(self, event: Event) -> None:
         """Take an event and carry out its effects."""
         if not self._coordinates():
             return
+        match event:
+            case Received(node, AskNodes() | Answer() as asked):
+                self._relay(node, asked)
+                return
         now = self._loop.now()
         effects = self.membership.step(event, now)
         if self.on_step is not None:
@@ -87,6 +96,29 @@ class Group:
         self._alarm.set(None)
         self.recipients.clear()
 
+    def _relay(self, node: str, message: AskNodes | Answer) -> None:
+        """Pass on what a node asks all nodes, or what one of them answers."""
+        from relight.core.questions import LIMIT_S, Questions
+
+        if self._questions is None:
+            self._questions = Questions()
+        questions, members = self._questions, self.membership.members
+        if node not in members:
+            return
+        if isinstance(message, Answer):
+            self._send_all(questions.answer(node, message))
+        else:
+            joins = [member.join for member in members]
+            number, sends = questions.ask(node, message.question, joins)
+            self._send_all(sends)
+            if sends:
+                self._loop.call_after(LIMIT_S, lambda: self._send_all(questions.close(number)))
+
+    def _send_all(self, sends: Iterable[Send]) -> None:
+        for node, message in sends:
+            if node in self.recipients:
+                self.recipients[node](message)
+
 
 class LocalLink:
     """The link of a job of one node."""
@@ -100,6 +132,11 @@ class LocalLink:
     def has_joined(self) -> bool:
         """Whether the group hears what is sent."""
         return True
+
+    @property
+    def relays(self) -> bool:
+        """Whether there are other nodes that could be asked something."""
+        return False
 
     def open(self, owner: LinkOwner) -> None:
         """Join the group."""

@@ -120,6 +120,14 @@ class RemoteLink(finders.Seeker):
         connection = self._connection
         return self._group is not None or (connection is not None and connection.is_open)
 
+    @property
+    def relays(self) -> bool:
+        """Whether the coordinator takes questions to all nodes (`AskNodes`)."""
+        connection = self._connection
+        if connection is None or not connection.is_open:
+            return self._group is not None
+        return (connection.opening.peer_hello or {}).get("relays") is True
+
     def send(self, message: FromAgent) -> None:
         """Send a message to the coordinator. Without one, drop it: the next coordinator gets
         `LinkOwner.messages_after_join`.

@@ -62,11 +62,12 @@ class NodeSnapshot(NamedTuple):
 
 class Output(NamedTuple):
     """A question to an agent: the end of what a worker has printed, where no file has it. `stream`
-    is stdout, stderr or combined.
+    is stdout, stderr or combined. An agent whose node does not have the rank answers nothing.
     """
 
     local_rank: int
     stream: str
+    rank: int | None = None
 
 
 class EventsAfter(NamedTuple):
@@ -78,4 +79,32 @@ class EventsAfter(NamedTuple):
     follow: bool
 
 
-Question = Output | EventsAfter
+class Everywhere(NamedTuple):
+    """A question to the agents of all nodes of the job, as it is put to each of them."""
+
+    question: str
+
+
+Question = Output | EventsAfter | Everywhere
+
+
+class NodeAnswer(NamedTuple):
+    """What the agent on a host has answered; None if it did not, or not in time."""
+
+    host: str
+    answer: str | None
+
+
+class NodeAnswers(NamedTuple):
+    """The answer to `Everywhere`. It is empty while the agent has no coordinator."""
+
+    nodes: tuple[NodeAnswer, ...]
+
+
+class WholeJob(NamedTuple):
+    """A job on all its nodes, as an agent of it sees it: first that agent's own. `silent` are the
+    hosts whose agents have not answered.
+    """
+
+    nodes: tuple[NodeSnapshot, ...]
+    silent: tuple[str, ...] = ()

@@ -13,14 +13,23 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from relight.core import fields
-from relight.core.snapshot import EventsAfter, NodeSnapshot, Output, Question
+from relight.core.snapshot import (
+    ENDED,
+    EventsAfter,
+    Everywhere,
+    NodeAnswers,
+    NodeSnapshot,
+    Output,
+    Question,
+    WholeJob,
+)
 from relight.host import files, user_sockets
 from relight.host.user_sockets import JOBS, OF_JOB
 
 _ENDED = ".json"
 _MOST_ENDED = 100
 _TIMEOUT_S = 3.0
-MOST_BYTES = 4 << 20
+MOST_BYTES = 32 << 20
 """Most bytes of an answer."""
 _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 
@@ -56,9 +65,28 @@ class JobDirectory:
         """Return what the agent of a job says; None if it does not answer, or says nonsense."""
         return _snapshot(self._answer(job, b"\n"))
 
+    def find_whole(self, job: str) -> WholeJob | None:
+        """Return a job on all its nodes: of one that has ended, or is of one node, this one."""
+        own = self.find(job)
+        if own is None or own.nodes == 1 or own.state == ENDED:
+            return None if own is None else WholeJob((own,))
+        others, silent = list[NodeSnapshot](), list[str]()
+        for host, answer in self._ask_everywhere(job, "").nodes:
+            found = None if answer is None else _snapshot(answer)
+            if found is None:
+                silent.append(host)
+            elif (found.host, found.id, found.started) != (own.host, own.id, own.started):
+                others.append(found)
+        return WholeJob((own, *sorted(others, key=_place)), tuple(silent))
+
     def output(self, job: str, question: Output) -> str:
         """Return the end of what a worker has printed; empty if its agent does not answer."""
         return self._answer(job, _line(question)).decode(errors="replace")
+
+    def output_elsewhere(self, job: str, question: Output) -> str:
+        """Return the end of what a rank has printed on whichever node."""
+        found = self._ask_everywhere(job, _line(question).decode().strip())
+        return next((each.answer for each in found.nodes if each.answer), "")
 
     def events(self, job: str, question: EventsAfter) -> Iterator[str]:
         """Return the lines of the events that an agent has in memory, and those that come if the
@@ -95,6 +123,14 @@ class JobDirectory:
         for ending in (OF_JOB, _ENDED):
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self.path, job + ending))
+
+    def _ask_everywhere(self, job: str, question: str) -> NodeAnswers:
+        try:
+            found = fields.decode(self._answer(job, _line(Everywhere(question))))
+            answers: NodeAnswers = fields.record(NodeAnswers, found)
+        except fields.Malformed:
+            return NodeAnswers(())
+        return answers
 
     def _names(self, ending: str) -> list[str]:
         return [
@@ -135,7 +171,12 @@ def _line(question: Question) -> bytes:
     return json.dumps(fields.to_json(question)).encode() + b"\n"
 
 
-def _snapshot(data: bytes) -> NodeSnapshot | None:
+def _place(job: NodeSnapshot) -> tuple[bool, int]:
+    """Return the order of nodes: by their number, spares last."""
+    return job.node < 0, job.node
+
+
+def _snapshot(data: bytes | str) -> NodeSnapshot | None:
     try:
         found = fields.record(NodeSnapshot, fields.decode(data))
     except fields.Malformed:

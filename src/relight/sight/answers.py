@@ -14,6 +14,7 @@ from relight.core.snapshot import (
     STOPPING,
     WAITING,
     EventsAfter,
+    Everywhere,
     NodeSnapshot,
     Output,
     Question,
@@ -34,7 +35,7 @@ def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
     gets each further event too.
     """
     if not question.strip():
-        return json.dumps(fields.to_json(snapshot(server))).encode(), False
+        return _written(snapshot(server)).encode(), False
     try:
         asked: Question = fields.message(Question, fields.decode(question))
     except fields.Malformed:
@@ -42,12 +43,9 @@ def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
     match asked:
         case EventsAfter(number, follow):
             return b"".join(map(event_line, server.look().events.after(number))), follow
-        case Output(local_rank, name):
-            workers = server.look().workers
-            if workers is None:
-                return b"", False
-            streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(name, (STDOUT, STDERR))
-            return b"".join(workers.logs.tail(local_rank, stream) for stream in streams), False
+        case Output(local_rank, name, rank):
+            return _output(server.look().workers, local_rank, name, rank), False
+    return b"", False
 
 
 def event_line(recorded: Recorded) -> bytes:
@@ -55,14 +53,46 @@ def event_line(recorded: Recorded) -> bytes:
     return line_of(recorded).encode() + b"\n"
 
 
-def keep_last(server: JobSocket, exit_code: int, reason: str) -> None:
+def _output(workers: WorkerGroup | None, local_rank: int, name: str, rank: int | None) -> bytes:
+    if workers is None or workers.supervisor is None:
+        return b""
+    ranks = workers.supervisor.workers.ranks
+    if rank is not None:
+        if rank not in ranks:
+            return b""
+        local_rank = ranks.index(rank)
+    streams = {"stdout": (STDOUT,), "stderr": (STDERR,)}.get(name, (STDOUT, STDERR))
+    return b"".join(workers.logs.tail(local_rank, stream) for stream in streams)
+
+
+def for_all_nodes(question: bytes) -> str | None:
+    """Return the question to all nodes that a line of a client is, None if it is none."""
+    try:
+        found: Everywhere = fields.record(Everywhere, fields.decode(question))
+    except fields.Malformed:
+        return None
+    return found.question
+
+
+def answer_node(server: JobSocket, question: str) -> str:
+    """Return the answer to another node. The command is left out: that node has the same."""
+    if question.strip():
+        data, _ = answer(server, question.encode())
+        return data.decode(errors="replace")[-fields.MAX_ANSWER :]
+    own = snapshot(server)._replace(command=(), directory="")
+    text = _written(own)
+    if len(text) > fields.MAX_ANSWER:
+        text = _written(own._replace(ranks=tuple(r._replace(last_line="") for r in own.ranks)))
+    return text
+
+
+def keep_last(server: JobSocket) -> None:
     """Keep how the job was at its end.
 
     Raises:
         OSError: it can't be written.
     """
-    last = snapshot(server)._replace(state=ENDED, exit_code=exit_code, reason=reason)
-    JobDirectory(server.job.command.env.variables).keep(last)
+    JobDirectory(server.job.command.env.variables).keep(snapshot(server))
 
 
 def snapshot(server: JobSocket) -> NodeSnapshot:
@@ -71,6 +101,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
     formed = view.workers.formed if view.workers is not None else None
     formed = view.state if isinstance(view.state, GenerationFormed) else formed
     words = privacy.of_words((spec.script, *spec.script_args[:_MOST_WORDS]))
+    exit_code, reason = server.end or (None, "")
     return NodeSnapshot(
         id=server.id,
         name=server.name,
@@ -82,7 +113,7 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         role=spec.role,
         started=server.began,
         taken=time.time(),
-        state=_state(view),
+        state=_state(view) if server.end is None else ENDED,
         generation=formed.generation.number if formed is not None else -1,
         restart=view.restart,
         max_restarts=job.settings.max_restarts,
@@ -90,11 +121,15 @@ def snapshot(server: JobSocket) -> NodeSnapshot:
         node=formed.place.group_rank if formed is not None else -1,
         nodes=formed.place.group_world_size if formed is not None else 0,
         world_size=formed.place.world_size if formed is not None else 0,
-        exit_code=None,
-        reason="",
+        exit_code=exit_code,
+        reason=reason,
         run_directory=job.run_directory,
         ranks=_ranks(view.workers) if view.workers is not None else (),
     )
+
+
+def _written(snapshot: NodeSnapshot) -> str:
+    return json.dumps(fields.to_json(snapshot), ensure_ascii=False)
 
 
 def _state(view: View) -> str:

@@ -1,9 +1,11 @@
 """Jobs that `relight run` has started on this machine, for the commands on jobs: each agent is a
-job, and each of its workers a replica, numbered by its rank.
+job, and each worker a replica, numbered by its rank: also those of the job's other nodes, of which
+the agent here asks the coordinator.
 
 Nothing is submitted here. A job is known once it has run for a second (`host/run_jobs`).
 """
 
+import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +13,8 @@ from datetime import datetime
 from typing import Any
 
 from relight import env
-from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot
-from relight.core.waiting import duration
+from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot, WholeJob
+from relight.core.waiting import duration, names
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
 from relight.host import growing_files, system
 from relight.host.run_jobs import JobDirectory
@@ -82,28 +84,37 @@ class Run:
 
     def status(self, app_ids: Sequence[str]) -> dict[str, AppStatus]:
         """Return the statuses of those jobs that exist."""
-        found = {app_id: self._jobs.find(app_id) for app_id in app_ids}
+        found = {app_id: self._jobs.find_whole(app_id) for app_id in app_ids}
         return {app_id: _status(each) for app_id, each in found.items() if each is not None}
 
     def logs(self, app_id: str, query: LogQuery) -> Iterator[str]:
-        """Return the lines of a worker: of its log files, or else the last that the agent has."""
-        job = self._job(app_id)
-        worker = _worker(job, query)
+        """Return the lines of a worker: of its log files, or else the last that its agent has."""
+        job = self._whole(app_id)
+        node, worker = _worker(job, query)
+        is_here = node is job.nodes[0]
         paths = [getattr(worker, stream) for stream in ("stdout", "stderr")]
         if query.stream != "combined":
             paths = [getattr(worker, query.stream)]
         paths = [path for path in paths if path]
-        if paths:
+        # Where nodes share a file system, their files are here too: part of the path is random.
+        if paths and (is_here or all(map(os.path.exists, paths))):
             return growing_files.lines(
-                lambda: paths, lambda: query.follow and self._runs(app_id, worker)
+                lambda: paths, lambda: query.follow and self._runs(app_id, node, worker)
             )
-        if job.state == ENDED or query.follow:
+        if paths:
+            raise UsageError(
+                f"rank {worker.rank} runs on {node.host}, and its log files are there: "
+                f"{', '.join(paths)}",
+                hint=f"on {node.host}: relight logs {node.id}/{node.role}/{worker.rank}",
+            )
+        if node.state == ENDED or query.follow:
             raise UsageError(
                 f"{app_id} keeps no log files" + (" to follow" if query.follow else ""),
                 hint="relight run --log-dir=DIR --tee=3 keeps them and shows them as well",
             )
-        text = self._jobs.output(app_id, Output(worker.local_rank, query.stream))
-        return iter(text.splitlines())
+        asked = Output(worker.local_rank, query.stream, worker.rank)
+        output = self._jobs.output if is_here else self._jobs.output_elsewhere
+        return iter(output(app_id, asked).splitlines())
 
     def cancel(self, app_id: str) -> None:
         """Stop the agent, as ctrl-C does, and return when it has ended.
@@ -150,23 +161,55 @@ class Run:
             raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
         return found
 
-    def _runs(self, app_id: str, worker: RankSnapshot) -> bool:
-        """Return whether a worker still writes, and not another one in its place."""
-        job = self._jobs.ask(app_id)
-        ranks = job.ranks if job is not None else ()
-        return any(each.pid == worker.pid and each.exitcode is None for each in ranks)
+    def _runs(self, app_id: str, node: NodeSnapshot, worker: RankSnapshot) -> bool:
+        """Return whether a worker still writes, and not another one in its place; of another node,
+        whether its generation goes on.
+        """
+        own = self._jobs.ask(app_id)
+        if own is None or (own.host, own.id) != (node.host, node.id):
+            return own is not None and own.generation == node.generation
+        return any(each.pid == worker.pid and each.exitcode is None for each in own.ranks)
+
+    def _whole(self, app_id: str) -> WholeJob:
+        found = self._jobs.find_whole(app_id)
+        if found is None:
+            raise UsageError(f"there is no job {app_id}", hint="relight list shows what there is")
+        return found
 
 
-def _status(job: NodeSnapshot) -> AppStatus:
+def _ranks(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
+    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
+    number, the one of the later generation. A node that waits still tells how its last ones ended.
+    """
+    found = {
+        each.rank: (node, each)
+        for node in sorted(job.nodes, key=lambda node: node.generation)
+        for each in node.ranks
+    }
+    return [found[rank] for rank in sorted(found)]
+
+
+def _status(job: WholeJob) -> AppStatus:
+    own = job.nodes[0]
     replicas = tuple(
         ReplicaStatus(
-            job.role, each.rank, _state_of(each, job), job.host, each.exitcode,
+            node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
             last_line=each.last_line,
         )
-        for each in job.ranks
+        for node, each in _ranks(job)
     )  # fmt: skip
-    url = f"file:{job.run_directory}" if job.run_directory else ""
-    return AppStatus(_state(job), _message(job), replicas, job.restart, url)
+    url = f"file:{own.run_directory}" if own.run_directory else ""
+    return AppStatus(_state(own), _message(own) + _unseen(job), replicas, own.restart, url)
+
+
+def _unseen(job: WholeJob) -> str:
+    """Return which nodes can't be seen, in words."""
+    if job.silent:
+        return f"; no answer from {names(job.silent)}"
+    own = job.nodes[0]
+    if own.state != ENDED and own.nodes > 1 and len(job.nodes) == 1:
+        return "; the coordinator does not answer, so only this node is shown"
+    return ""
 
 
 def _message(job: NodeSnapshot) -> str:
@@ -201,12 +244,13 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
     return AppState.FAILED if worker.exitcode else AppState.SUCCEEDED
 
 
-def _worker(job: NodeSnapshot, query: LogQuery) -> RankSnapshot:
-    for each in job.ranks:
-        if (job.role, each.rank) == (query.role, query.replica):
-            return each
-    known = ", ".join(f"{job.role}/{each.rank}" for each in job.ranks)
-    raise no_replica(job.id, query, known or "no workers now")
+def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]:
+    ranks = _ranks(job)
+    for node, each in ranks:
+        if (node.role, each.rank) == (query.role, query.replica):
+            return node, each
+    known = ", ".join(f"{node.role}/{each.rank}" for node, each in ranks)
+    raise no_replica(job.nodes[0].id, query, (known or "no workers now") + _unseen(job))
 
 
 def _time(seconds: float) -> str:
