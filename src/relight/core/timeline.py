@@ -4,10 +4,21 @@ A lane is what one agent has recorded, so a node whose first events are lost (a 
 latest) begins with the first generation that is known.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from relight.events import WorkerExited, describe
-from relight.typed import Any, NamedTuple
+from relight.events import (
+    Ended,
+    Event,
+    Formed,
+    GroupStopped,
+    Restarting,
+    SignalReceived,
+    WorkerExited,
+    WorkersFrozen,
+    WorkerStarted,
+    describe,
+)
+from relight.typed import NamedTuple
 
 FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
     "failure", "arrival", "departure", "checkpoint", "end",
@@ -15,8 +26,13 @@ FAILURE, ARRIVAL, DEPARTURE, CHECKPOINT, END = (
 """Kinds of marks."""
 WAITING, SPAWN, RUNNING, TEARDOWN, FROZEN = "waiting", "spawn", "running", "teardown", "frozen"
 """Phases that a node's own events tell; a ledger of goodput knows more."""
-Record = Mapping[str, Any]
-"""An event as in the event log: `event`, `time` (seconds since 1970) and its fields."""
+
+
+class Record(NamedTuple):
+    """An event of a node, and when it was, in seconds since 1970."""
+
+    at: float
+    event: Event
 
 
 class Bar(NamedTuple):
@@ -69,40 +85,37 @@ def lane(records: Iterable[Record], began: float) -> Lane:
         began: when its agent began, in seconds since 1970.
     """
     drawing = _Drawing(began)
-    for record in records:
-        drawing.take(record)
+    for at, event in records:
+        drawing.take(event, at)
     return Lane(tuple(drawing.bars), tuple(drawing.marks))
 
 
 def generations(records: Iterable[Record]) -> list[GenerationRow]:
     """Return the generations that a node has been in, in order."""
     found: list[GenerationRow] = []
-    for record in records:
-        at = float(record["time"])
-        if record["event"] in ("Formed", "Ended") and found and found[-1].ended is None:
+    for at, event in records:
+        if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
             found[-1] = found[-1]._replace(ended=at)
-        if record["event"] == "Formed":
-            found.append(
-                GenerationRow(
-                    record["generation"], at, None, record["nodes"], record["world_size"],
-                    record["cause"],
-                )
-            )  # fmt: skip
+        if isinstance(event, Formed):
+            size = event.nodes, event.world_size
+            found.append(GenerationRow(event.generation, at, None, *size, event.cause))
     return found
 
 
-def failures(lanes: Iterable[Sequence[Record]]) -> list[Happened]:
+def failures(nodes: Iterable[Sequence[Record]]) -> list[Happened]:
     """Return why the job was restarted or ended by a failure, each once although all nodes tell."""
     found: dict[str, Happened] = {}
-    for records in lanes:
-        for record in records:
-            text = ""
-            if record["event"] == "Restarting":
-                text = f"restart {record['restart']}: {record['reason']}"
-            elif record["event"] == "Ended" and record["exit_code"]:
-                text = f"the end, exit code {record['exit_code']}: {record['reason']}"
-            if text and (text not in found or found[text].at > record["time"]):
-                found[text] = Happened(float(record["time"]), text)
+    for records in nodes:
+        for at, event in records:
+            match event:
+                case Restarting(restart, _, reason):
+                    text = f"restart {restart}: {reason}"
+                case Ended(exit_code, reason) if exit_code:
+                    text = f"the end, exit code {exit_code}: {reason}"
+                case _:
+                    continue
+            if text not in found or found[text].at > at:
+                found[text] = Happened(at, text)
     return sorted(found.values())
 
 
@@ -117,46 +130,44 @@ class _Drawing:
         self._alive = 0
         self._begin(WAITING, began)
 
-    def take(self, record: Record) -> None:
+    def take(self, event: Event, at: float) -> None:
         """Take the next event."""
-        at = float(record["time"])
-        match record["event"]:
-            case "Formed":
-                self._form(record, at)
-            case "WorkerStarted":
+        match event:
+            case Formed():
+                self._form(event, at)
+            case WorkerStarted():
                 self._alive += 1
-                if self._phase == RUNNING:  # of several workers: the last has started now
+                if self._phase == RUNNING:  # of several workers, this one has started last
                     self.bars.pop()
                     self.bars[-1] = self.bars[-1]._replace(ended=None)
                 self._begin(RUNNING, at)
-            case "WorkerExited":
-                self._exit(record["exitcode"], record["local_rank"], at)
-            case "GroupStopped" | "SignalReceived" if self._phase in (RUNNING, SPAWN, FROZEN):
+            case WorkerExited():
+                self._exit(event, at)
+            case GroupStopped() | SignalReceived() if self._phase in (RUNNING, SPAWN, FROZEN):
                 self._begin(TEARDOWN, at)
-            case "WorkersFrozen" if self._phase in (RUNNING, FROZEN):
-                self._begin(FROZEN if record["frozen"] else RUNNING, at)
-            case "Ended":
+            case WorkersFrozen(frozen) if self._phase in (RUNNING, FROZEN):
+                self._begin(FROZEN if frozen else RUNNING, at)
+            case Ended(_, reason):
                 self._end(at)
-                self.marks.append(Mark(at, END, record["reason"]))
+                self.marks.append(Mark(at, END, reason))
 
     @property
     def _phase(self) -> str:
         last = self.bars[-1] if self.bars else None
         return last.phase if last is not None and last.ended is None else ""
 
-    def _form(self, record: Record, at: float) -> None:
-        self._generation, self._alive = record["generation"], 0
+    def _form(self, event: Formed, at: float) -> None:
+        self._generation, self._alive = event.generation, 0
         self._begin(SPAWN, at)
-        before, self._nodes = self._nodes, record["nodes"]
+        before, self._nodes = self._nodes, event.nodes
         if before and before != self._nodes:
             kind = ARRIVAL if self._nodes > before else DEPARTURE
-            self.marks.append(Mark(at, kind, f"{before} -> {self._nodes} nodes: {record['cause']}"))
+            self.marks.append(Mark(at, kind, f"{before} -> {self._nodes} nodes: {event.cause}"))
 
-    def _exit(self, exitcode: int, local_rank: int, at: float) -> None:
+    def _exit(self, event: WorkerExited, at: float) -> None:
         self._alive -= 1
-        if exitcode and self._phase in (RUNNING, SPAWN):
-            text = describe(WorkerExited(local_rank, exitcode))
-            self.marks.append(Mark(at, FAILURE, text))
+        if event.exitcode and self._phase in (RUNNING, SPAWN):
+            self.marks.append(Mark(at, FAILURE, describe(event)))
             self._begin(TEARDOWN, at)
         if self._alive <= 0:
             self._begin(WAITING, at)

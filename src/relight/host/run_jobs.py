@@ -103,6 +103,14 @@ class JobDirectory:
                 for line in lines:
                     yield line.rstrip("\n")
 
+    def events_everywhere(self, job: str, number: int) -> list[tuple[str, list[str]]]:
+        """Return the lines of events above a number that the agents of all nodes have in memory, by
+        host: none of a node that does not answer.
+        """
+        question = _line(EventsAfter(number, follow=False)).decode().strip()
+        found = self._ask_everywhere(job, question).nodes
+        return [(each.host, (each.answer or "").splitlines()) for each in found]
+
     def keep(self, snapshot: NodeSnapshot) -> None:
         """Keep the last snapshot of a job; remove the oldest of more than 100.
 

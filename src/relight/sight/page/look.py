@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from relight.core import timeline
+from relight.core.event_lines import Line, shown
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot
 from relight.core.timeline import Record
 from relight.errors import EXIT_OK, signal_name
@@ -19,7 +20,6 @@ LOST = "lost"
 _MOST_EVENTS = 1000
 _MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
 _MOST_TEXT = 2000
-_QUIET = frozenset({"event", "time", "t", "v", "n"})
 
 
 class Reading(NamedTuple):
@@ -44,7 +44,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
         actions: what the page can do.
     """
     own = reading.nodes[0]
-    begun = {_name(node): node.started for node in reading.nodes}
+    begun = {node.host: node.started for node in reading.nodes}
     lanes = {name: timeline.lane(records, begun.get(name, own.started))
              for name, records in reading.records.items()}  # fmt: skip
     first: Sequence[Record] = next(iter(reading.records.values()), ())
@@ -85,23 +85,18 @@ class Events:
         self._kept: deque[dict[str, Any]] = deque(maxlen=most)
         self._count = 0
 
-    def add(self, node: str, record: Record) -> None:
+    def add(self, node: str, line: Line) -> None:
         """Add an event of a node."""
-        fields = (f"{name} {value}" for name, value in record.items() if name not in _QUIET)
-        text = f"{node}: {', '.join(fields)}"
         self._count += 1
+        text = shown(line).removeprefix(line.name).strip()
         self._kept.append(
-            {"n": self._count, "at": float(record["time"]), "event": str(record["event"]),
+            {"n": self._count, "at": line.time, "node": node, "event": line.name,
              "text": _text(text)}
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
         """Return them."""
         return list(self._kept)
-
-
-def _name(node: NodeSnapshot) -> str:
-    return node.host
 
 
 def shown_state(reading: Reading) -> str:
