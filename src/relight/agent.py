@@ -363,8 +363,11 @@ class Agent:
         return end.exit_code, end.reason
 
     def _show_job(self) -> None:
-        """Let commands of this user see the job, unless it is part of one that they know."""
-        if "RELIGHT_JOB_ID" not in self.job.command.env.variables:
+        """Let commands of this user see the job, unless it is part of one that they know. A status
+        page asks this node too.
+        """
+        command = self.job.command
+        if "RELIGHT_JOB_ID" not in command.env.variables or command.spec.status is not None:
             self.loop.attempt(self._open_job_socket, "showing the job")
 
     def _open_job_socket(self) -> None:

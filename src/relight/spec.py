@@ -38,6 +38,7 @@ from relight.values import (
     parse_host,
     parse_interval,
     parse_keep_warm,
+    parse_listen,
     parse_name,
     parse_nodes,
     parse_notice,
@@ -86,6 +87,7 @@ class RunSpec(NamedTuple):
     start_method: str
     role: str
     name: str
+    status: Endpoint | None
     module: bool
     no_python: bool
     run_path: bool
@@ -215,6 +217,9 @@ FLAGS: tuple[Flag, ...] = (
     Flag("name", parse_name, "", "NAME",
          "name of the job for relight list, status, logs, cancel [that of SCRIPT]",
          from_env=False, variable="RELIGHT_NAME"),
+    Flag("status", parse_listen, None, "[HOST:]PORT",
+         "serve a page that shows the job, and metrics, on the node of rank 0 while workers run",
+         from_env=False, variable="RELIGHT_STATUS"),
     Flag("module", None, False, "", "SCRIPT is a module, as in python -m", short="m"),
     Flag("no-python", None, False, "", "SCRIPT is an executable, not Python"),
     Flag("run-path", None, False, "", "run SCRIPT with runpy.run_path"),

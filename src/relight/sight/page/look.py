@@ -12,6 +12,7 @@ from relight.core import timeline
 from relight.core.event_lines import Line, shown
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot
 from relight.core.timeline import Record
+from relight.core.waiting import names
 from relight.errors import EXIT_OK, signal_name
 from relight.job import privacy
 
@@ -122,10 +123,11 @@ def _job(reading: Reading) -> dict[str, Any]:
         )
         mood = "bad"
     elif reading.silent:
-        notice = f"No answer from {', '.join(reading.silent[:8])}: their ranks are not shown."
-    elif own.generation > 0 or own.generation < 0:
-        notice = own.cause if own.generation > 0 else "Waiting for a group."
-        notice = f"generation {own.generation}: {notice}" if own.generation > 0 else notice
+        notice, mood = f"No answer from {names(reading.silent)}: their ranks are not shown.", "warn"
+    elif own.generation < 0:
+        notice = "It waits for a group."
+    elif own.generation:
+        notice = f"generation {own.generation}: {own.cause}"
     return {
         "id": own.id,
         "name": own.name,

@@ -16,7 +16,7 @@ const COLUMNS = [
   { name: "Rank", at: 0, number: true },
   { name: "Host", at: 2, wide: true },
   { name: "State", at: 3 },
-  { name: "Step", at: 6, number: true, optional: true },
+  { name: "Step", at: 6, number: true, optional: true, wide: true },
   { name: "Steps/s", at: 7, number: true, optional: true, wide: true, text: (v) => v.toPrecision(3) },
   { name: "CPU", at: 8, number: true, optional: true, wide: true, text: (v) => `${Math.round(v * 100)} %` },
   { name: "Memory", at: 9, number: true, optional: true, wide: true, text: bytes },
@@ -200,6 +200,7 @@ function showTimeline() {
   const span = Math.max(until - from, 1);
   const box = el("lanes");
   box.setAttribute("aria-label", summary(lanes));
+  set(el("lane-count"), many(lanes.length, "node"));
   const height = lanes.length * LANE_PX;
   const first = Math.max(0, Math.floor(box.scrollTop / LANE_PX) - 2);
   const last = Math.min(lanes.length, first + Math.ceil(300 / LANE_PX) + 4);
@@ -252,7 +253,8 @@ function showAxis(from, span) {
   const steps = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400, 604800];
   const step = steps.find((each) => span / each <= most) || 2592000;
   const ticks = [];
-  for (let at = Math.ceil(from / step) * step; at <= from + span; at += step) {
+  const room = (70 / width) * span;  // for the text of the last one
+  for (let at = Math.ceil(from / step) * step; at <= from + span - room; at += step) {
     const tick = make("span", span > 86400 ? clock(at, true) : clock(at));
     tick.style.left = `${((at - from) / span) * 100}%`;
     ticks.push(tick);
@@ -455,7 +457,7 @@ function showEvents() {
   });
   el("events").replaceChildren(...found.slice(-SHOWN_EVENTS).map((each) => {
     const item = make("li");
-    item.append(time(each.at), make("strong", each.event), each.text);
+    item.append(time(each.at), make("strong", each.event), page.look.lanes.length > 1 ? `${each.node}: ` : "", each.text);
     return item;
   }));
   if (atEnd) box.scrollTop = box.scrollHeight;
