@@ -2,8 +2,8 @@
 agent as any client does, and ends with it.
 
 So the agent has no server on the network, and a page that fails, or that many look at, does not
-concern the job. The page is on the node of rank 0, which users know: it is MASTER_ADDR. If that node
-is lost, the one that has rank 0 next begins a page too.
+concern the job. The page is on the node of rank 0, which users know: it is MASTER_ADDR. If that
+node is lost, the one that has rank 0 next begins a page too.
 """
 
 import os
