@@ -56,7 +56,8 @@ def test_lines_are_chosen_by_event_time_and_rank(
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "7", "{", "{}", '{"event": 7, "t": 1, "time": 1}', '{"event": "Ended"}',
-             '{"event": "Ended", "t": "x", "time": 1}', '{"v": "1", "event": "E", "t": 1, "time": 1}'],
+             '{"event": "Ended", "t": "x", "time": 1}',
+             '{"v": "1", "event": "E", "t": 1, "time": 1}'],
 )  # fmt: skip
 def test_what_is_no_line_of_an_event_log_is_skipped(text: str) -> None:
     assert event_lines.read(text) is None

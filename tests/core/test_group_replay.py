@@ -11,15 +11,17 @@ from relight.core import event_lines
 from relight.core.event_lines import Line
 from relight.core.fields import Malformed
 from relight.core.group_replay import Recorder, replay
-from relight.core.group_types import GroupSettings
-from relight.core.messages import NodeReady
+from relight.core.group_types import GroupSettings, Received
+from relight.core.messages import NodeReady, WorkerFailed
 
 PLAY = """
-    0 a b joins
+    0 a joins
+    1 -
+    1 b joins
     -> form 0: a b
-    1 b lost
+    2 b lost
     -> stop 0: a
-    1.1 a ready
+    2.1 a ready
     5 c joins
     -> form 1: a c
     6 a failed
@@ -90,8 +92,7 @@ def test_a_failure_with_all_that_is_known_of_it_is_replayed() -> None:
         played.play("0 a joins\n-> form 0: a")
         failed = record(host="a")._replace(last_lines=("x\x1b[0m" * 30,), evidence="out of memory")
         formed = played.last["a"].generation.id
-        from relight.core.group_types import Received
-
+        played.step(Received("a", WorkerFailed(formed, "a worker failed on a")))
         played.step(Received("a", NodeReady(formed, 0, (failed,), ())))
 
     steps = list(replay(recorded(play, played)))

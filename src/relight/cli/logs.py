@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
     """
     parsed = read_arguments(_with_lines(argv), PAGE, 1, 1, "one job")
     values = parsed.values
+    if values["grep"] and values["regex"]:
+        raise UsageError("--grep and --regex contradict each other", hint="--regex does both")
     text = parsed.command[0]
     handle = handles.parse(text)
     if values["role"]:
         handle = handle._replace(role=values["role"])
     if values["replica"]:
         handle = handle._replace(replicas=_numbers(values["replica"]))
-    if values["grep"] and values["regex"]:
-        raise UsageError("--grep and --regex contradict each other", hint="--regex does both")
     if values["rank"] is not None and handle.replicas:
         raise UsageError("--rank names a worker of the whole job, and a replica is given as well")
     compiled(values["regex"])

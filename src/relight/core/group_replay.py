@@ -123,6 +123,8 @@ class _Group:
         """Return an input or an effect in one line."""
         name = str(told.get("node", ""))
         node = self._hosts.get(name, name)
+        if list(self._hosts.values()).count(node) > 1:
+            node = f"{node}/{name[:4]}"
         message = told.get("message")
         if isinstance(message, dict):
             return f"{node}: {message.get('type')} {_in_line(message)}".rstrip()
