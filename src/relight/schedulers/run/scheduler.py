@@ -32,6 +32,8 @@ from relight.schedulers.api import (
 )
 
 _POLL_S = 0.2
+_LAST = 4096
+"""Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
 """How long a job may take to stop: its workers have a grace time of 30 s by default."""
 _STOPPED = [EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)]
@@ -192,7 +194,7 @@ def _status(job: WholeJob) -> AppStatus:
     replicas = tuple(
         ReplicaStatus(
             node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
-            last_line=each.last_line,
+            last_line=each.last_line or _last_line(each), use=each.use,
         )
         for node, each in _ranks(job)
     )  # fmt: skip
@@ -275,6 +277,21 @@ def _lines(paths: Sequence[str], follow: Callable[[], bool]) -> Iterator[str]:
     finally:
         for file in opened:
             file.close()
+
+
+def _last_line(worker: RankSnapshot) -> str:
+    """Return the last line of a worker's log files, if they are on this machine."""
+    for path in (worker.stdout, worker.stderr):
+        try:
+            with files.opened(path) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+                lines = file.read(_LAST).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        found = next((line for line in reversed(lines) if line.strip()), "")
+        if found:
+            return found
+    return ""
 
 
 def _time(seconds: float) -> str:
