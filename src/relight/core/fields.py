@@ -78,6 +78,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "lost_after_s": (0.1, MOST_SECONDS),
     "restart_window_s": _SECONDS,
     "age_s": _SECONDS,
+    "step_age_s": _SECONDS,
     "createdIndex": (1, 1 << 62),
     "ttl_s": _SECONDS,
     "grace_s": _SECONDS,

@@ -11,10 +11,25 @@ WAITING, RUNNING, STOPPING, DONE, ENDED = "waiting", "running", "stopping", "don
 waits for other nodes; the job is over here."""
 
 
+class RankUse(NamedTuple):
+    """What a worker and all that it has started have used until `seen_at`: seconds of CPU time, and
+    the bytes of memory that they have now, shared pages counted for each process. `step` is the
+    last one that it has reported (`relight.worker.progress`), `step_age_s` seconds before
+    `seen_at`; None if it reports none.
+    """
+
+    seen_at: float
+    cpu_s: float
+    memory: int
+    step: int | None = None
+    step_age_s: float = 0.0
+
+
 class RankSnapshot(NamedTuple):
     """One worker. `exitcode` is None while it runs; `asked` is the signal that asked it to stop
     before it ended, 0 for none. `stdout` and `stderr` are the paths of its log
     files, empty without them; `last_line` is the last that it printed, as far as the agent saw it.
+    `use` is None once it has ended.
     """
 
     rank: int
@@ -25,6 +40,7 @@ class RankSnapshot(NamedTuple):
     stdout: str
     stderr: str
     last_line: str
+    use: RankUse | None = None
 
 
 class NodeSnapshot(NamedTuple):

@@ -19,8 +19,10 @@ from relight.core.snapshot import (
     Output,
     Question,
     RankSnapshot,
+    RankUse,
 )
 from relight.events import Recorded, line_of
+from relight.host import system
 from relight.host.run_jobs import JobDirectory
 from relight.job import privacy
 from relight.sight.job_socket import JobSocket, View
@@ -28,6 +30,8 @@ from relight.values import STDERR, STDOUT
 from relight.worker_group import WorkerGroup
 
 _MOST_WORDS, _MOST_WORD, _MOST_LINE = 200, 1000, 300
+_MOST_STEP = 1 << 62
+"""core/fields takes no higher number."""
 
 
 def answer(server: JobSocket, question: bytes) -> tuple[bytes, bool]:
@@ -147,6 +151,7 @@ def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
     if supervisor is None:
         return ()
     ends = {end.local_rank: end for end in supervisor.ends}
+    uses = _uses(workers)
     return tuple(
         RankSnapshot(
             rank=rank,
@@ -157,9 +162,31 @@ def _ranks(workers: WorkerGroup) -> tuple[RankSnapshot, ...]:
             stdout=workers.logs.path(local_rank, STDOUT),
             stderr=workers.logs.path(local_rank, STDERR),
             last_line=_last_line(workers, local_rank),
+            use=uses.get(local_rank),
         )
         for local_rank, rank in enumerate(supervisor.workers.ranks)
     )
+
+
+def _uses(workers: WorkerGroup) -> dict[int, RankUse]:
+    """Return what the workers have used that have not ended, by local rank."""
+    supervisor = workers.supervisor
+    assert supervisor is not None
+    progress, now, seen_at = workers.memory.progress(), time.monotonic(), time.time()
+    found = {}
+    for local_rank in supervisor.alive:
+        pid = supervisor.workers.pids.get(local_rank, 0)
+        step, done_at = progress.get(local_rank, (None, now))
+        if pid:
+            every = (pid, *system.tree(pid))
+            found[local_rank] = RankUse(
+                seen_at=seen_at,
+                cpu_s=sum(system.usage(each)[0] for each in every),
+                memory=sum(system.resident(each) for each in every),
+                step=None if step is None else min(step, _MOST_STEP),
+                step_age_s=max(0.0, now - done_at),
+            )
+    return found
 
 
 def _last_line(workers: WorkerGroup, local_rank: int) -> str:

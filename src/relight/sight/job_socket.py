@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from relight.link import RemoteLink
     from relight.sight.everywhere import OpenQuestions
     from relight.sight.page_process import PageProcess
-    from relight.sight.page_process import PageProcess
 
 _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16

@@ -16,7 +16,7 @@ from relight import env
 from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot, WholeJob
 from relight.core.waiting import duration, names
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
-from relight.host import growing_files, system
+from relight.host import files, growing_files, system
 from relight.host.run_jobs import JobDirectory
 from relight.job.app import AppDef, AppState
 from relight.job.handles import RUN
@@ -32,6 +32,8 @@ from relight.schedulers.api import (
 )
 
 _POLL_S = 0.2
+_LAST = 4096
+"""Bytes of a file in which its last line is looked for."""
 _STOP_S = 90.0
 """How long a job may take to stop: its workers have a grace time of 30 s by default."""
 _STOPPED = [EXIT_SIGNAL_BASE + number for number in (signal.SIGTERM, signal.SIGINT)]
@@ -194,7 +196,7 @@ def _status(job: WholeJob) -> AppStatus:
     replicas = tuple(
         ReplicaStatus(
             node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
-            last_line=each.last_line,
+            last_line=each.last_line or _last_line(each), use=each.use,
         )
         for node, each in _ranks(job)
     )  # fmt: skip
@@ -251,6 +253,21 @@ def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]
             return node, each
     known = ", ".join(f"{node.role}/{each.rank}" for node, each in ranks)
     raise no_replica(job.nodes[0].id, query, (known or "no workers now") + _unseen(job))
+
+
+def _last_line(worker: RankSnapshot) -> str:
+    """Return the last line of a worker's log files, if they are on this machine."""
+    for path in (worker.stdout, worker.stderr):
+        try:
+            with files.opened(path) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST))
+                lines = file.read(_LAST).decode(errors="replace").splitlines()
+        except OSError:
+            continue
+        found = next((line for line in reversed(lines) if line.strip()), "")
+        if found:
+            return found
+    return ""
 
 
 def _time(seconds: float) -> str:
