@@ -109,11 +109,11 @@ def _actions(job: handles.Handle) -> Mapping[str, Callable[[], str]]:
 
 
 def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
-    agent = watched.reading().nodes[0]
+    agent = watched.reading().job.nodes[0]
     while not stop.wait(_LOOK_S) and agents.exists(agent.pid):
         pass
     until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
-    while watched.reading().nodes[0].state != ENDED and time.monotonic() < until:
+    while watched.reading().job.nodes[0].state != ENDED and time.monotonic() < until:
         time.sleep(_LOOK_S / 10)
 
 

@@ -124,3 +124,15 @@ class WholeJob(NamedTuple):
 
     nodes: tuple[NodeSnapshot, ...]
     silent: tuple[str, ...] = ()
+
+
+def ranks_of(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
+    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
+    number, the one of the later generation. A node that waits still tells how its last ones ended.
+    """
+    found = {
+        each.rank: (node, each)
+        for node in sorted(job.nodes, key=lambda node: node.generation)
+        for each in node.ranks
+    }
+    return [found[rank] for rank in sorted(found)]

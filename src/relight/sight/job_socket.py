@@ -22,7 +22,7 @@ from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.values import MOST_NAME
+from relight.values import MOST_NAME, Endpoint
 from relight.worker_group import WorkerGroup
 
 TYPE_CHECKING = False
@@ -88,9 +88,7 @@ class JobSocket:
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
         if (where := job.command.spec.status) is not None:
-            from relight.sight.page_process import PageProcess
-
-            self._page = PageProcess(loop, job.command.env, self.id, where, self._has_rank_0)
+            self._page = self._begin_page(where)
 
     def close(self, exit_code: int, reason: str) -> None:
         """Remove the socket, and keep the last snapshot of the job."""
@@ -148,6 +146,11 @@ class JobSocket:
             line = answers.event_line(recorded)
             for client in following:
                 client.add(line)
+
+    def _begin_page(self, where: Endpoint) -> "PageProcess":
+        from relight.sight.page_process import PageProcess
+
+        return PageProcess(self._loop, self.job.command.env, self.id, where, self._has_rank_0)
 
     def _has_rank_0(self) -> bool:
         workers = self.look().workers

@@ -13,7 +13,15 @@ from datetime import datetime
 from typing import Any
 
 from relight import env
-from relight.core.snapshot import ENDED, WAITING, NodeSnapshot, Output, RankSnapshot, WholeJob
+from relight.core.snapshot import (
+    ENDED,
+    WAITING,
+    NodeSnapshot,
+    Output,
+    RankSnapshot,
+    WholeJob,
+    ranks_of,
+)
 from relight.core.waiting import duration, names
 from relight.errors import EXIT_OK, EXIT_SIGNAL_BASE, MachineError, UsageError
 from relight.host import files, growing_files, system
@@ -179,18 +187,6 @@ class Run:
         return found
 
 
-def _ranks(job: WholeJob) -> list[tuple[NodeSnapshot, RankSnapshot]]:
-    """Return the ranks of all nodes, each with its node, in the order of the ranks: of two with one
-    number, the one of the later generation. A node that waits still tells how its last ones ended.
-    """
-    found = {
-        each.rank: (node, each)
-        for node in sorted(job.nodes, key=lambda node: node.generation)
-        for each in node.ranks
-    }
-    return [found[rank] for rank in sorted(found)]
-
-
 def _status(job: WholeJob) -> AppStatus:
     own = job.nodes[0]
     replicas = tuple(
@@ -198,7 +194,7 @@ def _status(job: WholeJob) -> AppStatus:
             node.role, each.rank, _state_of(each, node), node.host, each.exitcode,
             last_line=each.last_line or _last_line(each), use=each.use,
         )
-        for node, each in _ranks(job)
+        for node, each in ranks_of(job)
     )  # fmt: skip
     url = f"file:{own.run_directory}" if own.run_directory else ""
     return AppStatus(_state(own), _message(own) + _unseen(job), replicas, own.restart, url)
@@ -247,7 +243,7 @@ def _state_of(worker: RankSnapshot, job: NodeSnapshot) -> AppState:
 
 
 def _worker(job: WholeJob, query: LogQuery) -> tuple[NodeSnapshot, RankSnapshot]:
-    ranks = _ranks(job)
+    ranks = ranks_of(job)
     for node, each in ranks:
         if (node.role, each.rank) == (query.role, query.replica):
             return node, each

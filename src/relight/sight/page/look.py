@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from relight.core import timeline
 from relight.core.event_lines import Line, shown
-from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot
+from relight.core.rates import Rates
+from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
 from relight.core.timeline import Record
 from relight.core.waiting import names
 from relight.errors import EXIT_OK, signal_name
@@ -24,13 +25,12 @@ _MOST_TEXT = 2000
 
 
 class Reading(NamedTuple):
-    """All that was read of a job. `nodes` begins with the one that was asked; `silent` are hosts
-    whose agents do not answer. `records` are the events of each node, by its name on the timeline.
-    `answers`: its agent does, or it has ended; `gone`: it was killed.
+    """All that was read of a job. `records` are the events of each node, by its name on the
+    timeline. `answers`: its agent does, or it has ended; `gone`: it was killed.
     """
 
-    nodes: tuple[NodeSnapshot, ...]
-    silent: tuple[str, ...]
+    job: WholeJob
+    rates: Rates
     records: Mapping[str, Sequence[Record]]
     goodput: Mapping[str, Any] | None
     answers: bool
@@ -44,8 +44,8 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
         reading: of at least one node.
         actions: what the page can do.
     """
-    own = reading.nodes[0]
-    begun = {node.host: node.started for node in reading.nodes}
+    own = reading.job.nodes[0]
+    begun = {node.host: node.started for node in reading.job.nodes}
     lanes = {name: timeline.lane(records, begun.get(name, own.started))
              for name, records in reading.records.items()}  # fmt: skip
     first: Sequence[Record] = next(iter(reading.records.values()), ())
@@ -69,7 +69,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
             {"at": each.at, "text": _text(each.text)}
             for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
         ],
-        "ranks": [_row(rank, node) for node in reading.nodes for rank in node.ranks],
+        "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
         "goodput": reading.goodput,
         "actions": list(actions),
     }  # fmt: skip
@@ -102,32 +102,16 @@ class Events:
 
 def shown_state(reading: Reading) -> str:
     """Return the state of the job in a word."""
-    own = reading.nodes[0]
+    own = reading.job.nodes[0]
     if own.state == ENDED:
         return "succeeded" if own.exit_code == EXIT_OK else "failed"
     return own.state if reading.answers else LOST
 
 
 def _job(reading: Reading) -> dict[str, Any]:
-    own = reading.nodes[0]
+    own = reading.job.nodes[0]
     state = shown_state(reading)
-    notice, mood = "", ""
-    if own.state == ENDED:
-        notice, mood = (
-            f"exit code {own.exit_code}: {own.reason}",
-            "bad" if own.exit_code else "good",
-        )
-    elif state == LOST:
-        notice = (
-            "Its agent was killed." if reading.gone else "Its agent does not answer: it is stopped."
-        )
-        mood = "bad"
-    elif reading.silent:
-        notice, mood = f"No answer from {names(reading.silent)}: their ranks are not shown.", "warn"
-    elif own.generation < 0:
-        notice = "It waits for a group."
-    elif own.generation:
-        notice = f"generation {own.generation}: {own.cause}"
+    notice, mood = _notice(reading, state)
     return {
         "id": own.id,
         "name": own.name,
@@ -142,6 +126,7 @@ def _job(reading: Reading) -> dict[str, Any]:
         "max_restarts": own.max_restarts,
         "nodes": own.nodes,
         "world_size": own.world_size,
+        **_progress(reading),
         "shown_state": state,
         "over": own.state == ENDED or reading.gone,
         "notice": _text(notice),
@@ -149,12 +134,37 @@ def _job(reading: Reading) -> dict[str, Any]:
     }
 
 
-def _row(rank: RankSnapshot, node: NodeSnapshot) -> list[Any]:
+def _notice(reading: Reading, state: str) -> tuple[str, str]:
+    """Return what a person should know first, and in which mood."""
+    own, silent = reading.job.nodes[0], reading.job.silent
+    if own.state == ENDED:
+        return f"exit code {own.exit_code}: {own.reason}", "bad" if own.exit_code else "good"
+    if state == LOST:
+        why = "was killed" if reading.gone else "does not answer: it is stopped"
+        return f"Its agent {why}.", "bad"
+    if silent:
+        return f"No answer from {names(silent)}: their ranks are not shown.", "warn"
+    if own.generation < 0:
+        return "It waits for a group.", ""
+    return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
+
+
+def _progress(reading: Reading) -> dict[str, Any]:
+    """Return the step that all ranks have reached, and the pace of the slowest."""
+    ranks = ranks_of(reading.job)
+    steps = [rank.use.step for _, rank in ranks if rank.use and rank.use.step is not None]
+    paces = [pace.steps for pace in (reading.rates.of(*each) for each in ranks)]
+    known = [pace for pace in paces if pace is not None]
+    return {"step": min(steps, default=None), "rate": min(known, default=None)}
+
+
+def _row(node: NodeSnapshot, rank: RankSnapshot, rates: Rates) -> list[Any]:
     """Return a row of the table: the order is that of COLUMNS in page.js."""
+    use, pace = rank.use, rates.of(node, rank)
     return [
         rank.rank, node.node, node.host, state_of(rank, node), rank.exitcode, rank.pid,
-        getattr(rank, "step", None), getattr(rank, "rate", None), getattr(rank, "cpu", None),
-        getattr(rank, "memory", None), _text(rank.last_line),
+        use.step if use is not None else None, pace.steps, pace.cpu,
+        use.memory if use is not None else None, _text(rank.last_line),
     ]  # fmt: skip
 
 

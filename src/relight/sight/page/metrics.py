@@ -7,17 +7,18 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from relight.core.snapshot import ranks_of
 from relight.errors import UsageError
 from relight.sight.page.look import Reading, shown_state, state_of
 
 _STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "lost")
-COUNTERS = frozenset({"relight_job_restarts"})
+COUNTERS = frozenset({"relight_job_restarts", "relight_rank_cpu_seconds"})
 """Metrics that only rise, whose names end with `_total` for Prometheus."""
 _OF_RANKS = (
-    ("step", "relight_rank_step", "The step that the rank has told last."),
-    ("rate", "relight_rank_steps_per_second", "Steps of the rank a second."),
-    ("cpu", "relight_rank_cpu_ratio", "CPUs that the rank uses, with its children."),
-    ("memory", "relight_rank_memory_bytes", "Memory of the rank, with its children."),
+    ("relight_rank_step", "The step that the rank has reported last."),
+    ("relight_rank_steps_per_second", "Steps of the rank a second, over ten seconds."),
+    ("relight_rank_cpu_seconds", "CPU time of the rank and all that it has started."),
+    ("relight_rank_memory_bytes", "Memory of the rank and all that it has started."),
 )
 Family = tuple[str, str, list[tuple[dict[str, str], float]]]
 _RANK_STATES = ("running", "succeeded", "failed", "killed", "stopped", "unknown")
@@ -55,7 +56,7 @@ class _Collector:
         """Yield the families of metrics: those that have samples."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        job = self._reading.nodes[0]
+        job = self._reading.job.nodes[0]
         own = {"job_name": job.name, "job_id": job.id}
         for name, text, samples in families(self._reading):
             kind = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
@@ -67,8 +68,8 @@ class _Collector:
 
 def families(reading: Reading) -> Iterator[Family]:
     """Yield all metrics that there are: name, help, samples."""
-    job, state = reading.nodes[0], shown_state(reading)
-    ranks = [(node, rank) for node in reading.nodes for rank in node.ranks]
+    job, state = reading.job.nodes[0], shown_state(reading)
+    ranks = ranks_of(reading.job)
     counted = Counter(state_of(rank, node).split(" ")[0] for node, rank in ranks)
     labels = {"run_id": job.run_id, "host": job.host, "role": job.role}
     yield "relight_job_info", "The job; always 1.", [(labels, 1.0)]
@@ -83,7 +84,7 @@ def families(reading: Reading) -> Iterator[Family]:
         ("restarts", "Restarts after failures.", job.restart),
         ("restarts_allowed", "Restarts that --max-restarts allows.", job.max_restarts),
         ("nodes", "Nodes of its generation.", job.nodes),
-        ("nodes_silent", "Nodes whose agents do not answer.", len(reading.silent)),
+        ("nodes_silent", "Nodes whose agents do not answer.", len(reading.job.silent)),
         ("world_size", "Ranks of its generation.", job.world_size),
         ("exit_code", "Its exit code, once it has ended.", job.exit_code),
     ):
@@ -91,15 +92,24 @@ def families(reading: Reading) -> Iterator[Family]:
             yield f"relight_job_{name}", text, [({}, float(value))]
     states = [({"state": each}, float(counted[each])) for each in _RANK_STATES]
     yield "relight_ranks", "Ranks by state.", states
-    for field, name, text in _OF_RANKS:
-        samples = [
-            ({"rank": str(rank.rank), "host": node.host}, float(getattr(rank, field)))
-            for node, rank in ranks
-            if getattr(rank, field, None) is not None
-        ]
-        if samples:
-            yield name, text, samples
+    yield from _of_ranks(reading)
     yield from _of_goodput(reading.goodput)
+
+
+def _of_ranks(reading: Reading) -> Iterator[Family]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {name: [] for name, _ in _OF_RANKS}
+    for node, rank in ranks_of(reading.job):
+        use, pace = rank.use, reading.rates.of(node, rank)
+        if use is None:
+            continue
+        values = use.step, pace.steps, use.cpu_s, use.memory
+        for (name, _), value in zip(_OF_RANKS, values, strict=True):
+            if value is not None:
+                labels = {"rank": str(rank.rank), "host": node.host}
+                found[name].append((labels, float(value)))
+    for name, text in _OF_RANKS:
+        if found[name]:
+            yield name, text, found[name]
 
 
 def _of_goodput(put: Mapping[str, Any] | None) -> Iterator[Family]:

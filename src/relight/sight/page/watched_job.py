@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from relight.core import event_lines, fields
+from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, EventsAfter, Output, WholeJob
 from relight.core.timeline import Record
 from relight.errors import UsageError
@@ -43,7 +44,8 @@ class WatchedJob:
         self._read_at = -_EVERY_S
         self._events = Events()
         self._nodes: dict[str, _Node] = {}
-        self._reading = Reading((first,), (), {}, None, answers=True, gone=False)
+        self._rates = Rates()
+        self._reading = Reading(WholeJob((first,)), self._rates, {}, None, answers=True, gone=False)
         self._look: dict[str, Any] = {}
 
     def look(self) -> dict[str, Any]:
@@ -60,7 +62,7 @@ class WatchedJob:
 
     def output(self, rank: int, stream: str) -> str:
         """Return the end of what a rank has printed, as far as its agent has it."""
-        for number, node in enumerate(self.reading().nodes):
+        for number, node in enumerate(self.reading().job.nodes):
             for each in node.ranks:
                 if each.rank == rank:
                     question = Output(each.local_rank, stream, rank)
@@ -76,18 +78,19 @@ class WatchedJob:
 
     def _ask(self) -> None:
         before = self._reading
-        own = before.nodes[0]
+        own = before.job.nodes[0]
         if self._look and (own.state == ENDED or before.gone):
             return
         self._ask_events()  # first: the last snapshot is there when no agent answers any more
         found = self._jobs.find_whole(self.job)
         gone = found is None and not agents.exists(own.pid)
-        nodes, silent = found or WholeJob(before.nodes, before.silent)
+        job = found or before.job
+        self._rates.take(job.nodes)
         records = {name: node.records for name, node in self._nodes.items()}
-        self._reading = Reading(nodes, silent, records, None, found is not None, gone)
+        self._reading = Reading(job, self._rates, records, None, found is not None, gone)
 
     def _ask_events(self) -> None:
-        own = self._reading.nodes[0]
+        own = self._reading.job.nodes[0]
         number = min((node.number for node in self._nodes.values()), default=0)
         if own.nodes > 1:
             found = self._jobs.events_everywhere(self.job, number)
