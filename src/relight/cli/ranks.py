@@ -1,7 +1,8 @@
 """The ranks on this machine that a PID or a JOB on a command line stands for."""
 
+import os
+
 from relight.errors import MachineError, UsageError
-from relight.host import agents
 from relight.host.stacks import workers
 from relight.job import handles
 from relight.runner.runner import Runner
@@ -22,11 +23,21 @@ def of(target: str, command: str) -> dict[int, int]:
 
 
 def _of_process(pid: int) -> dict[int, int]:
-    if not agents.exists(pid):
+    if not _exists(pid):
         raise UsageError(
             f"there is no process {pid} on this machine", hint="relight status shows the agents"
         )
     return workers.below(pid)
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return pid > 0
 
 
 def _agent_of(handle: handles.Handle) -> int:

@@ -52,7 +52,7 @@ PAGE = Page(
             parse_listen,
             Endpoint("127.0.0.1", 0),
             "[HOST:]PORT",
-            "where the page is served [127.0.0.1, any free port]",
+            "where the page is served; port 0 is any free one",
             from_env=False,
         ),
         Flag("until-end", None, False, "", "stop serving when the job ends", from_env=False),

@@ -110,7 +110,7 @@ def _actions(job: handles.Handle) -> Mapping[str, Callable[[], str]]:
 
 def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     agent = watched.reading().job.nodes[0]
-    while not stop.wait(_LOOK_S) and agents.exists(agent.pid):
+    while not stop.wait(_LOOK_S) and agents.lives(agent.pid):
         pass
     until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
     while watched.reading().job.nodes[0].state != ENDED and time.monotonic() < until:

@@ -46,15 +46,9 @@ class _Process(NamedTuple):
     words: tuple[str, ...]
 
 
-def exists(pid: int) -> bool:
-    """Return whether there is a process of this number."""
-    try:
-        os.kill(pid, 0)
-    except PermissionError:
-        return True
-    except (ProcessLookupError, OverflowError):
-        return False
-    return pid > 0
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended, though it may be stopped."""
+    return system.is_running(pid) or system.is_stopped(pid)
 
 
 def running() -> list[Running]:

@@ -6,6 +6,7 @@ Texts of the job are hidden where they look like secrets (job/privacy). Pure.
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
 
 from relight.core import timeline
@@ -14,11 +15,12 @@ from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
 from relight.core.timeline import Record
 from relight.core.waiting import names
-from relight.errors import EXIT_OK, signal_name
+from relight.errors import EXIT_OK, exit_code_of_signal, signal_name
 from relight.job import privacy
 
 LOST = "lost"
 """The state of a job whose agent was killed: it has left nothing."""
+_STOPPED = (exit_code_of_signal(SIGTERM), exit_code_of_signal(SIGINT))
 _MOST_EVENTS = 1000
 _MOST_BARS, _MOST_MARKS, _MOST_FAILURES, _MOST_GENERATIONS = 2000, 500, 50, 200
 _MOST_TEXT = 2000
@@ -104,7 +106,8 @@ def shown_state(reading: Reading) -> str:
     """Return the state of the job in a word."""
     own = reading.job.nodes[0]
     if own.state == ENDED:
-        return "succeeded" if own.exit_code == EXIT_OK else "failed"
+        ends = {EXIT_OK: "succeeded", **dict.fromkeys(_STOPPED, "cancelled")}
+        return ends.get(own.exit_code or EXIT_OK, "failed")
     return own.state if reading.answers else LOST
 
 

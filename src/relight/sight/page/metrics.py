@@ -11,7 +11,7 @@ from relight.core.snapshot import ranks_of
 from relight.errors import UsageError
 from relight.sight.page.look import Reading, shown_state, state_of
 
-_STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "lost")
+_STATES = ("waiting", "running", "stopping", "done", "succeeded", "failed", "cancelled", "lost")
 COUNTERS = frozenset({"relight_job_restarts", "relight_rank_cpu_seconds"})
 """Metrics that only rise, whose names end with `_total` for Prometheus."""
 _OF_RANKS = (

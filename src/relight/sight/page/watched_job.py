@@ -83,7 +83,7 @@ class WatchedJob:
             return
         self._ask_events()  # first: the last snapshot is there when no agent answers any more
         found = self._jobs.find_whole(self.job)
-        gone = found is None and not agents.exists(own.pid)
+        gone = found is None and not agents.lives(own.pid)
         job = found or before.job
         self._rates.take(job.nodes)
         records = {name: node.records for name, node in self._nodes.items()}
