@@ -83,8 +83,8 @@ def test_nodes_that_come_and_leave_are_marked() -> None:
 def test_generations_end_where_the_next_begins() -> None:
     rows = timeline.generations(records(*START, *FAILS, formed(1, 1, "why"), Ended(0, "ok")))
     assert rows == [
-        GenerationRow(0, 1.0, 6.0, 1, 2, "start"),
-        GenerationRow(1, 6.0, 7.0, 1, 2, "why"),
+        GenerationRow(0, 0, 1.0, 6.0, 1, 2, "start"),
+        GenerationRow(1, 0, 6.0, 7.0, 1, 2, "why"),
     ]
 
 

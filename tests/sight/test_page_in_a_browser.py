@@ -123,14 +123,14 @@ def test_a_job_is_seen_live_through_a_restart(open_page: Open, job: Job) -> None
     job.change_job(generation=4, restart=2, notice="generation 4: rank 3 raised ValueError: x")
     lane = {
         "name": "gpu-01",
-        "bars": [[4, "import", job.state["job"]["started"], None]],
+        "bars": [[4, "imports", job.state["job"]["started"], None]],
         "marks": [],
     }
     job.change(lanes=[lane], failures=[{"at": 1.0, "text": f"restart 2: {MARKUP}\nTraceback"}])
     expect(page.locator("#tiles")).to_contain_text("2 of 10")
     assert page.locator("#notice").inner_text() == "generation 4: rank 3 raised ValueError: x"
     assert MARKUP in page.locator("#failures").inner_text()
-    assert page.locator(".track i.p-import").count() == 1
+    assert page.locator(".track i.p-imports").count() == 1
     job.change_job(shown_state="failed", over=True, mood="bad", notice="exit code 1: x")
     expect(page).to_have_title("failed · llama-7b · relight")
     job.server.closing.set()

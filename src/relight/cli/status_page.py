@@ -21,6 +21,7 @@ from relight.host import agents
 from relight.host.run_jobs import JobDirectory
 from relight.job import handles
 from relight.runner.runner import Runner
+from relight.sight.page import otel
 from relight.sight.page.metrics import exposition
 from relight.sight.page.server import PageServer, Served
 from relight.sight.page.watched_job import WatchedJob
@@ -81,11 +82,14 @@ def _serve(job: handles.Handle, where: Endpoint, until_end: bool, on_terminal: b
     if where.host not in _LOCAL:
         say("note: whoever can connect to this port can read the page; the connection is not "
             "encrypted")  # fmt: skip
+    end_sending = otel.start(watched.reading, env.read().variables, say)
     if until_end:
         _wait_for_end(watched, stop)
     else:
         stop.wait()
     server.finish()
+    if end_sending is not None:
+        end_sending()
     return EXIT_OK
 
 

@@ -60,9 +60,12 @@ class Lane(NamedTuple):
 
 
 class GenerationRow(NamedTuple):
-    """A generation as its nodes have begun it. `ended` is None for the one that lasts."""
+    """A generation as its nodes have begun it, after so many restarts for failures. `ended` is None
+    for the one that lasts.
+    """
 
     number: int
+    restart: int
     began: float
     ended: float | None
     nodes: int
@@ -97,8 +100,8 @@ def generations(records: Iterable[Record]) -> list[GenerationRow]:
         if isinstance(event, Formed | Ended) and found and found[-1].ended is None:
             found[-1] = found[-1]._replace(ended=at)
         if isinstance(event, Formed):
-            size = event.nodes, event.world_size
-            found.append(GenerationRow(event.generation, at, None, *size, event.cause))
+            number, restart, _, nodes, ranks, *_, cause = event
+            found.append(GenerationRow(number, restart, at, None, nodes, ranks, cause))
     return found
 
 

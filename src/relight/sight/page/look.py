@@ -58,17 +58,17 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
                 "name": name,
                 "bars": [[bar.generation, bar.phase, bar.began, bar.ended]
                          for bar in each.bars[-_MOST_BARS:]],
-                "marks": [[mark.at, mark.kind, _text(mark.text)]
+                "marks": [[mark.at, mark.kind, hidden(mark.text)]
                           for mark in each.marks[-_MOST_MARKS:]],
             }
             for name, each in lanes.items()
         ],
         "generations": [
-            {**row._asdict(), "cause": _text(row.cause)}
+            {**row._asdict(), "cause": hidden(row.cause)}
             for row in timeline.generations(first)[-_MOST_GENERATIONS:]
         ],
         "failures": [
-            {"at": each.at, "text": _text(each.text)}
+            {"at": each.at, "text": hidden(each.text)}
             for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
         ],
         "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
@@ -94,7 +94,7 @@ class Events:
         text = shown(line).removeprefix(line.name).strip()
         self._kept.append(
             {"n": self._count, "at": line.time, "node": node, "event": line.name,
-             "text": _text(text)}
+             "text": hidden(text)}
         )  # fmt: skip
 
     def shown(self) -> list[dict[str, Any]]:
@@ -132,7 +132,7 @@ def _job(reading: Reading) -> dict[str, Any]:
         **_progress(reading),
         "shown_state": state,
         "over": own.state == ENDED or reading.gone,
-        "notice": _text(notice),
+        "notice": hidden(notice),
         "mood": mood,
     }
 
@@ -167,7 +167,7 @@ def _row(node: NodeSnapshot, rank: RankSnapshot, rates: Rates) -> list[Any]:
     return [
         rank.rank, node.node, node.host, state_of(rank, node), rank.exitcode, rank.pid,
         use.step if use is not None else None, pace.steps, pace.cpu,
-        use.memory if use is not None else None, _text(rank.last_line),
+        use.memory if use is not None else None, hidden(rank.last_line),
     ]  # fmt: skip
 
 
@@ -183,5 +183,6 @@ def state_of(rank: RankSnapshot, node: NodeSnapshot) -> str:
 
 
 @lru_cache(maxsize=8192)
-def _text(text: str) -> str:
+def hidden(text: str) -> str:
+    """Return a text without what looks like a secret, cut if it is very long."""
     return privacy.of_text(text[:_MOST_TEXT])
