@@ -12,10 +12,11 @@ import os
 import socket
 from collections.abc import Callable
 
+from relight.core.goodput import Account
 from relight.core.messages import GenerationFormed, NodeReady
 from relight.events import Recorded
 from relight.host import user_sockets
-from relight.host.journal import EventLog
+from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
@@ -35,12 +36,15 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, the number of the last restart, and its events."""
+    """The agent's state, its latest workers, the number of the last restart, its events, and where
+    the time has gone.
+    """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
-    events: EventLog
+    journal: Journal
+    account: Account | None = None
 
 
 class JobSocket:
@@ -88,7 +92,7 @@ class JobSocket:
         """Return the answer to a line of a client, and whether it follows the events."""
         from relight.sight import answers
 
-        if self._tell not in (listeners := self.look().events.listeners):
+        if self._tell not in (listeners := self.look().journal.listeners):
             listeners.append(self._tell)
         return answers.answer(self, question)
 

@@ -166,7 +166,7 @@ def _status(job: NodeSnapshot) -> AppStatus:
         for each in job.ranks
     )  # fmt: skip
     url = f"file:{job.run_directory}" if job.run_directory else ""
-    return AppStatus(_state(job), _message(job), replicas, job.restart, url)
+    return AppStatus(_state(job), _message(job), replicas, job.restart, url, job.account)
 
 
 def _message(job: NodeSnapshot) -> str:
