@@ -65,10 +65,10 @@ RESTARTED = [
 def test_the_wall_time_is_split_into_all_phases() -> None:
     account = ledger(RESTARTED).account(99.0)
     first, second = account.latest
-    assert first.phases == Phases(
-        rendezvous=1, spawn=1, imports=3, init=1, first_step=2, productive=9, lost=3, detect=0.5,
-        teardown=2,
-    )  # fmt: skip
+    assert first.phases._asdict() == pytest.approx({
+        "rendezvous": 1, "spawn": 1, "imports": 3, "init": 1, "first_step": 2, "productive": 9,
+        "lost": 3, "detect": 0.5, "teardown": 2, "unknown": 0,
+    })  # fmt: skip
     assert second.phases == Phases(
         rendezvous=1, spawn=1, imports=3, init=1, first_step=2, productive=10, lost=0, teardown=0.5,
     )  # fmt: skip
@@ -176,17 +176,27 @@ def test_an_account_is_told_in_three_lines() -> None:
     )
 
 
-KINDS = st.sampled_from([
-    formed(0), formed(1, 1), formed(2, 1, 3), events.WorkerStarted(0, 0, 7),
-    events.WorkerExited(0, 0), events.WorkerExited(0, 1), events.StoreReached(0, 1, 2),
-    events.StoreReached(0, 2, 2), events.FailureNoticed(0, 0, 1.5), events.GroupStopped(0, "x"), events.SignalReceived(2),
-    events.SpawnerLost(-9), events.StepsReported(0, 5, 3.0, 9.0),
+KINDS = [
+    formed(0),
+    formed(1, 1),
+    formed(2, 1, 3),
+    events.WorkerStarted(0, 0, 7),
+    events.WorkerExited(0, 0),
+    events.WorkerExited(0, 1),
+    events.StoreReached(0, 1, 2),
+    events.StoreReached(0, 2, 2),
+    events.FailureNoticed(0, 0, 1.5),
+    events.GroupStopped(0, "x"),
+    events.SignalReceived(2),
+    events.SpawnerLost(-9),
+    events.StepsReported(0, 5, 3.0, 9.0),
     events.CheckpointFound(0, 1029.0),
-    events.Ended(1, "x"), events.Restarting(1, 3, "x"),
-])  # fmt: skip
+    events.Ended(1, "x"),
+    events.Restarting(1, 3, "x"),
+]
 
 
-@given(st.lists(st.tuples(st.floats(0, 10), KINDS), max_size=30), st.booleans())
+@given(st.lists(st.tuples(st.floats(0, 10), st.sampled_from(KINDS)), max_size=30), st.booleans())
 def test_no_second_is_counted_twice_or_left_out(told: list[Told], checkpoints: bool) -> None:
     """Whatever comes in which order: the phases of a job that goes on add up to its wall time, as
     long as the times that events tell of are within their generation.
