@@ -112,6 +112,11 @@ def main(argv: list[str]) -> int:
         print(f"  {text}")
     if found.restarts:
         print(f"  restarted {many(found.restarts, 'time')}")
+    if found.account is not None and found.account.generations > 0:
+        from relight.core.goodput import in_words
+
+        for text in in_words(found.account):
+            print(f"  {text}")
     if found.url:
         print(f"  {'logs' if found.url.startswith('file:') else 'URL'}: {found.url}")
     rows = [

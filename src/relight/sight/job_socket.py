@@ -14,15 +14,16 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
+from relight.core.goodput import Account
 from relight.core.messages import Answer, GenerationFormed, NodeAnswered, NodeReady, Question
 from relight.events import Recorded
 from relight.host import user_sockets
-from relight.host.journal import EventLog
+from relight.host.journal import Journal
 from relight.host.loop import Loop
 from relight.host.user_sockets import JOBS, OF_JOB
 from relight.node_job import NodeJob
 from relight.typed import NamedTuple
-from relight.values import MOST_NAME, Endpoint
+from relight.values import MOST_NAME
 from relight.worker_group import WorkerGroup
 
 TYPE_CHECKING = False
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from relight.group import LocalLink
     from relight.link import RemoteLink
     from relight.sight.everywhere import OpenQuestions
-    from relight.sight.page_process import PageProcess
 
 _MOST_QUESTION = 4096
 _MOST_CLIENTS = 16
@@ -44,12 +44,15 @@ _LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345
 
 
 class View(NamedTuple):
-    """The agent's state, its latest workers, the number of the last restart, and its events."""
+    """The agent's state, its latest workers, the number of the last restart, its events, and where
+    the time has gone.
+    """
 
     state: NodeReady | GenerationFormed | WorkerGroup | None
     workers: WorkerGroup | None
     restart: int
-    events: EventLog
+    journal: Journal
+    account: Account | None = None
 
 
 class JobSocket:
@@ -82,13 +85,10 @@ class JobSocket:
         self._loop = loop
         self._clients: set[_Client] = set()
         self._open: OpenQuestions | None = None  # until a client asks all nodes
-        self._page: PageProcess | None = None
         directory = user_sockets.directory(job.command.env.variables, JOBS)
         self._path = os.path.join(directory, self.id + OF_JOB)
         self._listener = user_sockets.listen(self._path)
         loop.on_readable(self._listener, self._accept)
-        if (where := job.command.spec.status) is not None:
-            self._page = self._begin_page(where)
 
     def close(self, exit_code: int, reason: str) -> None:
         """Remove the socket, and keep the last snapshot of the job."""
@@ -107,8 +107,6 @@ class JobSocket:
             os.unlink(self._path)
         except OSError:
             pass  # somebody has removed it
-        if self._page is not None:
-            self._page.close()
 
     def answer(self, question: bytes, reply: Callable[[bytes, bool], None]) -> None:
         """Pass the answer to a line of a client to `reply`, now or later, and whether it follows
@@ -118,7 +116,7 @@ class JobSocket:
 
         of_all = answers.for_all_nodes(question)
         if of_all is None:
-            if self._tell not in (listeners := self.look().events.listeners):
+            if self._tell not in (listeners := self.look().journal.listeners):
                 listeners.append(self._tell)
             reply(*answers.answer(self, question))
             return
@@ -146,15 +144,6 @@ class JobSocket:
             line = answers.event_line(recorded)
             for client in following:
                 client.add(line)
-
-    def _begin_page(self, where: Endpoint) -> "PageProcess":
-        from relight.sight.page_process import PageProcess
-
-        return PageProcess(self._loop, self.job.command.env, self.id, where, self._has_rank_0)
-
-    def _has_rank_0(self) -> bool:
-        workers = self.look().workers
-        return workers is not None and workers.formed.place.group_rank == 0
 
     def _answer_node(self, question: Question) -> None:
         from relight.sight import answers
