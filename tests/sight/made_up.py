@@ -43,6 +43,7 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
         "ranks": [_row(rank, per_node) for rank in range(ranks)],
         "goodput": {
             "share": 0.914,
+            "is_most": False,
             "phases": {"productive": 3565.0, "lost": 260.0, "detect": 2.1, "teardown": 4.0,
                        "rendezvous": 1.9, "spawn": 0.8, "imports": 36.0, "init": 12.0,
                        "first_step": 18.2},

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from relight.core.goodput import Account, Phases
 from relight.core.rates import Rates
 from relight.core.snapshot import NodeSnapshot, RankSnapshot, RankUse, WholeJob
 from relight.errors import UsageError
@@ -28,6 +29,10 @@ PROMETHEUS = shutil.which("prometheus") or ""
 LIMIT_S = 60.0
 
 
+ACCOUNT = Account(10.0, Phases(imports=1.0, productive=9.0), 0.9, False, 2, 1, 2.0, "spawn", 100.0,
+                  1, 100.0, ())  # fmt: skip
+
+
 def reading(exit_code: int | None = None) -> Reading:
     rates = Rates()
     for second in (1.0, 2.0):
@@ -38,11 +43,9 @@ def reading(exit_code: int | None = None) -> Reading:
         )  # fmt: skip
         job = WholeJob((NodeSnapshot("train-7", "train", 7, "gpu-01", "r", ("train.py",), "",
                                      "default", 100.0, 110.0, "running", 1, 1, 3, "x", 0, 1, 3,
-                                     exit_code, "", "", ranks),), ("gpu-02",))  # fmt: skip
+                                     exit_code, "", "", ranks, ACCOUNT),), ("gpu-02",))  # fmt: skip
         rates.take(job.nodes)
-    goodput = {"share": 0.9, "phases": {"productive": 9.0, "imports": 1.0}, "failures": 1,
-               "mttr": 2.0, "mtbf": 100.0}  # fmt: skip
-    return Reading(job, rates, {}, goodput, True, False)
+    return Reading(job, rates, {}, True, False)
 
 
 def samples(exit_code: int | None) -> dict[str, list[Any]]:
@@ -70,7 +73,7 @@ def test_the_metrics_say_how_the_job_is() -> None:
     }  # fmt: skip
     assert [each.value for each in found["relight_job_restarts_total"]] == [1.0]
     phases = {each.labels["phase"]: each.value for each in found["relight_phase_seconds"]}
-    assert phases == {"productive": 9.0, "imports": 1.0}
+    assert phases == {"productive": 9.0, "imports": 1.0, "unknown": 0.0}
     own = {"job_name": "train", "job_id": "train-7"}
     assert all(own.items() <= sample.labels.items() for each in found.values() for sample in each)
 

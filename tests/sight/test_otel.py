@@ -79,7 +79,7 @@ def reading() -> Reading:
                         110.0, "ended", 1, 1, 3, "x", 0, 1, 1, 0, "all succeeded", "",
                         (rank,))  # fmt: skip
     records = [Record(101.0 + at, event) for at, event in enumerate(EVENTS)]
-    return Reading(WholeJob((node,)), Rates(), {"gpu-01": records}, None, True, False)
+    return Reading(WholeJob((node,)), Rates(), {"gpu-01": records}, True, False)
 
 
 def test_a_job_is_a_trace_with_a_span_for_each_generation_and_phase(collector: Collector) -> None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from relight.core import timeline
 from relight.core.event_lines import Line, shown
+from relight.core.goodput import Account
 from relight.core.rates import Rates
 from relight.core.snapshot import ENDED, NodeSnapshot, RankSnapshot, WholeJob, ranks_of
 from relight.core.timeline import Record
@@ -34,7 +35,6 @@ class Reading(NamedTuple):
     job: WholeJob
     rates: Rates
     records: Mapping[str, Sequence[Record]]
-    goodput: Mapping[str, Any] | None
     answers: bool
     gone: bool
 
@@ -72,7 +72,7 @@ def look(reading: Reading, actions: Iterable[str]) -> dict[str, Any]:
             for each in timeline.failures(reading.records.values())[-_MOST_FAILURES:]
         ],
         "ranks": [_row(node, rank, reading.rates) for node, rank in ranks_of(reading.job)],
-        "goodput": reading.goodput,
+        "goodput": _goodput(own.account),
         "actions": list(actions),
     }  # fmt: skip
 
@@ -150,6 +150,20 @@ def _notice(reading: Reading, state: str) -> tuple[str, str]:
     if own.generation < 0:
         return "It waits for a group.", ""
     return (f"generation {own.generation}: {own.cause}" if own.generation else ""), ""
+
+
+def _goodput(account: Account | None) -> dict[str, Any] | None:
+    if account is None:
+        return None
+    phases = account.total._asdict()
+    return {
+        "share": account.goodput,
+        "is_most": account.is_most,
+        "phases": {name: seconds for name, seconds in phases.items() if seconds is not None},
+        "failures": account.failures,
+        "mttr": account.mttr_s,
+        "mtbf": account.mtbf_s,
+    }
 
 
 def _progress(reading: Reading) -> dict[str, Any]:

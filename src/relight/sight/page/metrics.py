@@ -106,13 +106,13 @@ def families(reading: Reading) -> Iterator[tuple[str, Samples]]:
         "relight_job_world_size": job.world_size,
         "relight_job_exit_code": job.exit_code,
     }
-    if reading.goodput is not None:
-        phases = reading.goodput["phases"]
-        yield "relight_phase_seconds", [({"phase": each}, float(phases[each])) for each in phases]
-        values["relight_goodput_ratio"] = reading.goodput["share"]
-        values["relight_job_failures"] = reading.goodput["failures"]
-        values["relight_recovery_seconds_mean"] = reading.goodput["mttr"]
-        values["relight_between_failures_seconds_mean"] = reading.goodput["mtbf"]
+    if (account := job.account) is not None:
+        phases = account.total._asdict().items()
+        yield "relight_phase_seconds", [({"phase": n}, s) for n, s in phases if s is not None]
+        values["relight_goodput_ratio"] = account.goodput
+        values["relight_job_failures"] = account.failures
+        values["relight_recovery_seconds_mean"] = account.mttr_s
+        values["relight_between_failures_seconds_mean"] = account.mtbf_s
     for name, value in values.items():
         if value is not None:
             yield name, [({}, float(value))]

@@ -12,13 +12,11 @@ from typing import Any
 
 from relight.core import timeline
 from relight.core.snapshot import ENDED
-from relight.core.timeline import GenerationRow
+from relight.core.timeline import Bar, GenerationRow
 from relight.sight.page import metrics
 from relight.sight.page.look import Reading, hidden
 
 _EVERY_S = 1.0
-_SETTLED_S = 2.0
-"""A phase may still grow for a moment: of several workers, another one starts."""
 _SIGNALS = ("TRACES", "METRICS")
 _PROTOCOL = "http/protobuf"
 
@@ -127,17 +125,12 @@ class _Trace:
         rows = timeline.generations(first)
         for row, after in zip(rows, [*rows[1:], None], strict=True):
             self._take_generation(row, after)
-        settled = own.taken if own.state == ENDED or reading.gone else own.taken - _SETTLED_S
         for node, records in reading.records.items():
-            lane = timeline.lane(records, own.started)
-            for bar in lane.bars:
-                key = (node, bar.generation, bar.phase, bar.began)
-                if bar.ended is None or bar.ended > settled or key in self._sent:
-                    continue
-                self._sent.add(key)
-                above = self._generations.get(bar.generation, self._job)
-                span = self._begin(bar.phase, above, bar.began, {"host.name": node})
-                span.end(_ns(bar.ended))
+            bars = timeline.lane(records, own.started).bars
+            is_over = own.state == ENDED or reading.gone
+            # What workers did in a generation is known when it has ended.
+            latest = max(bar.generation for bar in bars) + is_over
+            self._take_phases(node, [bar for bar in bars if bar.generation < latest])
         if own.state == ENDED and own.exit_code:
             self._fail(self._job, own.reason)
 
@@ -160,6 +153,15 @@ class _Trace:
             if after is not None and after.restart > row.restart:
                 self._fail(span, hidden(after.cause))
             span.end(_ns(row.ended))
+
+    def _take_phases(self, node: str, bars: Iterable[Bar]) -> None:
+        for bar in bars:
+            key = (node, bar.generation, bar.phase, bar.began)
+            if bar.ended is not None and key not in self._sent:
+                self._sent.add(key)
+                above = self._generations.get(bar.generation, self._job)
+                span = self._begin(bar.phase, above, bar.began, {"host.name": node})
+                span.end(_ns(bar.ended))
 
     def _begin(self, name: str, above: Any, at: float, labels: Mapping[str, Any]) -> Any:
         from opentelemetry.context import Context

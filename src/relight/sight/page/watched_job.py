@@ -45,7 +45,7 @@ class WatchedJob:
         self._events = Events()
         self._nodes: dict[str, _Node] = {}
         self._rates = Rates()
-        self._reading = Reading(WholeJob((first,)), self._rates, {}, None, answers=True, gone=False)
+        self._reading = Reading(WholeJob((first,)), self._rates, {}, answers=True, gone=False)
         self._look: dict[str, Any] = {}
 
     def look(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class WatchedJob:
         job = found or before.job
         self._rates.take(job.nodes)
         records = {name: node.records for name, node in self._nodes.items()}
-        self._reading = Reading(job, self._rates, records, None, found is not None, gone)
+        self._reading = Reading(job, self._rates, records, found is not None, gone)
 
     def _ask_events(self) -> None:
         own = self._reading.job.nodes[0]
@@ -120,7 +120,7 @@ class _Node:
             self.number = number
             event = event_lines.event_of(line)
             if event is not None:
-                self.records.append(Record(line.time, event))
+                self.records.append(Record(line.time, event, line.t))
             yield line
         del self.records[:-_MOST_RECORDS]
 

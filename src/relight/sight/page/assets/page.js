@@ -171,7 +171,7 @@ function showTiles() {
     ["Nodes", String(job.nodes), ""],
     ["Ranks", String(job.world_size), ""],
   ];
-  if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, ""]);
+  if (put && put.share !== null) tiles.push(["Goodput", `${(put.share * 100).toFixed(1)} %`, put.is_most ? "at most" : ""]);
   if (job.step !== null && job.step !== undefined) tiles.push(["Step", String(job.step), job.rate ? `${job.rate.toPrecision(3)} /s` : ""]);
   const list = el("tiles");
   while (list.children.length > tiles.length) list.lastChild.remove();
