@@ -103,6 +103,7 @@ def test_events_and_output_of_a_rank_of_a_submitted_job(
     lines = [json.loads(line) for line in relight("events", handle).stdout.splitlines()]
     assert {line["rank"] for line in lines if line["event"] == "WorkerStarted"} == {0, 1, 2, 3}
     assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+    assert json.loads(relight("status", "--json", handle).stdout)["goodput"]["generations"] == 1
     refused = relight("logs", handle, "--rank", "4")
     assert (refused.returncode, refused.stderr.splitlines()[1]) == (2, "hint: it has ranks 0 to 3")
 
