@@ -172,7 +172,8 @@ def test_an_account_is_told_in_three_lines() -> None:
         "1 failure, MTTR 10.5 s (until first step), MTBF 34.0 s; of this node 1, MTBF 34.0 s",
     ]
     assert in_words(ledger(generation(0, 0)).account(20.0))[0] == (
-        "goodput of 20.0 s is not known: no worker has called relight.worker.progress()"
+        "goodput of 20.0 s is not known: nothing tells when the first step was "
+        "(relight.worker.progress)"
     )
 
 

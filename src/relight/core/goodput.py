@@ -337,7 +337,8 @@ def in_words(account: Account) -> list[str]:
     """Return an account in lines."""
     wall = duration(account.wall_s, digits=1)
     if account.goodput is None:
-        lines = [f"goodput of {wall} is not known: no worker has called relight.worker.progress()"]
+        why = "nothing tells when the first step was (relight.worker.progress)"
+        lines = [f"goodput of {wall} is not known: {why}"]
     else:
         most = "at most " if account.is_most else ""
         lines = [f"goodput {most}{account.goodput:.0%} of {wall}"]

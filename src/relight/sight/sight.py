@@ -94,8 +94,10 @@ class Sight:
             self._tell_cold_restart()
 
     def _tell_account(self) -> None:
-        account = self._account()
-        if account.generations > 1:
+        """Say where the time went, if the job was restarted; one node does that for all."""
+        account, workers = self._account(), self._look().workers
+        is_first = workers is not None and workers.formed.place.group_rank == 0
+        if account.generations > 1 and is_first:
             self._journal.say("\n  ".join(in_words(account)))
 
     def _tell_cold_restart(self) -> None:
