@@ -8,12 +8,13 @@ from relight.core.fields import printable
 from relight.core.snapshot import RankUse
 from relight.errors import many
 from relight.job.app import AppState
+from relight.job.handles import RUN
 from relight.job.status import AppStatus, ReplicaStatus
 
 _WINDOW_S = 15.0
 """Rates are those of so long."""
 _MOST_LINE = 200
-HEADS = ("JOB", "RANK", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
+HEADS = ("JOB", "REPLICA", "HOST", "STATE", "STEP", "STEP/S", "CPU", "MEMORY", "LAST LINE")
 ORDERS = ("rank", "host", "state", "step", "rate", "cpu", "memory")
 """By which column rows are sorted, the most remarkable one first: that with the lowest step or
 rate, or with the highest use.
@@ -30,8 +31,8 @@ class JobLook(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A rank of a job, or a job without ranks, whose `rank` is -1. `rate` is in steps a second, and
-    `cpu` in CPUs; what is not known is None.
+    """A replica of a job, or a job without any, whose `rank` is -1. `rate` is in steps a second,
+    and `cpu` in CPUs; what is not known is None.
     """
 
     handle: str
@@ -159,12 +160,15 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def totals(rows: Iterable[Row]) -> str:
-    """Return how many jobs, nodes and ranks there are, and in which states."""
+    """Return how many jobs, nodes and ranks there are, and in which states. A replica of a
+    submitted job is an agent, and not a rank.
+    """
     every = list(rows)
     ranks = [row for row in every if row.rank >= 0]
     nodes = {(row.handle, row.host) for row in ranks if row.host}
     jobs = many(len({row.handle for row in every}), "job")
-    text = f"{jobs}, {many(len(nodes), 'node')}, {many(len(ranks), 'rank')}"
+    word = "rank" if all(row.handle.startswith(f"{RUN}://") for row in ranks) else "replica"
+    text = f"{jobs}, {many(len(nodes), 'node')}, {many(len(ranks), word)}"
     counts = Counter(row.state for row in ranks)
     states = ", ".join(f"{counts[state]} {state}" for state in _STATES if counts[state])
     return f"{text}: {states}" if states else text
