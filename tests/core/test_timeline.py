@@ -116,7 +116,7 @@ def test_a_failure_that_all_nodes_tell_is_told_once() -> None:
     early = [Record(5.0, Restarting(1, 3, "rank 1 raised")), Record(9.0, Ended(1, "too often"))]
     late = [Record(5.5, Restarting(1, 3, "rank 1 raised"))]
     assert timeline.failures([late, early]) == [
-        Happened(5.0, "restart 1: rank 1 raised"),
+        Happened(5.0, "rank 1 raised"),
         Happened(9.0, "the end, exit code 1: too often"),
     ]
     assert not timeline.failures([[Record(1.0, Ended(0, "all succeeded"))]])

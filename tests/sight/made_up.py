@@ -39,7 +39,7 @@ def look(nodes: int = 16, ranks: int = 1000) -> dict[str, Any]:
              "nodes": size, "ranks": size * per_node, "cause": _CAUSES[n]}
             for n, began, end, size in _GENERATIONS
         ],
-        "failures": [{"at": STARTED + 1506, "text": f"restart 1: {_CAUSES[1]}"}],
+        "failures": [{"at": STARTED + 1506, "text": _CAUSES[1]}],
         "ranks": [_row(rank, per_node) for rank in range(ranks)],
         "goodput": {
             "share": 0.914,

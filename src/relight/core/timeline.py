@@ -122,8 +122,8 @@ def failures(nodes: Iterable[Sequence[Record]]) -> list[Happened]:
     for records in nodes:
         for at, event, _ in records:
             match event:
-                case Restarting(restart, _, reason):
-                    text = f"restart {restart}: {reason}"
+                case Restarting(_, _, reason):
+                    text = reason
                 case Ended(exit_code, reason) if exit_code:
                     text = f"the end, exit code {exit_code}: {reason}"
                 case _:

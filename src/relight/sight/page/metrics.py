@@ -24,7 +24,7 @@ HELP = {
     "relight_job_exit_code": "Its exit code, once it has ended.",
     "relight_ranks": "Ranks by state.",
     "relight_rank_step": "The step that the rank has reported last.",
-    "relight_rank_steps_per_second": "Steps of the rank a second, over ten seconds.",
+    "relight_rank_steps_per_second": "Steps of the rank a second, over 15 seconds.",
     "relight_rank_cpu_seconds": "CPU time of the rank and all that it has started.",
     "relight_rank_memory_bytes": "Memory of the rank and all that it has started.",
     "relight_phase_seconds": "Time of the job by phase, as the node of rank 0 knows it.",
