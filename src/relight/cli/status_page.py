@@ -5,6 +5,7 @@
 
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,6 +30,7 @@ from relight.values import Endpoint
 
 _LOOK_S = 0.5
 """How often it is looked whether the job's agent still exists (`--until-end`)."""
+_ALL = ("0.0.0.0", "::")
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 
@@ -117,9 +119,10 @@ def _wait_for_end(watched: WatchedJob, stop: threading.Event) -> None:
     while not stop.wait(_LOOK_S) and agents.lives(agent.pid):
         pass
     until = time.monotonic() + _LOOK_S  # its last snapshot is about to be there
-    while watched.reading().job.nodes[0].state != ENDED and time.monotonic() < until:
+    while watched.reading(now=True).job.nodes[0].state != ENDED and time.monotonic() < until:
         time.sleep(_LOOK_S / 10)
 
 
 def _shown(host: str) -> str:
+    host = socket.gethostname() if host in _ALL else host
     return f"[{host}]" if ":" in host else host
