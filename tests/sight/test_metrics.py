@@ -87,7 +87,7 @@ def test_without_the_library_the_page_says_what_to_install(monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
     with pytest.raises(UsageError, match="prometheus-client") as raised:
         metrics.exposition(reading)
-    assert "pip install 'relight[metrics]'" in raised.value.hint
+    assert "pip install 'prometheus-client" in raised.value.hint
 
 
 def queries() -> list[str]:

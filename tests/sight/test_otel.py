@@ -1,5 +1,7 @@
 """Traces and metrics by OpenTelemetry, as a collector gets them."""
 
+import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -142,6 +144,28 @@ def test_the_standard_variables_say_what_is_sent(
     variables: dict[str, str], expected: tuple[str, ...]
 ) -> None:
     assert otel.wanted(variables) == expected
+
+
+def test_packages_that_are_missing_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the job goes on: the variables may be meant for its workers."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
+    said: list[str] = []
+    assert otel.start(reading, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x"}, said.append) is None
+    assert "opentelemetry.sdk.resources is not installed: pip install 'opentelemetry-sdk" in said[0]
+
+
+def test_a_collector_that_does_not_answer_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # and nobody listens there then
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    said: list[str] = []
+    variables = {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}"}
+    close = otel.start(reading, variables, said.append)
+    assert close is not None
+    close()
+    assert len(said) == 1
+    assert said[0].startswith("note: OpenTelemetry: ")
 
 
 def test_another_protocol_is_told(collector: Collector) -> None:

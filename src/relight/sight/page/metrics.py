@@ -57,7 +57,7 @@ def exposition(read: Callable[[], Reading]) -> tuple[str, bytes]:
     except ImportError:
         raise UsageError(
             "metrics need the package prometheus-client",
-            hint="pip install 'relight[metrics]', in the environment of relight",
+            hint="pip install 'prometheus-client>=0.20', in the environment of relight",
         ) from None
     registry = CollectorRegistry()
     registry.register(_Collector(read()))

@@ -18,6 +18,7 @@ from relight.sight.page.look import Reading, hidden
 
 _EVERY_S = 1.0
 _SIGNALS = ("TRACES", "METRICS")
+_REMEDY = "pip install 'opentelemetry-sdk>=1.30' 'opentelemetry-exporter-otlp-proto-http>=1.30', in the environment of relight"  # noqa: E501
 _PROTOCOL = "http/protobuf"
 
 
@@ -53,8 +54,7 @@ def start(
     try:
         return _Sender(read, signals, say).close
     except ImportError as error:
-        say(f"note: nothing is sent by OpenTelemetry: {error.name or error} is not installed: "
-            "pip install 'relight[otel]', in the environment of relight")  # fmt: skip
+        say(f"note: nothing is sent by OpenTelemetry, as {error.name} is not installed: {_REMEDY}")
         return None
 
 
