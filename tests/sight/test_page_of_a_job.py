@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import Launch, Start
 
-from .conftest import LIMIT_S, Find, read_until, wait_until_closed
+from .conftest import ADDRESS, LIMIT_S, Find, read_until, wait_until_closed
 
 FAILS_ONCE = """\
 import os, time
@@ -24,7 +24,6 @@ if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 time.sleep(600)
 """
 WAITS = "import os, sys, time\nwhile not os.path.exists(sys.argv[1]):\n    time.sleep(0.05)\n"
-ADDRESS = r"status page: (http://127\.0\.0\.1:\d+/)\n"
 
 
 @pytest.mark.slow
