@@ -245,7 +245,7 @@ class Ended(NamedTuple):
     reason: str
 
 
-Event = (
+Readable = (
     Formed
     | WorkerStarted
     | WorkerExited
@@ -261,7 +261,6 @@ Event = (
     | PreloadUnfit
     | WorkersWarm
     | Mistake
-    | Tick
     | Restarting
     | HealthChecked
     | RanksSlow
@@ -270,10 +269,10 @@ Event = (
     | FailureNoticed
     | StepsReported
     | CheckpointFound
-    | GroupBegan
-    | GroupStep
     | Ended
 )
+"""The events whose lines core/event_lines turns into records again."""
+Event = Readable | GroupBegan | GroupStep | Tick
 
 
 def describe(event: Event) -> str:

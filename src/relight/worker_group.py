@@ -203,7 +203,8 @@ class WorkerGroup:
         if self.ended_well and not journal.listeners:
             return
         step, span = self.memory.step(), self.memory.span()
-        self._step = self._step if self.ended_well else step
+        if not self.ended_well:
+            self._step = step
         if step is not None and span is not None:
             journal.record(StepsReported(generation.number, step, *span))
 

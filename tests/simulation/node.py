@@ -332,6 +332,9 @@ class Store:
     def __init__(self, *_: object, served: bool) -> None:
         pass
 
+    def tell_arrivals(self, *_: object) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
