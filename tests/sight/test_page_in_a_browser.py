@@ -1,7 +1,7 @@
 """The status page in a real browser: headless Chromium, driven by Playwright.
 
 Skipped where either is missing (Debian: apt-get install chromium; pip install playwright).
-The pictures of the docs: `PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images`.
+`PYTHONPATH=tests python -m tests.sight.test_page_in_a_browser docs/images` takes those of the docs.
 """
 
 import io

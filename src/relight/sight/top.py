@@ -53,7 +53,7 @@ class Row(NamedTuple):
         """Return the texts of its columns (HEADS)."""
         return (
             self.handle.rpartition("/")[2],
-            f"{self.role}/{self.rank}" if self.rank >= 0 else "",
+            f"{self.role}/{self.rank}".lstrip("/") if self.rank >= 0 else "",
             self.host,
             self.state,
             "" if self.step is None else str(self.step),
