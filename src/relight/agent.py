@@ -137,6 +137,7 @@ class Agent:
             raise_limit()
         listen(self.loop, spec, self._on_signal, self._pass_on, self._on_resize)
         self._services = AgentServices(
+            socket.gethostname(),
             self.loop,
             consoles,
             self.journal,
@@ -261,9 +262,9 @@ class Agent:
         self._show_tracebacks()
         self._report_generation(formed)
         workers = self._state = self._workers = WorkerGroup(
-            self._services, self.job, formed, self._store, self.link.join.host, self.link.send
+            self._services, self.job, formed, self.link.send
         )
-        workers.run(self.signals, lambda: self._lease_until)
+        workers.run(self.signals, lambda: self._lease_until, self._store)
         self._unshown.add(workers.logs, formed.generation.number)
         if formed.place.group_rank == 0 and self._store is not None:
             self._store.close()
@@ -384,7 +385,7 @@ class Agent:
         job, meeting = self.job, self.job.meeting
         join = Join(
             node=os.urandom(8).hex(),
-            host=socket.gethostname(),
+            host=self._services.host,
             address=meeting.local_addr if meeting else job.store_host,
             slots=job.nproc,
             role=job.command.spec.role,

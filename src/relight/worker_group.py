@@ -59,9 +59,11 @@ _HELD_S = 5.0
 class AgentServices(NamedTuple):
     """What an agent provides to the workers of all generations.
 
-    `preload` forks them from a process that has imported modules; None without --preload.
+    `host` is the name of this node. `preload` forks workers from a process that has imported
+    modules; None without --preload.
     """
 
+    host: str
     loop: Loop
     consoles: Consoles
     journal: Journal
@@ -89,8 +91,6 @@ class WorkerGroup:
         services: what the agent provides.
         job: what to run.
         formed: the generation, and this node's place in it.
-        store: the store of this node; that of rank 0 is the generation's.
-        host: the name of this node.
         send: sends a message to the coordinator.
 
     Raises:
@@ -102,8 +102,6 @@ class WorkerGroup:
         services: AgentServices,
         job: NodeJob,
         formed: GenerationFormed,
-        store: "StorePort | None",
-        host: str,
         send: Callable[[FromAgent], None],
     ) -> None:
         self.formed = formed
@@ -122,12 +120,9 @@ class WorkerGroup:
         """Set when the workers have started."""
         self._services = services
         self._job = job
-        self._store = store
-        self._host = host
         self._send = send
         self._memory: WorkerMemory | None = None
-        self._step: int | None = None
-        self._saved: bool | None = None
+        self._progress = Outcome()
         directory = job.run_directory or services.scratch.make()
         generation = formed.generation
         self._plans: list[WorkerPlan] = []
@@ -143,12 +138,18 @@ class WorkerGroup:
         except OSError as error:
             raise _unwritable(error, len(self._plans)) from None
 
-    def run(self, signals: Sequence[int], lease_until: Callable[[], float]) -> None:
+    def run(
+        self,
+        signals: Sequence[int],
+        lease_until: Callable[[], float],
+        store: "StorePort | None",
+    ) -> None:
         """Start the workers; return when they and all processes that they started have exited.
 
         Args:
             signals: the signals that the agent received; may grow.
             lease_until: returns until when the workers may run, on the loop's clock.
+            store: the store of this node; that of rank 0 is the generation's.
 
         Raises:
             MachineError: the machine can't run them.
@@ -165,7 +166,7 @@ class WorkerGroup:
         if self.stopped_by is not None:  # StopWorkers came while the workers were forked
             self.stop(self.stopped_by)
         watches = self.watches = WorkerWatches(
-            loop, self._services.journal, job, self.formed, self._store, supervisor,
+            loop, self._services.journal, job, self.formed, store, supervisor,
             self._report_first_failure,
         )  # fmt: skip
         watches.watch_quiet(self._signs, self._on_quiet)
@@ -178,9 +179,10 @@ class WorkerGroup:
         supervisor.workers.close()
         watches.close()
         if not self.ended_well:
-            self._step = self.memory.step()
+            self._progress = Outcome(step=self.memory.step())
         if pattern:
-            self._saved = checkpoints.newest(pattern) > newest
+            saved = checkpoints.newest(pattern) > newest
+            self._progress = self._progress._replace(saved=saved)
         if self._memory is not None or job.run_directory:
             self.memory.close()  # workers may have made its files, beside the logs that stay
 
@@ -207,16 +209,19 @@ class WorkerGroup:
         """Return how the workers ended."""
         supervisor = self.supervisor
         if supervisor is None:
-            return Outcome((), (), self._step, self._saved)
+            return self._progress
         if not any(end.exitcode for end in supervisor.ends):
             all_ranks = supervisor.workers.ranks
             succeeded = [all_ranks[end.local_rank] for end in supervisor.ends if not end.asked]
-            return Outcome((), tuple(succeeded), self._step, self._saved)
+            return self._progress._replace(succeeded_ranks=tuple(succeeded))
         from relight.postmortem import gather
 
         now, command = self._services.loop.now(), self._job.command
-        failures = gather(supervisor.ends, self.logs, supervisor.workers, command, self._host, now)
-        return Outcome(*failures, self._step, self._saved)
+        host = self._services.host
+        failures, succeeded_ranks = gather(
+            supervisor.ends, self.logs, supervisor.workers, command, host, now
+        )
+        return self._progress._replace(failures=failures, succeeded_ranks=succeeded_ranks)
 
     def is_of(self, failure: Failure) -> bool:
         """Return whether the failed worker belongs to this group."""
@@ -407,7 +412,7 @@ class WorkerGroup:
         if not event.exitcode or supervisor is None or self.failure is not None:
             return
         if supervisor.ended_unasked(event.local_rank):
-            reason = f"a worker failed on {self._host}"
+            reason = f"a worker failed on {self._services.host}"
             blames_peer = bool(supervisor.workers.doing)
             self.failure = WorkerFailed(self.formed.generation.id, reason, blames_peer)
             self._send(self.failure)

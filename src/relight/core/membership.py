@@ -184,10 +184,14 @@ class _Gathering:
 
 
 class _Ending:
-    """What is known so far of the end of a generation: its reason, and the reports of nodes."""
+    """How a generation ends, as far as that is known: the agreement on when workers save, the stop
+    of the workers, the reasons, and the reports of nodes.
+    """
 
     def __init__(self, formed_at: float) -> None:
         self.formed_at = formed_at
+        self.agreement: Agreement | None = None  # while workers agree on when to save
+        self.stopping: _Stopping | None = None  # set once the generation was told to stop
         self.failure_cause = ""  # why a worker failed; empty if none has
         self.membership_changed = False  # a node was lost or let in during this stop
         self.has_lost_node = False
@@ -230,8 +234,6 @@ class Membership:
         """The nodes of the live or last generation."""
         self._gathering = _Gathering()
         self._numbers = _Numbers(origin)
-        self._agreement: Agreement | None = None  # while workers agree on when to save
-        self._stopping: _Stopping | None = None  # set once the generation was told to stop
         self._cause = "start"
         self._ending = _Ending(0.0)
         self._recover_until: float | None = None  # lost nodes may still return with workers
@@ -262,8 +264,8 @@ class Membership:
                 first_at = max(until, self._others_run_until())
                 again_at = self._gathering.not_before
                 times.append(first_at if self.generation == NO_GENERATION else again_at)
-        elif self._agreement is not None:
-            times.append(self._agreement.until)
+        elif self._ending.agreement is not None:
+            times.append(self._ending.agreement.until)
         elif self.state is GroupState.RUNNING:
             if self._has_room():
                 times.append(self._let_in_at())
@@ -274,9 +276,11 @@ class Membership:
             if self.roster.done:
                 times.append(next(iter(self.roster.done.values())) + settings.exit_barrier_s)
         elif (
-            self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None
+            self.state is GroupState.STOPPING
+            and self.roster.active
+            and self._ending.stopping is not None
         ):
-            times += self._stopping.deadlines()
+            times += self._ending.stopping.deadlines()
         if self._recover_until is not None:
             times.append(self._recover_until)
         if self._wait_reasons.is_pending and self.state in (
@@ -330,12 +334,13 @@ class Membership:
         live = roster.places.keys()
         assert all(node in self.members for node in live)
         assert not any(self.members.is_ready(node) for node in roster.active)
-        assert self._stopping is None or not self._stopping.dropped & live
+        stopping = self._ending.stopping
+        assert stopping is None or not stopping.dropped & live
         assert len(roster) <= self.settings.most
         assert self.restart <= self._most_restarts()
         assert self.generation.number <= self._numbers.latest.number
         assert (self.end is not None) == (self.state is GroupState.ENDED)
-        assert self._agreement is None or self.state is GroupState.RUNNING
+        assert self._ending.agreement is None or self.state is GroupState.RUNNING
         if self.state is GroupState.RUNNING:
             assert len(roster) >= self.settings.least
             assert not roster.lost
@@ -381,12 +386,13 @@ class Membership:
                 self._supersede(self.members[older], now)
             self.state, self.generation = GroupState.RECOVERING, generation
             self.restart = min(max(self.restart, announce.restart), self._most_restarts())
-            self.roster, self._ending, self._stopping = Roster([None] * size), _Ending(now), None
+            self.roster, self._ending = Roster([None] * size), _Ending(now)
             self.roster.lapsed = announce.lapsed
             self._recover_until = now + self.settings.rejoin_s
         live = self.state in (GroupState.RUNNING, GroupState.RECOVERING, GroupState.STOPPING)
         known = possible and live and (generation, size) == (self.generation, len(self.roster))
-        known = known and not (self._stopping is not None and node in self._stopping.dropped)
+        stopping = self._ending.stopping
+        known = known and not (stopping is not None and node in stopping.dropped)
         if not known or not self.roster.take(node, place):
             self._supersede(member, now)
             return
@@ -399,8 +405,8 @@ class Membership:
             return
         if self.state is GroupState.RUNNING:
             self._confirm([node])
-            if self._agreement is not None:
-                self._send(node, CheckpointLimit(self.generation, self._agreement.limit))
+            if self._ending.agreement is not None:
+                self._send(node, CheckpointLimit(self.generation, self._ending.agreement.limit))
         if announce.done:
             self._succeed(node, now)
 
@@ -414,8 +420,8 @@ class Membership:
     def _succeed(self, node: str, now: float) -> None:
         self.roster.finish(node, now)
         self._success_reports.is_pending = True
-        if self._agreement is not None:
-            self._agreement.remove(node)
+        if self._ending.agreement is not None:
+            self._ending.agreement.remove(node)
 
     def _supersede(self, member: Member, now: float) -> None:
         announce = member.join.announce
@@ -455,10 +461,10 @@ class Membership:
             ):
                 self._succeed(node, now)
             case NodePreempted(_, reason, limit_s) if current:
-                if self.state is GroupState.RUNNING and self._agreement is None:
+                if self.state is GroupState.RUNNING and self._ending.agreement is None:
                     self._agree(f"{member.join.host} is preempted: {reason}", limit_s, now)
-            case CheckpointCalls(_, limit, calls) if current and self._agreement is not None:
-                self._agreement.answer(node, limit, calls)
+            case CheckpointCalls(_, limit, calls) if current and self._ending.agreement is not None:
+                self._ending.agreement.answer(node, limit, calls)
             case NodeLeaving(reason):
                 self._lose(member, f"left: {reason}", now, orderly=True)
 
@@ -531,8 +537,9 @@ class Membership:
             self._wait_for_lost(self._recover_until, now)
         if self.state is GroupState.RUNNING:
             self._while_running(now)
-        if self.state is GroupState.STOPPING and self.roster.active and self._stopping is not None:
-            self._watch_stop(self._stopping, now)
+        stopping = self._ending.stopping
+        if self.state is GroupState.STOPPING and self.roster.active and stopping is not None:
+            self._watch_stop(stopping, now)
         if (
             self.state is GroupState.STOPPING
             and not self.roster.active
@@ -577,8 +584,8 @@ class Membership:
         if not self.roster.active:
             self._finish(JobEnded(EXIT_OK, "all workers succeeded", (), None))
             return
-        if self._agreement is not None:
-            self._go_on_agreeing(self._agreement, now)
+        if self._ending.agreement is not None:
+            self._go_on_agreeing(self._ending.agreement, now)
             return
         hang = self.roster.hang()
         if hang is not None and now >= hang[1]:
@@ -619,8 +626,8 @@ class Membership:
         """Begin to agree with the workers on when they save and leave."""
         from relight.core.agreement import Agreement
 
-        self._agreement = Agreement(self.roster.active, cause, limit_s, now)
-        self._send_limit(self._agreement)
+        agreement = self._ending.agreement = Agreement(self.roster.active, cause, limit_s, now)
+        self._send_limit(agreement)
 
     def _send_limit(self, agreement: "Agreement") -> None:
         for node in agreement.nodes:
@@ -643,19 +650,20 @@ class Membership:
         """Stop the workers of all nodes: at once, or as a message says."""
         stop = message or StopWorkers(self.generation, cause, gently=False)
         self.state, self._cause = GroupState.STOPPING, cause
-        self._recover_until = self._agreement = None
+        self._recover_until = self._ending.agreement = None
         self.roster.reactivate()
-        self._stopping = _Stopping(now)
+        stopping = self._ending.stopping = _Stopping(now)
         for node in self.roster.places:
             if node in self.roster.active:
                 stop_s = self.members[node].join.stop_s
-                self._stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
+                stopping.wait_for(None if stop_s is None else stop_s + stop.limit_s, now)
                 self._send(node, stop)
 
     def _stop_joined(self, node: str, now: float) -> None:
         """Handle a node that joins during a stop."""
-        if self._stopping is not None and self._stopping.drop_at is None:
-            self._stopping.wait_for(self.members[node].join.stop_s, now)
+        stopping = self._ending.stopping
+        if stopping is not None and stopping.drop_at is None:
+            stopping.wait_for(self.members[node].join.stop_s, now)
         self._send(node, StopWorkers(self.generation, self._cause, gently=False))
 
     def _watch_stop(self, stopping: _Stopping, now: float) -> None:
@@ -786,7 +794,7 @@ class Membership:
         first = members[0]
         assert first.ready is not None
         self.generation = self._numbers.next()
-        self.state, self._ending, self._stopping = GroupState.RUNNING, _Ending(now), None
+        self.state, self._ending = GroupState.RUNNING, _Ending(now)
         self.roster = Roster([member.node for member in members])
         self._success_reports.is_pending = False
         self._gathering.enough_since = None
@@ -810,7 +818,7 @@ class Membership:
         return [self.members[node] for node in ranks.as_numbered(order, numbers)]
 
     def _finish(self, end: JobEnded) -> None:
-        self.state, self.end, self._agreement = GroupState.ENDED, end, None
+        self.state, self.end, self._ending.agreement = GroupState.ENDED, end, None
         for member in self.members:
             self._send(member.node, end)
 
